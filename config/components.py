@@ -1,0 +1,95 @@
+"""Components: a name and its arguments, side by side under two keys or together in one entry of a list.
+
+Under keys, a component is a pair such as ``NAME``/``ARGS`` or ``LR_SCHEDULER_NAME``/``LR_SCHEDULER_ARGS``. In a
+list it is the name alone, or ``{NAME: ..., ARGS: {...}}``.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from .errors import ConfigError, suggest
+
+# Pairs that do not follow the pattern (X_)NAME, (X_)ARGS.
+_IRREGULAR = {"SAMPLER_TRAIN": "SAMPLER_ARGS"}
+
+
+def args_key(key: str) -> str | None:
+    """The key of the arguments that belong to the component named by ``key``.
+
+    Args:
+        key: the last component of a config key, such as ``"NAME"`` or ``"LR_SCHEDULER_NAME"``.
+
+    Returns:
+        Its sibling, such as ``"ARGS"`` or ``"LR_SCHEDULER_ARGS"``; None if ``key`` does not name a component.
+    """
+    if key == "NAME" or key.endswith("_NAME"):
+        return key.removesuffix("NAME") + "ARGS"
+    return _IRREGULAR.get(key)
+
+
+def name_key(key: str) -> str:
+    """The inverse of :func:`args_key`, for a full key.
+
+    Args:
+        key: the full key of a component's arguments, such as ``"MODEL.ARGS"``.
+
+    Returns:
+        The full key of its name, such as ``"MODEL.NAME"``; ``key`` itself if it follows no pattern.
+    """
+    section, dot, last = key.rpartition(".")
+    for name, args in _IRREGULAR.items():
+        if last == args:
+            return section + dot + name
+    if last == "ARGS" or last.endswith("_ARGS"):
+        return key.removesuffix("ARGS") + "NAME"
+    return key
+
+
+def component(entry: Any) -> tuple[str, dict[str, Any]]:
+    """Take an entry of a list of components apart.
+
+    Args:
+        entry: a name, or a mapping ``{NAME: name, ARGS: mapping}`` whose ``ARGS`` may be missing or None.
+
+    Returns:
+        The name, and the arguments (a new dict).
+
+    Raises:
+        ConfigError: ``entry`` has another form.
+    """
+    if isinstance(entry, str):
+        name, args = entry, None
+    elif isinstance(entry, Mapping):
+        for key in entry:
+            if key not in ("NAME", "ARGS"):
+                hint = suggest(str(key), ("NAME", "ARGS"))
+                raise ConfigError(f"a component has the keys NAME and ARGS, not '{key}'{hint}")
+        if "NAME" not in entry:
+            raise ConfigError(f"the component {dict(entry)!r} has no NAME")
+        name, args = entry["NAME"], entry.get("ARGS")
+    else:
+        raise ConfigError(f"a component is a name, or {{NAME: ..., ARGS: {{...}}}}, not {entry!r}")
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"a component's NAME is a string that is not empty, not {name!r}")
+    if args is not None and not isinstance(args, Mapping):
+        raise ConfigError(f"the ARGS of '{name}' are a mapping of arguments, not {args!r}")
+    return name, dict(args or {})
+
+
+def components(value: Any) -> None:
+    """Validate a list of components; the kind of keys such as ``HOOKS`` (see :class:`~hookline.config.Typed`).
+
+    Args:
+        value: the list or tuple.
+
+    Raises:
+        ConfigError: it is not a list or tuple, or an entry is not a component; the message gives its index.
+    """
+    if not isinstance(value, (list, tuple)):
+        hint = f"; write [{value}]" if isinstance(value, str) else ""
+        raise ConfigError(f"expected a list of components, got {value!r}{hint}")
+    for index, entry in enumerate(value):
+        try:
+            component(entry)
+        except ConfigError as error:
+            raise ConfigError(f"entry {index}: {error}") from None

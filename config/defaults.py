@@ -1,0 +1,166 @@
+"""Every configuration key, once: its default, and what it means.
+
+A *component* is a pair of keys, ``NAME`` (an entry of a registry, or ``"package.module:Name"``) and
+``ARGS`` (its keyword arguments, checked against its signature before anything starts). A *duration* is an
+int (iterations) or a string: ``"500it"``, ``"2ep"``, ``"30min"``, ``"2h"``; 0 means never.
+"""
+
+from .duration import Duration
+from .node import CfgNode as CN
+from .node import Typed, components, one_of
+
+_C = CN()
+
+# Version of the keys' meaning, bumped when a key changes its meaning.
+_C.VERSION = 1
+
+# Where a run keeps everything it writes.
+_C.OUTPUT_DIR = "./output"
+
+# Seed of python, numpy, torch and the data order. Negative: a random one is drawn, and logged.
+_C.SEED = -1
+
+# Let cuDNN time its algorithms and choose (faster for inputs of one size, not deterministic).
+_C.CUDNN_BENCHMARK = False
+
+# torch.set_float32_matmul_precision: "" (leave it), "highest", "high" (TF32), "medium" (bfloat16).
+_C.FLOAT32_PRECISION = Typed("", one_of("", "highest", "high", "medium"))
+
+# Extra hooks, each {NAME: ..., ARGS: {...}} (HOOK_REGISTRY), after the default ones. Several of a kind may stand here.
+_C.HOOKS = Typed([], components)
+
+# ---------------------------------------------------------------------------- model
+_C.MODEL = CN()
+# "auto" takes cuda, then mps, then cpu: the first there is.
+_C.MODEL.DEVICE = "auto"
+# A component of MODEL_REGISTRY.
+_C.MODEL.NAME = ""
+_C.MODEL.ARGS = CN(new_allowed=True)
+# A checkpoint whose weights the run starts from (or, with --eval-only, that is evaluated).
+_C.MODEL.WEIGHTS = ""
+# A component of LOSS_REGISTRY, called as loss(model(x), y) on batches (x, y).
+# Empty: the model is given the batch, and returns its losses itself.
+_C.MODEL.LOSS = CN()
+_C.MODEL.LOSS.NAME = ""
+_C.MODEL.LOSS.ARGS = CN(new_allowed=True)
+
+# ---------------------------------------------------------------------------- data
+_C.DATASETS = CN()
+# Names of DATASET_REGISTRY, or components {NAME: ..., ARGS: {...}}. Several training sets are concatenated.
+_C.DATASETS.TRAIN = Typed((), components)
+# Each is evaluated on its own; its metrics are named "<set>/<metric>".
+_C.DATASETS.TEST = Typed((), components)
+
+_C.DATALOADER = CN()
+# Samples in one iteration (one optimizer update), over all ranks and micro-batches together.
+_C.DATALOADER.BATCH_SIZE = 16
+# Samples a test batch, on each rank. 0: as many as BATCH_SIZE.
+_C.DATALOADER.TEST_BATCH_SIZE = 0
+# Worker processes a rank. 0: data is read in the training process, the fastest for data in memory.
+_C.DATALOADER.NUM_WORKERS = 0
+# Order of the training samples: a component of SAMPLER_REGISTRY.
+# "EpochSampler" sees every sample once an epoch; "TrainingSampler" is one endless stream.
+_C.DATALOADER.SAMPLER_TRAIN = "EpochSampler"
+_C.DATALOADER.SAMPLER_ARGS = CN(new_allowed=True)
+# Leave out the last batch of an epoch if it is not full.
+_C.DATALOADER.DROP_LAST = False
+
+# ---------------------------------------------------------------------------- optimisation
+_C.SOLVER = CN()
+# How long to train: a duration in iterations or epochs.
+_C.SOLVER.MAX_ITER = Typed(40000, Duration.parse_length)
+# Micro-batches that each iteration's batch is cut in.
+_C.SOLVER.ACCUMULATION_STEPS = 1
+
+# World size that BATCH_SIZE, BASE_LR and the lengths in iterations were chosen for. If not 0, they are scaled to the
+# world size there is, so that each rank keeps its share (see DefaultTrainer.auto_scale_workers).
+_C.SOLVER.REFERENCE_WORLD_SIZE = 0
+
+# A component of OPTIMIZER_REGISTRY, or "package.module:Class".
+_C.SOLVER.OPTIMIZER = CN()
+_C.SOLVER.OPTIMIZER.NAME = "SGD"
+_C.SOLVER.OPTIMIZER.ARGS = CN(new_allowed=True)
+_C.SOLVER.BASE_LR = 0.001
+# Used by SGD where OPTIMIZER.ARGS says nothing else.
+_C.SOLVER.MOMENTUM = 0.9
+_C.SOLVER.NESTEROV = False
+# Used by any optimizer with weight decay where OPTIMIZER.ARGS says nothing else.
+_C.SOLVER.WEIGHT_DECAY = 0.0001
+# Weight decay of normalisation layers' parameters. None: WEIGHT_DECAY.
+_C.SOLVER.WEIGHT_DECAY_NORM = Typed(0.0, float, optional=True)
+# Weight decay of biases. None: WEIGHT_DECAY.
+_C.SOLVER.WEIGHT_DECAY_BIAS = Typed(None, float, optional=True)
+# Learning rate of biases, as a multiple of BASE_LR.
+_C.SOLVER.BIAS_LR_FACTOR = 1.0
+
+# An entry of LR_SCHEDULER_REGISTRY, or "torch.optim.lr_scheduler:Name"; its arguments, where it takes some
+# beyond the keys below.
+_C.SOLVER.LR_SCHEDULER_NAME = "WarmupMultiStepLR"
+_C.SOLVER.LR_SCHEDULER_ARGS = CN(new_allowed=True)
+# Multi-step: the learning rate is multiplied by GAMMA at each of STEPS (durations in iterations or epochs).
+_C.SOLVER.GAMMA = 0.1
+_C.SOLVER.STEPS = (30000,)
+# WarmupStepWithFixedGammaLR: how many times GAMMA is applied, evenly spread.
+_C.SOLVER.NUM_DECAYS = 3
+# Cosine and linear: the learning rate they end at.
+_C.SOLVER.BASE_LR_END = 0.0
+# Warm-up: from WARMUP_FACTOR * BASE_LR on, for a duration in iterations or epochs.
+_C.SOLVER.WARMUP_FACTOR = 0.001
+_C.SOLVER.WARMUP_ITERS = Typed(1000, Duration.parse_length)
+_C.SOLVER.WARMUP_METHOD = Typed("linear", one_of("linear", "constant", "exponential"))
+# Squeeze the schedule into what the warm-up leaves, instead of starting it at the warm-up's end.
+_C.SOLVER.RESCALE_INTERVAL = False
+
+# How often a checkpoint is written: a duration.
+_C.SOLVER.CHECKPOINT_PERIOD = Typed(5000, Duration.parse)
+
+# Gradient clipping before each update: "value" (each element), "norm" (the global norm of all parameters
+# together) or "param_norm" (the norm of each parameter by itself).
+_C.SOLVER.CLIP_GRADIENTS = CN()
+_C.SOLVER.CLIP_GRADIENTS.ENABLED = False
+_C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = Typed("value", one_of("value", "norm", "param_norm"))
+_C.SOLVER.CLIP_GRADIENTS.CLIP_VALUE = 1.0
+_C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
+
+# Mixed precision: forward and loss run under torch.autocast in DTYPE.
+_C.SOLVER.AMP = CN()
+_C.SOLVER.AMP.ENABLED = False
+_C.SOLVER.AMP.DTYPE = Typed("bfloat16", one_of("bfloat16", "float16"))
+
+# ---------------------------------------------------------------------------- evaluation
+_C.TEST = CN()
+# How often the test sets are evaluated while training: a duration. They are always evaluated at the end.
+_C.TEST.EVAL_PERIOD = Typed(0, Duration.parse)
+# A component of EVALUATOR_REGISTRY, made for each test set.
+_C.TEST.EVALUATOR = CN()
+_C.TEST.EVALUATOR.NAME = "MetricsEvaluator"
+_C.TEST.EVALUATOR.ARGS = CN(new_allowed=True)
+# MetricsEvaluator's metrics: components of METRIC_REGISTRY, or "torchmetrics:Name".
+_C.TEST.METRICS = Typed([], components)
+# Checked at the end: lists of [set, metric, expected value, tolerance]; the tools exit with 1 when one is missed.
+_C.TEST.EXPECTED_RESULTS = []
+
+# ---------------------------------------------------------------------------- checkpoints
+_C.CHECKPOINT = CN()
+# Periodic checkpoints kept, the newest ones. 0: all.
+_C.CHECKPOINT.MAX_TO_KEEP = 0
+# model_best.pth: the weights with the best value of METRIC (such as "digits_test/accuracy"). Empty: none is kept.
+_C.CHECKPOINT.BEST = CN()
+_C.CHECKPOINT.BEST.METRIC = ""
+_C.CHECKPOINT.BEST.MODE = Typed("max", one_of("max", "min"))
+
+# ---------------------------------------------------------------------------- logging
+_C.LOG = CN()
+# How often metrics are written: a duration. Losses are reported as the median over the iterations in between.
+_C.LOG.PERIOD = Typed(20, Duration.parse)
+# Components of WRITER_REGISTRY.
+_C.LOG.WRITERS = Typed(["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], components)
+
+# Names that these keys have in detectron2.
+_C.register_renamed_key("MODEL.META_ARCHITECTURE", "MODEL.NAME")
+_C.register_renamed_key("SOLVER.IMS_PER_BATCH", "DATALOADER.BATCH_SIZE")
+
+
+def get_cfg() -> CN:
+    """A copy of the default configuration, to be changed and merged into freely."""
+    return _C.clone()

@@ -1,0 +1,147 @@
+"""One type for every length and period: ``500``, ``"500it"``, ``"2ep"``, ``"30min"``."""
+
+import math
+import re
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, Literal, cast
+
+from .errors import ConfigError
+
+_FORMS = "an int (iterations), '500it', '2ep', '45s', '30min' or '2h'"
+_LENGTH_FORMS = "an int (iterations), '500it' or '2ep'"
+
+# Each spelling's unit, and how many of that unit one of it is.
+_SPELLINGS: dict[str, tuple[str, int]] = {
+    **dict.fromkeys(("", "it", "iter", "iters", "iteration", "iterations"), ("it", 1)),
+    **dict.fromkeys(("ep", "epoch", "epochs"), ("ep", 1)),
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), ("s", 1)),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), ("s", 60)),
+    **dict.fromkeys(("h", "hour", "hours"), ("s", 3600)),
+}
+_PATTERN = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-zA-Z]*)\s*")
+
+
+@dataclass(frozen=True)
+class Duration:
+    """A length or a period, in iterations, epochs or seconds; 0 means never.
+
+    Attributes:
+        value: how many; whole for iterations.
+        unit: ``"it"`` (iterations), ``"ep"`` (epochs) or ``"s"`` (seconds).
+    """
+
+    value: int | float
+    unit: Literal["it", "ep", "s"] = "it"
+
+    def __post_init__(self) -> None:
+        if self.unit not in ("it", "ep", "s"):
+            raise ConfigError(f"a duration's unit is 'it', 'ep' or 's', not {self.unit!r}")
+        if isinstance(self.value, bool) or not isinstance(self.value, Real) or not math.isfinite(self.value):
+            raise ConfigError(f"a duration needs a finite number, not {self.value!r}")
+        if self.value < 0:
+            raise ConfigError(f"a duration cannot be negative, as {self.value!r} is; 0 means never")
+        # 500.0 and 500 iterations are the same, and compare and print the same.
+        value = int(self.value) if self.value == int(self.value) else float(self.value)
+        if self.unit == "it" and isinstance(value, float):
+            raise ConfigError(f"iterations are whole, {value!r} is not")
+        object.__setattr__(self, "value", value)
+        if value == 0:
+            object.__setattr__(self, "unit", "it")
+
+    @classmethod
+    def parse(cls, x: Any) -> "Duration":
+        """Read a duration.
+
+        Args:
+            x: an int (iterations), a string such as ``"500"``, ``"500it"``, ``"0.5ep"``, ``"45s"``, ``"30min"``,
+                ``"1.5h"``, or a Duration. 0, None and ``""`` mean never.
+
+        Returns:
+            The duration.
+
+        Raises:
+            ConfigError: ``x`` is none of these; the message lists the forms.
+        """
+        return cls._parse(x, _FORMS)
+
+    @classmethod
+    def parse_length(cls, x: Any) -> "Duration":
+        """Read a duration that can be counted beforehand: as :meth:`parse`, without the units of time.
+
+        Args:
+            x: as for :meth:`parse`.
+
+        Returns:
+            The duration, in iterations or epochs.
+
+        Raises:
+            ConfigError: ``x`` is not a duration, or it is a time.
+        """
+        duration = cls._parse(x, _LENGTH_FORMS)
+        if duration.unit == "s":
+            raise ConfigError(f"{x!r} is a time; a length in iterations or epochs is needed: {_LENGTH_FORMS}")
+        return duration
+
+    @classmethod
+    def _parse(cls, x: Any, forms: str) -> "Duration":
+        if isinstance(x, Duration):
+            return x
+        if x is None or x == "":
+            return cls(0)
+        problem = f"{x!r} is not a duration; write {forms}"
+        if isinstance(x, bool):
+            raise ConfigError(problem)
+        if isinstance(x, Integral):
+            number, spelling = int(x), ""
+        elif isinstance(x, Real):
+            number, spelling = float(x), ""
+        elif isinstance(x, str) and (match := _PATTERN.fullmatch(x)) and match[2].lower() in _SPELLINGS:
+            number, spelling = float(match[1].replace("_", "")), match[2].lower()
+        else:
+            raise ConfigError(problem)
+        unit, scale = _SPELLINGS[spelling]
+        try:
+            return cls(number * scale, cast(Literal["it", "ep", "s"], unit))
+        except ConfigError as error:
+            raise ConfigError(f"{problem} ({error})") from None
+
+    def iterations(self, iters_per_epoch: int | None = None) -> int:
+        """Count the iterations in this duration.
+
+        Args:
+            iters_per_epoch: iterations in one epoch; None where epochs have no known length.
+
+        Returns:
+            The iterations; parts of an epoch are rounded, to at least one iteration.
+
+        Raises:
+            ConfigError: it is a time, or it is in epochs and their length is not known.
+        """
+        if self.unit == "it":
+            return int(self.value)
+        if self.unit == "s":
+            raise ConfigError(f"'{self}' is a time: it has no fixed number of iterations; write {_LENGTH_FORMS}")
+        if iters_per_epoch is None:
+            raise ConfigError(f"'{self}' needs epochs of a known length, which this data does not have; use iterations")
+        return max(1, round(self.value * iters_per_epoch))
+
+    @property
+    def seconds(self) -> int | float:
+        """The time in seconds.
+
+        Raises:
+            ConfigError: it is not a time.
+        """
+        if self.unit != "s" and self:
+            raise ConfigError(f"'{self}' is not a time; write '45s', '30min' or '2h'")
+        return self.value
+
+    def __bool__(self) -> bool:
+        return self.value != 0
+
+    def __str__(self) -> str:
+        for size, suffix in ((3600, "h"), (60, "min")):
+            if self.unit == "s" and self.value % size == 0:
+                return f"{int(self.value) // size}{suffix}"
+        return f"{self.value}{self.unit}"

@@ -1,0 +1,153 @@
+"""What values a key takes: as its default shows, or as declared with :class:`Typed`."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from .errors import ConfigError, suggest
+from .literals import Plain, clean, literal
+
+# The type of a key that takes any value.
+_ANY = object
+
+
+@dataclass(frozen=True)
+class Typed:
+    """Declares what a key takes, where its default does not show it: ``cfg.LR_BIAS = Typed(None, float, optional=True)``.
+
+    Attributes:
+        default: the value the key gets.
+        kind: a type; or a validator, called with a value and raising ``ValueError`` if it is not a good one. What a
+            validator returns is not used: the key keeps what was written. To be pickled with the config, a
+            validator must be a module's function, or an instance of a module's class.
+        optional: whether the key also takes None. It does in any case if the default is None.
+    """
+
+    default: Any
+    kind: type | Callable[[Any], Any]
+    optional: bool = False
+
+    @property
+    def type(self) -> type:
+        """The type that strings are decoded for, and that lists and tuples are converted to."""
+        if isinstance(self.kind, type):
+            return self.kind
+        return _ANY if self.default is None else type(self.default)
+
+    def check(self, value: Any) -> Any:
+        """Check a value of plain types.
+
+        Args:
+            value: the value.
+
+        Returns:
+            The value as the key keeps it: an int for a float becomes one, lists and tuples the one that is declared.
+
+        Raises:
+            ConfigError: it is not one that the key takes; the message does not name the key.
+        """
+        if value is None:
+            if self.optional or self.default is None:
+                return None
+            raise ConfigError(_mismatch(self._expected(), value))
+        if isinstance(self.kind, type):
+            return convert(value, self.kind)
+        try:
+            self.kind(value)
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        if isinstance(value, (list, tuple)) and self.type in (list, tuple):
+            return self.type(value)
+        return value
+
+    def _expected(self) -> str:
+        return self.kind.__name__ if isinstance(self.kind, type) else f"a value such as {self.default!r}"
+
+
+@dataclass(frozen=True)
+class _OneOf:
+    choices: tuple[Any, ...]
+
+    def __call__(self, value: Any) -> None:
+        if any(type(value) is type(choice) and value == choice for choice in self.choices):
+            return
+        hint = suggest(value, (c for c in self.choices if isinstance(c, str))) if isinstance(value, str) else ""
+        raise ConfigError(f"{value!r} is not one of {', '.join(map(repr, self.choices))}{hint}")
+
+
+def one_of(*choices: Any) -> Callable[[Any], None]:
+    """A validator for :class:`Typed` that takes some values only.
+
+    Args:
+        choices: the values.
+
+    Returns:
+        The validator; its error lists the choices, and suggests the nearest.
+    """
+    return _OneOf(choices)
+
+
+def convert(value: Any, expected: type) -> Any:
+    """Fit a value to a type: the same type, an int for a float, a list for a tuple or a tuple for a list.
+
+    Args:
+        value: a value of plain types.
+        expected: the type; ``object`` and ``NoneType`` stand for any.
+
+    Returns:
+        The value, converted.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    if type(value) is expected or expected in (_ANY, type(None)):
+        return value
+    if (expected is float and type(value) is int) or (expected in (list, tuple) and isinstance(value, (list, tuple))):
+        return expected(value)
+    raise ConfigError(_mismatch(expected.__name__, value))
+
+
+def coerce(value: Any, declared: Typed | None, expected: type) -> Any:
+    """Make of a merged value what its key keeps.
+
+    Args:
+        value: from a file (unquoted scalars are :class:`Plain`), a command line (all strings are) or another config.
+        declared: what is declared for the key, if anything is.
+        expected: without it, the type of the key's present value (``object``: any).
+
+    Returns:
+        The value, decoded, checked and converted.
+
+    Raises:
+        ConfigError: it is not one that the key takes; the message does not name the key.
+    """
+    if declared is not None:
+        expected, check = declared.type, declared.check
+    else:
+        check = partial(convert, expected=expected)
+    first, *others = _readings(value, expected)
+    try:
+        return check(clean(first))
+    except ConfigError:
+        for other in others:
+            with suppress(ConfigError):
+                return check(clean(other))
+        raise
+
+
+def _readings(value: Any, expected: type) -> list[Any]:
+    """What a string may stand for, the likeliest first."""
+    if not isinstance(value, str):
+        return [value]
+    text = str(value)
+    if expected is str:
+        return [text]
+    if type(value) is Plain:
+        return [literal(text), text]
+    return [text] if expected is _ANY else [text, literal(text)]
+
+
+def _mismatch(expected: str, value: Any) -> str:
+    return f"expected {expected}, got {value!r} ({type(value).__name__})"

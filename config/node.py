@@ -1,0 +1,462 @@
+"""The config tree."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from fvcore.common.config import CfgNode as _FvcoreCfgNode
+from yacs.config import CfgNode as _YacsCfgNode
+
+from .components import components
+from .errors import ConfigError, UnknownKeyError, suggest
+from .kinds import Typed, one_of
+from .literals import clean
+from .merging import Merge, merge_mappings, pairs_of
+from .yaml_files import dump_text, load_layers, load_text, refuse_python
+
+__all__ = ["MISSING", "CfgNode", "Typed", "components", "global_cfg", "one_of", "set_global_cfg"]
+
+logger = logging.getLogger(__name__)
+
+_LEAF_TYPES = (type(None), bool, int, float, str, list, tuple)
+# Where a node keeps its state beside yacs's own: what is declared of its keys, and which keys merges brought along.
+_DECLARED = "__declared__"
+_UNTYPED = "__untyped__"
+
+
+class _Missing:
+    """Stands for the value of a key that is not there."""
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+
+MISSING = _Missing()
+
+
+class CfgNode(_FvcoreCfgNode):
+    """A tree of settings: yacs's node, strict where yacs is lenient.
+
+    - A key that does not exist is an error that proposes the nearest one; a value of the wrong type is one that says
+      what is expected. A merge reports all its errors together, and then changes nothing.
+    - Files are safe YAML, ``_BASE_`` included. Nothing in them is executed.
+    - A frozen tree does not change, whichever way it is tried.
+    - A component that gets another ``NAME`` loses the ``ARGS`` of the former one.
+
+    A key takes values of its default's type (an int for a float, a list for a tuple); :class:`Typed` declares
+    anything else. A key whose default is None takes everything. In a node made with ``new_allowed`` merges may add
+    keys; those take everything, too.
+
+    Args:
+        init_dict: nested keys and values to start from.
+        key_list: the components of the node's full key, for error messages.
+        new_allowed: whether merges may add keys to the node.
+    """
+
+    def __init__(
+        self,
+        init_dict: Mapping[str, Any] | None = None,
+        key_list: Sequence[str] | None = None,
+        new_allowed: bool = False,
+    ) -> None:
+        super().__init__(init_dict, list(key_list or ()), new_allowed)
+        self.__dict__[_DECLARED] = {}
+        self.__dict__[_UNTYPED] = set()
+
+    @classmethod
+    def _create_config_tree_from_dict(cls, dic: Mapping[str, Any], key_list: list[str]) -> dict[str, Any]:
+        tree: dict[str, Any] = {}
+        for key, value in dic.items():
+            path = [*key_list, str(key)]
+            if isinstance(value, Mapping) and all(isinstance(name, str) for name in value):
+                tree[key] = cls(value, key_list=path)
+                continue
+            try:
+                tree[key] = clean(value)
+            except ConfigError as error:
+                raise ConfigError(f"{'.'.join(path)}: {error}") from None
+        return tree
+
+    # ------------------------------------------------------------------ reading and writing keys
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self:
+            return self[name]
+        # Python itself looks for many such names (copying, pickling, displaying): no suggestions for these.
+        hint = "" if name.startswith("_") else suggest(name, self.full_keys())
+        raise AttributeError(f"the config has no key '{name}' here{hint}" if hint else f"no config key '{name}' here")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__:
+            raise ConfigError(f"'{name}' is internal state of the config, not a key")
+        if not name.startswith("COMPUTED_"):
+            self._check_mutable(name)
+            if type(value) not in _LEAF_TYPES and not isinstance(value, (_YacsCfgNode, Typed)):
+                raise ConfigError(
+                    f"{name}: a config cannot hold a {type(value).__name__}; it holds None, bool, int, float, str, "
+                    "list, tuple and CfgNode"
+                )
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self:
+            raise AttributeError(f"no config key '{name}' here")
+        del self[name]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        if isinstance(key, str) and key.startswith("COMPUTED_"):
+            self._set_computed(key, value)
+            return
+        self._check_mutable(key)
+        declared = self.declared(key)
+        if isinstance(value, Typed):
+            declared = self._declarations[key] = value
+            value = copy.deepcopy(value.default)
+        if declared is not None:
+            try:
+                value = declared.check(value)
+            except ConfigError as error:
+                raise ConfigError(f"{key}: {error}") from None
+        elif isinstance(value, _YacsCfgNode) and not isinstance(value, CfgNode):
+            value = type(self)(value, new_allowed=value.is_new_allowed())
+        super().__setitem__(key, value)
+
+    def _set_computed(self, key: str, value: Any) -> None:
+        """fvcore's rule: also a frozen config takes a computed key, once."""
+        if key not in self:
+            super().__setitem__(key, value)
+        elif self[key] != value:
+            raise KeyError(f"{key} is computed already, as {self[key]!r}; it cannot become {value!r}")
+
+    def __delitem__(self, key: str) -> None:
+        self._check_mutable(key)
+        super().__delitem__(key)
+        self._declarations.pop(key, None)
+        self._untyped.discard(key)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """As ``dict.update``."""
+        for key, value in dict(*args, **kwargs).items():
+            self[key] = value
+
+    def __ior__(self, other: Any) -> CfgNode:  # type: ignore[override,misc]
+        self.update(other)
+        return self
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """As ``dict.setdefault``."""
+        self._check_mutable(key)
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """As ``dict.pop``."""
+        self._check_mutable(key)
+        if key not in self and default:
+            return default[0]
+        value = self[key]
+        del self[key]
+        return value
+
+    def popitem(self) -> tuple[str, Any]:
+        """As ``dict.popitem``."""
+        self._check_mutable(next(reversed(self), ""))
+        key, value = super().popitem()
+        self._declarations.pop(key, None)
+        self._untyped.discard(key)
+        return key, value
+
+    def clear(self) -> None:
+        """As ``dict.clear``."""
+        self._check_mutable(next(iter(self), ""))
+        for key in list(self):
+            del self[key]
+
+    def _check_mutable(self, key: Any) -> None:
+        if self.is_frozen():
+            raise AttributeError(f"{key} cannot be changed: the config is frozen (defrost() it, or clone it first)")
+
+    # ------------------------------------------------------------------ copies
+
+    def is_frozen(self) -> bool:
+        """Whether the node refuses changes."""
+        # Items are set before the state while a node is unpickled.
+        return bool(self.__dict__.get(self.IMMUTABLE, False))
+
+    def __copy__(self) -> CfgNode:
+        return self._copied(dict(self), copy.copy)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CfgNode:
+        return self._copied({key: copy.deepcopy(value, memo) for key, value in self.items()}, copy.deepcopy)
+
+    def _copied(self, items: dict[str, Any], copy_state: Any) -> CfgNode:
+        node = type(self).__new__(type(self))
+        dict.update(node, items)
+        node.__dict__.update({name: copy_state(state) for name, state in self.__dict__.items()})
+        return node
+
+    # ------------------------------------------------------------------ merging
+
+    @classmethod
+    def load_yaml_with_base(cls, filename: str | os.PathLike[str], allow_unsafe: bool = False) -> dict[str, Any]:
+        """Read a YAML file merged over the files that its ``_BASE_`` names.
+
+        Args:
+            filename: a path or URI.
+            allow_unsafe: ignored; YAML is always loaded safely.
+
+        Returns:
+            Nested dicts.
+
+        Raises:
+            ConfigError: a file is missing or bad; see :meth:`merge_from_file`.
+        """
+        return merge_mappings(mapping for _, mapping in load_layers(filename, cls._open_cfg))
+
+    def merge_from_file(self, cfg_filename: str | os.PathLike[str], allow_unsafe: bool = False) -> None:
+        """Merge a YAML file, after the files that its ``_BASE_`` names.
+
+        Args:
+            cfg_filename: a path or URI.
+            allow_unsafe: ignored; YAML is always loaded safely.
+
+        Raises:
+            UnknownKeyError: keys do not exist.
+            ConfigError: a file is missing, not YAML, or bases form a circle; values do not fit their keys. The message
+                has a line for each problem, which names the file. Nothing is changed then.
+            AttributeError: the config is frozen.
+        """
+        layers = load_layers(cfg_filename, self._open_cfg)
+        with Merge(self) as merge:
+            for merge.source, mapping in layers:
+                merge.mapping(self, mapping)
+
+    def merge_from_other_cfg(self, cfg_other: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Merge another config.
+
+        Args:
+            cfg_other: a config node, or nested dicts.
+
+        Raises:
+            UnknownKeyError, ConfigError, AttributeError: as :meth:`merge_from_file`.
+        """
+        if not isinstance(cfg_other, Mapping):
+            raise ConfigError(f"only a config or a mapping can be merged, not a {type(cfg_other).__name__}")
+        with Merge(self) as merge:
+            merge.mapping(self, cfg_other)
+
+    def merge_from_list(self, cfg_list: Sequence[Any]) -> None:  # type: ignore[override]
+        """Merge overrides, such as those of a command line.
+
+        Args:
+            cfg_list: ``["SOLVER.BASE_LR", "0.1", "SEED=3"]``: keys and values in turn, or ``KEY=VALUE``. Strings are
+                decoded (``"1e-3"``, ``"(1, 2)"``, ``"true"``) unless their key takes a string.
+
+        Raises:
+            UnknownKeyError, ConfigError, AttributeError: as :meth:`merge_from_file`.
+        """
+        pairs = pairs_of(cfg_list)
+        with Merge(self, "command line") as merge:
+            merge.overrides(pairs)
+
+    @classmethod
+    def load_cfg(cls, cfg_file_obj_or_str: str | IO[str]) -> CfgNode:
+        """Make a new config of YAML.
+
+        Args:
+            cfg_file_obj_or_str: YAML text, or an open file with it.
+
+        Returns:
+            The config.
+
+        Raises:
+            ConfigError: it is not YAML with a mapping of plain data, or the file is a Python file.
+        """
+        if isinstance(cfg_file_obj_or_str, str):
+            text, source = cfg_file_obj_or_str, "YAML text"
+        elif hasattr(cfg_file_obj_or_str, "read"):
+            source = str(getattr(cfg_file_obj_or_str, "name", "YAML file"))
+            refuse_python(source)
+            text = cfg_file_obj_or_str.read()
+        else:
+            raise ConfigError(f"expected YAML text or an open file, got a {type(cfg_file_obj_or_str).__name__}")
+        return cls(load_text(text, source))
+
+    def key_is_deprecated(self, full_key: str) -> bool:
+        """Whether a key is registered as deprecated; if so, that is logged as a warning.
+
+        Args:
+            full_key: the key.
+        """
+        deprecated = full_key in self.__dict__[self.DEPRECATED_KEYS]
+        if deprecated:
+            logger.warning("The config key %s is deprecated: it is ignored.", full_key)
+        return deprecated
+
+    def raise_key_rename_error(self, full_key: str) -> None:
+        """Raise the error for a key that has a new name.
+
+        Args:
+            full_key: the old name.
+
+        Raises:
+            UnknownKeyError: always.
+        """
+        renamed = self.__dict__[self.RENAMED_KEYS][full_key]
+        new_name, note = renamed if isinstance(renamed, tuple) else (renamed, "")
+        raise UnknownKeyError(f"{full_key} was renamed to {new_name}" + (f": {note}" if note else ""))
+
+    # ------------------------------------------------------------------ the whole tree
+
+    def walk(self) -> Iterator[CfgNode]:
+        """This node and all nodes below it."""
+        yield self
+        for value in self.values():
+            if isinstance(value, CfgNode):
+                yield from value.walk()
+
+    def full_keys(self) -> list[str]:
+        """The full keys of everything below this node, sections included."""
+        keys = []
+        for key, value in self.items():
+            keys.append(str(key))
+            if isinstance(value, CfgNode):
+                keys += [f"{key}.{below}" for below in value.full_keys()]
+        return keys
+
+    def flatten(self) -> dict[str, Any]:
+        """All values by their full keys, in order.
+
+        Returns:
+            ``{"SOLVER.BASE_LR": 0.1, ...}``; a section without keys does not occur.
+        """
+        flat: dict[str, Any] = {}
+        for key, value in self.items():
+            if isinstance(value, CfgNode):
+                flat.update({f"{key}.{below}": leaf for below, leaf in value.flatten().items()})
+            else:
+                flat[str(key)] = value
+        return flat
+
+    def diff(self, other: CfgNode) -> dict[str, tuple[Any, Any]]:
+        """What is different here from another config, such as the defaults.
+
+        Args:
+            other: the config to compare with.
+
+        Returns:
+            ``{full key: (value in other, value here)}`` in the order of the keys; :data:`MISSING` stands for the
+            value of a key that one side does not have.
+        """
+        old, new = other.flatten(), self.flatten()
+        pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in [*new, *old]}
+        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+    def to_dict(self) -> dict[str, Any]:
+        """The tree as nested dicts, a deep copy.
+
+        Raises:
+            ConfigError: a key holds something that a config file cannot; the message names it.
+        """
+        return self._exported(for_yaml=False)
+
+    def dump(self, **kwargs: Any) -> str:  # type: ignore[override]
+        """Write the tree as YAML. Merged into the defaults, it gives an equal tree (``COMPUTED_`` keys are left out).
+
+        Args:
+            kwargs: options of ``yaml.dump``.
+
+        Returns:
+            The text.
+
+        Raises:
+            ConfigError: a key holds something that a config file cannot; the message names it.
+        """
+        return dump_text(self._exported(for_yaml=True), **kwargs)
+
+    def _exported(self, for_yaml: bool, path: str = "") -> dict[str, Any]:
+        exported: dict[str, Any] = {}
+        for key, value in self.items():
+            if for_yaml and str(key).startswith("COMPUTED_"):
+                continue
+            if isinstance(value, CfgNode):
+                exported[key] = value._exported(for_yaml, f"{path}{key}.")
+                continue
+            try:
+                exported[key] = clean(value)
+            except ConfigError as error:
+                raise ConfigError(f"{path}{key}: {error}") from None
+            # A list reads better, and a key that has the type of a tuple makes one of it.
+            if for_yaml and type(value) is tuple and not self.takes_anything(key) and not self.is_new_allowed():
+                exported[key] = list(exported[key])
+        return exported
+
+    # ------------------------------------------------------------------ what Merge needs to know and to do
+
+    @property
+    def _declarations(self) -> dict[str, Typed]:
+        return self.__dict__.setdefault(_DECLARED, {})
+
+    @property
+    def _untyped(self) -> set[str]:
+        return self.__dict__.setdefault(_UNTYPED, set())
+
+    def declared(self, key: str) -> Typed | None:
+        """What is declared for a key of this node, if anything is."""
+        return self._declarations.get(key)
+
+    def is_section(self, key: str) -> bool:
+        """Whether a key of this node holds a node."""
+        return isinstance(self.get(key), CfgNode)
+
+    def takes_anything(self, key: str) -> bool:
+        """Whether nothing restricts the type that a merge may give a key of this node."""
+        if key in self._declarations:
+            return False
+        if key not in self:
+            return self.is_new_allowed()
+        return key in self._untyped or self[key] is None
+
+    def new_section(self) -> CfgNode:
+        """An empty node that can be put below this one, and takes any key."""
+        return type(self)(new_allowed=True)
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a key as a merge does: if its type was free, it stays free."""
+        if self.takes_anything(key):
+            self._untyped.add(key)
+        self[key] = value
+
+    def content(self) -> tuple[dict[str, Any], set[str], dict[str, Typed]]:
+        """All that a merge may change of this node itself, for :meth:`restore`."""
+        return dict(self), set(self._untyped), dict(self._declarations)
+
+    def restore(self, content: tuple[dict[str, Any], set[str], dict[str, Typed]]) -> None:
+        """Undo all changes since :meth:`content`."""
+        items, untyped, declarations = content
+        dict.clear(self)
+        dict.update(self, items)
+        self.__dict__[_UNTYPED] = untyped
+        self.__dict__[_DECLARED] = declarations
+
+
+#: For code that cannot be handed a config, as in detectron2; :func:`set_global_cfg` fills it.
+global_cfg = CfgNode()
+
+
+def set_global_cfg(cfg: CfgNode) -> None:
+    """Let :data:`global_cfg` point to the values of ``cfg``.
+
+    Args:
+        cfg: a config.
+    """
+    global_cfg.clear()
+    global_cfg.update(cfg)

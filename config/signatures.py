@@ -1,0 +1,233 @@
+"""Arguments checked against what a class or function takes, without calling it."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import types
+import typing
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .configurable import source_of
+from .errors import ConfigError, suggest
+
+_Parameter = inspect.Parameter
+_BY_POSITION = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
+_BY_KEYWORD = (_Parameter.POSITIONAL_OR_KEYWORD, _Parameter.KEYWORD_ONLY)
+_SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.MutableSequence)
+_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+
+
+@dataclass
+class Taken:
+    """What a target takes.
+
+    Attributes:
+        positions: names that can be given by position, in order.
+        keywords: parameters that can be given by keyword, their annotations resolved where possible.
+        required: names that must be given.
+        any_position: whether there is ``*args``.
+        any_keyword: whether every keyword is taken.
+    """
+
+    positions: list[str] = field(default_factory=list)
+    keywords: dict[str, inspect.Parameter] = field(default_factory=dict)
+    required: list[str] = field(default_factory=list)
+    any_position: bool = False
+    any_keyword: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a target is called with what is offered.
+
+    Attributes:
+        cfg_first: whether the config comes first, by position.
+        offered: names of the other offered items that it takes, by keyword.
+    """
+
+    cfg_first: bool = False
+    offered: tuple[str, ...] = ()
+
+
+def check_call(
+    target: Any, args: Mapping[str, Any], *, positional: int, offered: Collection[str], key: str, label: str
+) -> Plan:
+    """Check a call of ``target`` without making it.
+
+    Args:
+        target: a class or callable.
+        args: arguments by name.
+        positional: how many come by position.
+        offered: names of what is there for the target if it takes it.
+        key: the config key that ``args`` stand under, for messages; may be empty.
+        label: the target's name, for messages.
+
+    Returns:
+        How to call it.
+
+    Raises:
+        ConfigError: an argument is unknown, missing or of the wrong type; the message has a line for each.
+    """
+    prefix = f"{key}." if key else ""
+    offers_cfg = "cfg" in offered and "cfg" not in args
+    taken = what_it_takes(target, with_cfg=offers_cfg)
+    if taken is None:
+        return Plan()
+    cfg_first = offers_cfg and taken.positions[:1] == ["cfg"] and "cfg" in taken.required
+    free = taken.positions[cfg_first:]
+    if positional > len(free) and not taken.any_position:
+        raise ConfigError(f"{key or label}: {label} takes {len(free)} arguments by position, not {positional}")
+    given = {*free[:positional], *(["cfg"] if cfg_first else [])}
+    choices = [name for name in taken.keywords if name not in given and name not in offered]
+
+    problems = []
+    for name, value in args.items():
+        if name in given:
+            problems.append(f"{prefix}{name}: {label} is given '{name}' already")
+        elif name in taken.keywords:
+            parameter = taken.keywords[name]
+            if not fits(value, parameter.annotation) and not (value is None and parameter.default is None):
+                expected = inspect.formatannotation(parameter.annotation)
+                problems.append(f"{prefix}{name}: expected {expected}, got {value!r} ({type(value).__name__})")
+        elif not taken.any_keyword:
+            hint = suggest(str(name), choices) or "."
+            takes = f"It takes: {', '.join(choices)}." if choices else "It takes no arguments."
+            problems.append(f"{prefix}{name}: {label} takes no argument '{name}'{hint} {takes}")
+    supplied = tuple(name for name in offered if name in taken.keywords and name not in given and name not in args)
+    for name in taken.required:
+        if name not in given and name not in args and name not in supplied:
+            problems.append(f"{prefix}{name}: {label} needs the argument '{name}', which is not given")
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return Plan(cfg_first, supplied)
+
+
+def what_it_takes(target: Any, with_cfg: bool = False) -> Taken | None:
+    """Collect what a class or callable takes.
+
+    A class's ``__init__`` with ``**kwargs`` is taken to pass these on to the next one of its bases; where the last
+    one has ``**kwargs`` as well, any keyword is taken. A ``__signature__`` on the class has the last word.
+
+    Args:
+        target: the class or callable.
+        with_cfg: whether it is called with a config (which makes a difference if it is ``@configurable``).
+
+    Returns:
+        What it takes; None if it does not tell, as some builtins.
+    """
+    chain = _signature_chain(target)
+    if not chain:
+        return None
+    taken = _take(chain[0])
+    for parameters in chain[1:]:
+        if not taken.any_keyword:
+            break
+        below = _take(parameters)
+        taken.keywords = {**below.keywords, **taken.keywords}
+        taken.any_keyword = below.any_keyword
+    source = source_of(target) if with_cfg else None
+    if source is not None:
+        # The config's values fill what __init__ requires; from_config decides what comes by position.
+        first = _take(_parameters(source) or [])
+        first.keywords = {**taken.keywords, **first.keywords}
+        first.any_keyword |= taken.any_keyword
+        first.required = list(dict.fromkeys(["cfg", *first.required]))
+        return first
+    return taken
+
+
+def _signature_chain(target: Any) -> list[list[inspect.Parameter]]:
+    """The parameters of a callable; for a class, of its ``__init__`` and those it may pass keywords on to."""
+    if not inspect.isclass(target) or "__signature__" in vars(target):
+        parameters = _parameters(target)
+        return [] if parameters is None else [parameters]
+    inits = [vars(cls)["__init__"] for cls in target.__mro__[:-1] if "__init__" in vars(cls)]
+    if not inits:
+        parameters = _parameters(target)
+        return [] if parameters is None else [parameters]
+    chain = []
+    for init in inits:
+        parameters = _parameters(init)
+        if parameters is None:
+            break
+        has_self = parameters and parameters[0].kind in _BY_POSITION
+        chain.append(parameters[1:] if has_self else parameters)
+    return chain
+
+
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (ValueError, TypeError, NameError):
+        return None
+    names = getattr(inspect.unwrap(function), "__globals__", {})
+    return [parameter.replace(annotation=_resolved(parameter.annotation, names)) for parameter in parameters]
+
+
+def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
+    """An annotation that is written as a string, evaluated where its module stands."""
+    if not isinstance(annotation, str):
+        return annotation
+    try:
+        return eval(annotation, names)
+    except Exception:  # such as a name that is only imported for type checkers
+        return _Parameter.empty
+
+
+def _take(parameters: list[inspect.Parameter]) -> Taken:
+    named = [p for p in parameters if p.kind not in (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD)]
+    return Taken(
+        positions=[p.name for p in named if p.kind in _BY_POSITION],
+        keywords={p.name: p for p in named if p.kind in _BY_KEYWORD},
+        required=[p.name for p in named if p.default is _Parameter.empty],
+        any_position=any(p.kind is _Parameter.VAR_POSITIONAL for p in parameters),
+        any_keyword=any(p.kind is _Parameter.VAR_KEYWORD for p in parameters),
+    )
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a config's value fits an annotation.
+
+    Simple ones are checked: numbers (an int is a float, a bool is neither), str, bool, None, sequences (a list for a
+    tuple and the reverse) and mappings of these, unions, ``Literal``. Everything fits any other.
+
+    Args:
+        value: plain data.
+        annotation: the annotation, not a string.
+
+    Returns:
+        False if it certainly does not fit.
+    """
+    if annotation in (None, type(None)):
+        return value is None
+    if annotation is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if annotation is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if annotation in (str, bool):
+        return isinstance(value, annotation)
+    origin, inner = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
+    if origin in (typing.Union, types.UnionType):
+        return any(fits(value, one) for one in inner)
+    if origin is typing.Annotated:
+        return fits(value, inner[0])
+    if origin is typing.Literal:
+        return any(type(value) is type(one) and value == one for one in inner)
+    if origin in _SEQUENCES:
+        return isinstance(value, (list, tuple)) and _items_fit(value, origin, inner)
+    if origin in _MAPPINGS:
+        if not isinstance(value, Mapping):
+            return False
+        return not inner or all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
+    return True
+
+
+def _items_fit(value: list[Any] | tuple[Any, ...], origin: Any, inner: tuple[Any, ...]) -> bool:
+    if not inner:
+        return True
+    if origin is tuple and inner[-1] is not Ellipsis:
+        return len(value) == len(inner) and all(map(fits, value, inner))
+    return all(fits(item, inner[0]) for item in value)

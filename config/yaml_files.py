@@ -1,0 +1,190 @@
+"""YAML in and out: safe, strict about duplicate keys, with numbers such as 1e-05 read as numbers."""
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from typing import IO, Any
+
+import yaml
+
+from .errors import ConfigError
+from .literals import Plain, literal, spell
+
+BASE_KEY = "_BASE_"
+
+_FLOAT_TAG = "tag:yaml.org,2002:float"
+_TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
+_STR_TAG = "tag:yaml.org,2002:str"
+# YAML 1.1 wants a point and a signed exponent in a float; Python's own repr has neither (1e-05), people neither (1e5).
+_EXPONENT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+
+_RESOLVERS = {
+    first: [(tag, pattern) for tag, pattern in pairs if tag != _TIMESTAMP_TAG]  # a date is text, as 2024-01-01-run is
+    for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = dict(_RESOLVERS)
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            name = (key.tag, str(key.value))
+            if name in seen:
+                raise yaml.composer.ComposerError(None, None, f"the key '{key.value}' appears twice", key.start_mark)
+            seen.add(name)
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep=deep)
+        return {str(key) if isinstance(key, str) else key: value for key, value in mapping.items()}
+
+    def construct_text(self, node: yaml.ScalarNode) -> str:
+        return str(node.value) if node.style else Plain(node.value)
+
+    def refuse(self, node: yaml.Node) -> None:
+        tag = node.tag.replace("tag:yaml.org,2002:", "!!")
+        raise yaml.constructor.ConstructorError(
+            None,
+            None,
+            f"the tag '{tag}' is not allowed: configs are data, nothing in them is executed",
+            node.start_mark,
+        )
+
+
+_Loader.add_constructor(_STR_TAG, _Loader.construct_text)
+_Loader.add_constructor(None, _Loader.refuse)
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers = dict(_RESOLVERS)
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+    def represent_text(self, data: str) -> yaml.ScalarNode:
+        # Quotes keep a text that spells a literal, such as "None", a text.
+        is_literal = not isinstance(literal(data), str) or literal(data) != data
+        return self.represent_scalar(_STR_TAG, data, style="'" if is_literal else None)
+
+    def represent_literal(self, data: tuple[Any, ...]) -> yaml.ScalarNode:
+        return self.represent_scalar(_STR_TAG, spell(data))
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+_Dumper.add_representer(tuple, _Dumper.represent_literal)
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(_FLOAT_TAG, _EXPONENT, list("-+.0123456789"))
+
+
+def load_text(text: str, source: str) -> dict[Any, Any]:
+    """Read YAML text that holds a mapping.
+
+    Args:
+        text: the YAML; empty text stands for an empty mapping.
+        source: the file's name, for error messages.
+
+    Returns:
+        The mapping; its unquoted strings are :class:`~hookline.config.literals.Plain`.
+
+    Raises:
+        ConfigError: it is not YAML, not a mapping, has a duplicate key or a tag that is not plain data. The message
+            starts with file and line.
+    """
+    try:
+        loaded = yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{source}:{mark.line + 1}" if mark else source
+        raise ConfigError(f"{place}: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{source}: {error}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise ConfigError(f"{source}: a config file holds a mapping of keys, not a {type(loaded).__name__.lower()}")
+    return loaded
+
+
+def dump_text(data: Mapping[str, Any], **kwargs: Any) -> str:
+    """Write plain data as YAML, such that :func:`load_text` gives it back.
+
+    Args:
+        data: nested dicts. A tuple becomes an unquoted scalar, ``(1, 2)``, that is read as a tuple again.
+        kwargs: options of ``yaml.dump``. With flow style tuples have to be quoted, and so become strings.
+
+    Returns:
+        The YAML text.
+    """
+    options: dict[str, Any] = {"sort_keys": False, "allow_unicode": True, "width": float("inf")}
+    return yaml.dump(data, Dumper=_Dumper, **{**options, **kwargs})
+
+
+def refuse_python(filename: str) -> None:
+    """Refuse a Python file as a config.
+
+    Args:
+        filename: the name of a file that is to be loaded.
+
+    Raises:
+        ConfigError: it ends in ``.py``.
+    """
+    if filename.lower().endswith((".py", ".pyc")):
+        raise ConfigError(f"{filename}: configs are YAML; a Python file is not executed")
+
+
+def load_layers(
+    filename: str | os.PathLike[str],
+    opener: Callable[[str], IO[Any]],
+    chain: tuple[str, ...] = (),
+) -> list[tuple[str, dict[Any, Any]]]:
+    """Read a config file and, before it, the files it is based on.
+
+    Args:
+        filename: a path (``~`` is the home folder) or a URI that ``opener`` knows.
+        opener: opens a file by its name.
+        chain: the files that led here by ``_BASE_``, the outermost first.
+
+    Returns:
+        Pairs of a file's name and its mapping (without ``_BASE_``), in the order in which they are to be merged.
+
+    Raises:
+        ConfigError: a file is missing or bad, or files are based on each other in a circle.
+    """
+    name = os.fspath(filename)
+    name = name if _URI.match(name) else os.path.expanduser(name)
+    refuse_python(name)
+    if _identity(name) in map(_identity, chain):
+        raise ConfigError(f"{BASE_KEY} goes in a circle: {' -> '.join((*chain, name))}")
+    try:
+        with opener(name) as file:
+            text = file.read()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        origin = f" ({BASE_KEY} of {chain[-1]})" if chain else ""
+        raise ConfigError(f"{name}: cannot read this config file: {reason}{origin}") from error
+    mapping = load_text(text, name)
+    if BASE_KEY not in mapping:
+        return [(name, mapping)]
+    bases = mapping.pop(BASE_KEY)
+    bases = bases if isinstance(bases, list) else [bases]
+    if not all(isinstance(base, str) and base for base in bases):
+        raise ConfigError(f"{name}: {BASE_KEY} is a file's name, or a list of them, not {bases!r}")
+    layers = []
+    for base in bases:
+        layers += load_layers(_beside(name, str(base)), opener, (*chain, name))
+    return [*layers, (name, mapping)]
+
+
+def _beside(name: str, base: str) -> str:
+    """A base's name, which is relative to the file that names it."""
+    if _URI.match(base) or base.startswith("~") or os.path.isabs(base):
+        return base
+    return os.path.join(os.path.dirname(name), base)
+
+
+def _identity(name: str) -> str:
+    return name if _URI.match(name) else os.path.realpath(name)

@@ -1,0 +1,46 @@
+"""Data: sets, the order in which they are read, and loaders."""
+
+from .build import (
+    build_batch_data_loader,
+    build_test_loader,
+    build_train_loader,
+    check_data,
+    trivial_batch_collator,
+    worker_init_reset_seed,
+)
+from .datasets import DATASET_REGISTRY, ArrayDataset, concat_datasets, get_dataset
+from .epoch_iterator import EpochIterator
+from .microbatch import split_batch
+from .samplers import (
+    SAMPLER_REGISTRY,
+    EpochSampler,
+    GlobalBatchSampler,
+    InferenceSampler,
+    RandomSubsetTrainingSampler,
+    RepeatFactorTrainingSampler,
+    TrainingSampler,
+)
+from .transfer import move_to_device
+
+__all__ = [
+    "DATASET_REGISTRY",
+    "SAMPLER_REGISTRY",
+    "ArrayDataset",
+    "EpochIterator",
+    "EpochSampler",
+    "GlobalBatchSampler",
+    "InferenceSampler",
+    "RandomSubsetTrainingSampler",
+    "RepeatFactorTrainingSampler",
+    "TrainingSampler",
+    "build_batch_data_loader",
+    "build_test_loader",
+    "build_train_loader",
+    "check_data",
+    "concat_datasets",
+    "get_dataset",
+    "move_to_device",
+    "split_batch",
+    "trivial_batch_collator",
+    "worker_init_reset_seed",
+]

@@ -1,0 +1,174 @@
+"""Data sets: a registry, tensors in memory gathered a batch at a time, and a few small ones of real data."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset
+
+from ...config import ConfigError, Registry, component
+
+__all__ = ["DATASET_REGISTRY", "ArrayDataset", "concat_datasets", "get_dataset"]
+
+DATASET_REGISTRY = Registry("DATASET")
+"""Data sets for ``DATASETS.TRAIN`` and ``DATASETS.TEST``: classes, or functions that return one."""
+
+
+class ArrayDataset(Dataset[tuple[torch.Tensor, ...]]):
+    """Tensors in memory, of which sample ``i`` is the ``i``-th row of each.
+
+    A loader reads a whole batch by one indexing per tensor, instead of collating its samples; the loaders of
+    ``build_*_loader`` see to that. A ``DataLoader`` of your own needs ``collate_fn=dataset.collate_fn``.
+
+    Args:
+        tensors: all of the same length N; at least one.
+    """
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        if not tensors or any(len(tensor) != len(tensors[0]) for tensor in tensors):
+            raise ValueError(f"expected tensors of one length, got {[tuple(t.shape) for t in tensors]}")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return tuple(tensor[index] for tensor in self.tensors)
+
+    def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
+        """The batch of these samples: for each tensor its rows, (len(indices), ...)."""
+        rows = torch.as_tensor(indices, dtype=torch.int64)
+        return tuple(tensor.index_select(0, rows) for tensor in self.tensors)
+
+    @staticmethod
+    def collate_fn(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """Nothing is left to do: ``__getitems__`` returns batches."""
+        return batch
+
+
+def get_dataset(entry: str | dict[str, Any], key: str) -> Dataset[Any]:
+    """Build a data set.
+
+    Args:
+        entry: a name of :data:`DATASET_REGISTRY`, or ``{"NAME": ..., "ARGS": {...}}``.
+        key: the config key it stands at, for error messages.
+    """
+    name, args = component(entry)
+    return DATASET_REGISTRY.build(name, args, key=key)
+
+
+def concat_datasets(datasets: Sequence[Dataset[Any]]) -> Dataset[Any]:
+    """Join data sets end to end; several :class:`ArrayDataset` become one, so batches are still gathered at once.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
+    if len(datasets) == 1:
+        return datasets[0]
+    if any(isinstance(dataset, IterableDataset) for dataset in datasets):
+        raise ConfigError("DATASETS.TRAIN: an iterable data set cannot be joined with others; name it alone")
+    if not all(isinstance(dataset, ArrayDataset) for dataset in datasets):
+        return ConcatDataset(datasets)
+    columns = [dataset.tensors for dataset in cast(Sequence[ArrayDataset], datasets)]
+    layouts = {tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors) for tensors in columns}
+    if len(layouts) > 1:
+        raise ConfigError(
+            f"DATASETS.TRAIN: the sets have samples of different shapes or types: {sorted(map(str, layouts))}"
+        )
+    return ArrayDataset(*(torch.cat(parts) for parts in zip(*columns, strict=True)))
+
+
+@DATASET_REGISTRY.register()
+def digits_train() -> ArrayDataset:
+    """1,442 handwritten digits: images (1, 8, 8) float32, normalised, and labels 0 to 9, int64.
+
+    Source: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI (1998), as in scikit-learn.
+    """
+    return _digits()[0]
+
+
+@DATASET_REGISTRY.register()
+def digits_test() -> ArrayDataset:
+    """The other 355 digits; normalised with the training set's mean and deviation."""
+    return _digits()[1]
+
+
+@DATASET_REGISTRY.register()
+def breast_cancer_train() -> ArrayDataset:
+    """456 tumours: (30,) measurements, float32, standardised, and labels 0 (malignant), 1 (benign), int64.
+
+    Source: Wolberg et al., Breast Cancer Wisconsin (Diagnostic), UCI (1995), as in scikit-learn.
+    """
+    return _breast_cancer()[0]
+
+
+@DATASET_REGISTRY.register()
+def breast_cancer_test() -> ArrayDataset:
+    """The other 113 tumours; standardised with the training set's statistics."""
+    return _breast_cancer()[1]
+
+
+@DATASET_REGISTRY.register()
+def synthetic(size: int = 1024, shape: Sequence[int] = (8,), num_classes: int = 4, seed: int = 0) -> ArrayDataset:
+    """Noisy points around one centre a class, made on the spot; a linear model separates most of them.
+
+    Args:
+        size: samples.
+        shape: of one sample.
+        num_classes: classes, equally likely.
+        seed: of the samples. The centres depend on ``shape`` and ``num_classes`` alone, so two seeds make a
+            training and a test set of the same task.
+
+    Returns:
+        Inputs (size, *shape) float32 and labels (size,) int64.
+    """
+    centres = torch.randn(num_classes, *shape, generator=torch.Generator().manual_seed(num_classes))
+    generator = torch.Generator().manual_seed(seed)
+    labels = torch.randint(num_classes, (size,), generator=generator)
+    noise = torch.randn(size, *shape, generator=generator)
+    return ArrayDataset(centres[labels] + 0.5 * noise, labels)
+
+
+@functools.cache
+def _digits() -> tuple[ArrayDataset, ArrayDataset]:
+    x, y = _sklearn_arrays("load_digits")
+    train, test = _split(y)
+    x = (x / 16.0).reshape(-1, 1, 8, 8)  # 17 grey levels
+    mean, std = x[train].mean(), x[train].std()
+    return _pair((x - mean) / std, y, train, test)
+
+
+@functools.cache
+def _breast_cancer() -> tuple[ArrayDataset, ArrayDataset]:
+    x, y = _sklearn_arrays("load_breast_cancer")
+    train, test = _split(y)
+    mean, std = x[train].mean(axis=0), x[train].std(axis=0)
+    return _pair((x - mean) / std, y, train, test)
+
+
+def _sklearn_arrays(loader: str) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise ConfigError(
+            "DATASETS: the digits_* and breast_cancer_* sets need scikit-learn: pip install 'hookline[digits]'"
+        ) from error
+    return getattr(datasets, loader)(return_X_y=True)
+
+
+def _split(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of a fixed split: of every class, each fifth sample (in the data's order) is for testing."""
+    test = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        test[np.flatnonzero(labels == label)[4::5]] = True
+    return np.flatnonzero(~test), np.flatnonzero(test)
+
+
+def _pair(x: np.ndarray, y: np.ndarray, *parts: np.ndarray) -> tuple[ArrayDataset, ArrayDataset]:
+    train, test = (
+        ArrayDataset(torch.from_numpy(x[part].astype(np.float32)), torch.from_numpy(y[part].astype(np.int64)))
+        for part in parts
+    )
+    return train, test

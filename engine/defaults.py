@@ -1,0 +1,348 @@
+"""Where a config becomes a run."""
+
+import logging
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import hooks
+from ..config import CfgNode, ConfigError, Duration, component
+from . import comm
+from .checkpoint import Checkpointer
+from .data import build_test_loader, build_train_loader
+from .evaluation import (
+    DatasetEvaluator,
+    build_evaluator,
+    format_results,
+    inference_on_dataset,
+    verify_results,
+)
+from .logger import setup_logger
+from .modeling import ModelAdapter, build_loss, build_model, model_summary, resolve_device
+from .solver import build_grad_clipper, build_lr_scheduler, build_optimizer
+from .train_loop import SimpleTrainer, TrainResult
+
+__all__ = ["DefaultTrainer", "resolve_lengths"]
+
+logger = logging.getLogger(__name__)
+
+
+class DefaultTrainer(SimpleTrainer):
+    """A :class:`SimpleTrainer` whose parts are built from a config, with the hooks that runs usually have.
+
+    Each ``build_*`` is a method to replace in a subclass. To do something else than a usual run, write your own with
+    :class:`SimpleTrainer`, or your own loop as ``tools/plain_train_net.py`` does.
+
+    Args:
+        cfg: the full config.
+
+    Attributes:
+        cfg: the config, with lengths resolved to iterations.
+        scheduler: the learning-rate scheduler.
+        checkpointer: saves and loads model and trainer.
+
+    Example::
+
+        trainer = DefaultTrainer(cfg)
+        trainer.resume_or_load(resume=False)
+        trainer.train()
+    """
+
+    def __init__(self, cfg: CfgNode) -> None:
+        if not logging.getLogger("hookline").handlers:  # default_setup() was not called
+            setup_logger()
+        cfg = self.auto_scale_workers(cfg, comm.get_world_size())
+        model = self.build_model(cfg)
+        optimizer = self.build_optimizer(cfg, model)
+        data_loader = self.build_train_loader(cfg)
+        iters_per_epoch = _iters_per_epoch(data_loader)
+        cfg = resolve_lengths(cfg, iters_per_epoch)
+        super().__init__(
+            model,
+            data_loader,
+            optimizer,
+            adapter=self.build_adapter(cfg),
+            accumulation_steps=cfg.SOLVER.ACCUMULATION_STEPS,
+            clip_gradients=build_grad_clipper(cfg),
+            precision=getattr(torch, cfg.SOLVER.AMP.DTYPE) if cfg.SOLVER.AMP.ENABLED else None,
+            device=resolve_device(cfg.MODEL.DEVICE),
+            iters_per_epoch=iters_per_epoch,
+        )
+        self.cfg = cfg
+        self.scheduler = self.build_lr_scheduler(cfg, optimizer)
+        # A weak reference, since the trainer holds the checkpointer.
+        self.checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
+        self.start_iter = 0
+        self.max_iter = cfg.SOLVER.MAX_ITER
+        self._last_eval_results: Mapping[str, Any] = {}
+        self.register_hooks(self.build_hooks())
+
+    @property
+    def _trainer(self) -> "DefaultTrainer":
+        """What detectron2 keeps beside its DefaultTrainer is, here, the trainer itself."""
+        return self
+
+    def resume_or_load(self, resume: bool = True) -> None:
+        """Load MODEL.WEIGHTS, or with ``resume`` the last checkpoint in OUTPUT_DIR, if there is one.
+
+        After a resume training goes on where it was: model, optimizer, schedule, hooks, data and random numbers.
+
+        Raises:
+            ConfigError: there is no such file, or none that is whole.
+        """
+        self.checkpointer.resume_or_load(self.cfg.MODEL.WEIGHTS, resume=resume)
+        if resume and self.checkpointer.has_checkpoint():
+            # The checkpoint holds the last finished iteration.
+            self.start_iter = self.iter + 1
+            self.emit("after_load", self.checkpointer.get_checkpoint_file())
+        elif resume:
+            logger.info("Nothing to resume in %s: starting from the beginning", self.cfg.OUTPUT_DIR)
+
+    def train(self) -> TrainResult:  # type: ignore[override]
+        """Train from ``start_iter`` to ``max_iter``, and check TEST.EXPECTED_RESULTS.
+
+        Returns:
+            How the run ended.
+
+        Raises:
+            SystemExit: an expected result was missed.
+        """
+        logger.info("Model:\n%s", model_summary(self.model))
+        epochs = f" ({self.max_iter / self.iters_per_epoch:.4g} epochs)" if self.iters_per_epoch else ""
+        logger.info(
+            "Training for %d iterations%s, %d samples each, on %s",
+            self.max_iter,
+            epochs,
+            self.cfg.DATALOADER.BATCH_SIZE,
+            self.device,
+        )
+        result = super().train(self.start_iter, self.max_iter)
+        if comm.is_main_process() and self._last_eval_results:
+            logger.info("Results:\n%s", format_results(self._last_eval_results))
+            if result.reason == "completed" and not verify_results(self.cfg, self._last_eval_results):
+                raise SystemExit(1)
+        return result
+
+    # ------------------------------------------------------------------ parts
+
+    def build_hooks(self) -> list[hooks.HookBase | None]:
+        """The hooks of a usual run, in the order they are called in; then those of the config's HOOKS."""
+        cfg = self.cfg
+        # The time of a step ends where the other hooks begin.
+        ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.LRScheduler()]
+        if comm.is_main_process():
+            # Acts at the end of the step, when all hooks are done, wherever it stands.
+            max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None
+            ret.append(
+                hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=max_to_keep)
+            )
+        ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, self._test_and_keep_results))
+        if cfg.CHECKPOINT.BEST.METRIC:
+            best = cfg.CHECKPOINT.BEST
+            ret.append(hooks.BestCheckpointer(0, self.checkpointer, best.METRIC, best.MODE))
+        offered = {
+            "cfg": cfg,
+            "checkpointer": self.checkpointer,
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "eval_function": self._test_and_keep_results,
+        }
+        for index, entry in enumerate(cfg.HOOKS):
+            name, args = component(entry)
+            ret.append(hooks.HOOK_REGISTRY.build(name, args, offered=offered, key=f"HOOKS[{index}].ARGS"))
+        if comm.is_main_process():
+            # Acts at the end of the step too: what any hook puts is written with the step.
+            ret.append(hooks.PeriodicWriter(self.build_writers(), period=cfg.LOG.PERIOD))
+        return ret
+
+    def build_writers(self) -> Sequence[hooks.EventWriter]:
+        """The writers of the config's LOG.WRITERS."""
+        period = Duration.parse(self.cfg.LOG.PERIOD)
+        offered = {
+            "output_dir": self.cfg.OUTPUT_DIR,
+            "max_iter": self.max_iter,
+            "window_size": int(period.value) if period and period.unit == "it" else 20,
+        }
+        return [
+            hooks.WRITER_REGISTRY.build(name, args, offered=offered, key=f"LOG.WRITERS[{index}].ARGS")
+            for index, (name, args) in enumerate(map(component, self.cfg.LOG.WRITERS))
+        ]
+
+    @classmethod
+    def build_model(cls, cfg: CfgNode) -> nn.Module:
+        """The model of MODEL.NAME, on MODEL.DEVICE."""
+        return build_model(cfg)
+
+    @classmethod
+    def build_adapter(cls, cfg: CfgNode) -> ModelAdapter:
+        """How the model is called, and how its losses are found."""
+        return ModelAdapter(build_loss(cfg))
+
+    @classmethod
+    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of SOLVER.OPTIMIZER."""
+        return build_optimizer(cfg, model)
+
+    @classmethod
+    def build_lr_scheduler(cls, cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Any:
+        """The schedule of SOLVER.LR_SCHEDULER_NAME; lengths in ``cfg`` are in iterations here."""
+        return build_lr_scheduler(cfg, optimizer)
+
+    @classmethod
+    def build_train_loader(cls, cfg: CfgNode) -> Any:
+        """The batches of DATASETS.TRAIN."""
+        return build_train_loader(cfg)
+
+    @classmethod
+    def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Any:
+        """The batches of one of DATASETS.TEST."""
+        return build_test_loader(cfg, dataset_name)
+
+    @classmethod
+    def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
+        """The evaluator for one of DATASETS.TEST."""
+        return build_evaluator(cfg, dataset_name)
+
+    # ------------------------------------------------------------------ evaluation
+
+    @classmethod
+    def test(
+        cls,
+        cfg: CfgNode,
+        model: nn.Module,
+        evaluators: "DatasetEvaluator | Sequence[DatasetEvaluator] | None" = None,
+    ) -> dict[str, Any]:
+        """Evaluate a model on each of DATASETS.TEST.
+
+        Args:
+            cfg: the config.
+            model: the model.
+            evaluators: one for each set; by default those of :meth:`build_evaluator`.
+
+        Returns:
+            Results by test set and metric. An evaluator that names tasks of its own, on a single test set, has
+            its results returned as they are.
+
+        Raises:
+            ConfigError: there are not as many evaluators as sets.
+        """
+        names = [component(entry)[0] for entry in cfg.DATASETS.TEST]
+        given = [evaluators] if isinstance(evaluators, DatasetEvaluator) else evaluators
+        if given is not None and len(given) != len(names):
+            raise ConfigError(f"DATASETS.TEST has {len(names)} sets, but {len(given)} evaluators were given")
+        adapter, device = cls.build_adapter(cfg), resolve_device(cfg.MODEL.DEVICE)
+        results: dict[str, Any] = {}
+        for index, name in enumerate(names):
+            loader = cls.build_test_loader(cfg, name)
+            evaluator = given[index] if given is not None else cls.build_evaluator(cfg, name)
+            found = inference_on_dataset(model, loader, evaluator, predict=adapter.predict, device=device)
+            if set(found) == {name}:
+                results.update(found)
+            elif len(names) == 1 and found and all(isinstance(value, Mapping) for value in found.values()):
+                return dict(found)
+            else:
+                results[name] = found
+        return results
+
+    def _test_and_keep_results(self) -> Mapping[str, Any]:
+        if not self.cfg.DATASETS.TEST:
+            return {}
+        self._last_eval_results = self.test(self.cfg, self.model)
+        return self._last_eval_results
+
+    # ------------------------------------------------------------------ lengths
+
+    @staticmethod
+    def auto_scale_workers(cfg: CfgNode, num_workers: int) -> CfgNode:
+        """Fit a config made for SOLVER.REFERENCE_WORLD_SIZE processes to ``num_workers``.
+
+        Each process keeps its share of the batch: batch size and learning rate grow with their number, lengths and
+        periods in iterations shrink with it (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+
+        Returns:
+            A new config; the same one where there is nothing to scale.
+        """
+        old = cfg.SOLVER.REFERENCE_WORLD_SIZE
+        if old in (0, num_workers):
+            return cfg
+        if cfg.DATALOADER.BATCH_SIZE % old:
+            raise ConfigError(
+                f"DATALOADER.BATCH_SIZE: {cfg.DATALOADER.BATCH_SIZE} is not a multiple of "
+                f"SOLVER.REFERENCE_WORLD_SIZE, {old}"
+            )
+        scale = num_workers / old
+        frozen, cfg = cfg.is_frozen(), cfg.clone()
+        cfg.defrost()
+
+        def shorter(length: int | str) -> int | str:
+            """A length in iterations, over the scale; in epochs or minutes it stays."""
+            duration = Duration.parse(length)
+            return round(duration.value / scale) if duration.unit == "it" else length
+
+        solver = cfg.SOLVER
+        cfg.DATALOADER.BATCH_SIZE = round(cfg.DATALOADER.BATCH_SIZE * scale)
+        solver.BASE_LR *= scale
+        solver.MAX_ITER = shorter(solver.MAX_ITER)
+        solver.WARMUP_ITERS = shorter(solver.WARMUP_ITERS)
+        solver.STEPS = tuple(shorter(step) for step in solver.STEPS)
+        solver.CHECKPOINT_PERIOD = shorter(solver.CHECKPOINT_PERIOD)
+        cfg.TEST.EVAL_PERIOD = shorter(cfg.TEST.EVAL_PERIOD)
+        solver.REFERENCE_WORLD_SIZE = num_workers
+        logger.info(
+            "Scaled from %d to %d processes: batch size %d, learning rate %g, %s iterations",
+            old,
+            num_workers,
+            cfg.DATALOADER.BATCH_SIZE,
+            solver.BASE_LR,
+            solver.MAX_ITER,
+        )
+        if frozen:
+            cfg.freeze()
+        return cfg
+
+
+def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None) -> CfgNode:
+    """A copy of ``cfg`` with the solver's lengths in iterations: MAX_ITER, WARMUP_ITERS and STEPS.
+
+    Args:
+        cfg: the config.
+        iters_per_epoch: batches in one pass over the data; None if that is not known.
+
+    Raises:
+        ConfigError: a length is in epochs, and the length of an epoch is not known.
+    """
+
+    def iterations(key: str, length: Any) -> int:
+        try:
+            return Duration.parse_length(length).iterations(iters_per_epoch)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from None
+
+    frozen, cfg = cfg.is_frozen(), cfg.clone()
+    cfg.defrost()
+    solver = cfg.SOLVER
+    solver.MAX_ITER = iterations("SOLVER.MAX_ITER", solver.MAX_ITER)
+    solver.WARMUP_ITERS = iterations("SOLVER.WARMUP_ITERS", solver.WARMUP_ITERS)
+    solver.STEPS = tuple(iterations("SOLVER.STEPS", step) for step in solver.STEPS)
+    if frozen:
+        cfg.freeze()
+    return cfg
+
+
+def _iters_per_epoch(loader: Any) -> int | None:
+    """Batches in one pass over the loader's data, also where its sampler never ends."""
+    try:
+        return len(loader)
+    except TypeError:
+        pass
+    batch_size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None) or getattr(
+        loader, "batch_size", None
+    )
+    try:
+        size = len(loader.dataset)
+    except (AttributeError, TypeError):
+        return None
+    return max(1, size // batch_size) if batch_size else None

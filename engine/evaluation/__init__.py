@@ -1,0 +1,28 @@
+"""Evaluation: running a model over a data set, metrics, and what is done with results."""
+
+from .build import EVALUATOR_REGISTRY, MetricsEvaluator, build_evaluator, build_metrics, check_evaluation
+from .evaluator import DatasetEvaluator, DatasetEvaluators, inference_context, inference_on_dataset
+from .metrics import METRIC_REGISTRY, Accuracy, Loss, MeanMetric, MeanSquaredError, Metric
+from .testing import flatten_results_dict, format_results, print_csv_format, verify_results
+
+__all__ = [
+    "EVALUATOR_REGISTRY",
+    "METRIC_REGISTRY",
+    "Accuracy",
+    "DatasetEvaluator",
+    "DatasetEvaluators",
+    "Loss",
+    "MeanMetric",
+    "MeanSquaredError",
+    "Metric",
+    "MetricsEvaluator",
+    "build_evaluator",
+    "build_metrics",
+    "check_evaluation",
+    "flatten_results_dict",
+    "format_results",
+    "inference_context",
+    "inference_on_dataset",
+    "print_csv_format",
+    "verify_results",
+]

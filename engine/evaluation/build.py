@@ -1,0 +1,125 @@
+"""From a config to evaluators, the metrics' one among them."""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...config import CfgNode, ConfigError, Registry, component
+from ..modeling.adapters import ModelAdapter
+from .evaluator import DatasetEvaluator
+from .metrics import METRIC_REGISTRY, Metric
+
+__all__ = ["EVALUATOR_REGISTRY", "MetricsEvaluator", "build_evaluator", "build_metrics", "check_evaluation"]
+
+EVALUATOR_REGISTRY = Registry("EVALUATOR")
+"""Evaluators for ``TEST.EVALUATOR.NAME``: given ``cfg``, ``dataset_name``, ``metrics`` (those of ``TEST.METRICS``) and
+``targets_of`` where they name them, and ``TEST.EVALUATOR.ARGS``."""
+
+OFFERED = ("cfg", "dataset_name", "metrics", "targets_of")
+
+
+@EVALUATOR_REGISTRY.register()
+class MetricsEvaluator(DatasetEvaluator):
+    """Feeds predictions and targets to metrics, batch by batch; nothing else is kept.
+
+    Args:
+        dataset_name: under which the results are returned.
+        metrics: by the name of their result. torchmetrics' are moved to the predictions' device.
+        targets_of: the targets in a batch; by default the ``y`` of ``(x, y)``.
+    """
+
+    def __init__(
+        self,
+        dataset_name: str,
+        metrics: Mapping[str, Metric],
+        targets_of: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.dataset_name = dataset_name
+        self.metrics = dict(metrics)
+        self._targets_of = targets_of or ModelAdapter().targets
+
+    def reset(self) -> None:
+        for metric in self.metrics.values():
+            metric.reset()
+
+    def process(self, inputs: Any, outputs: Any) -> None:
+        targets = self._targets_of(inputs)
+        for metric in self.metrics.values():
+            if isinstance(metric, nn.Module) and isinstance(outputs, torch.Tensor):
+                metric.to(outputs.device)
+            metric.update(outputs, targets)
+
+    def evaluate(self) -> dict[str, dict[str, Any]]:
+        """``{dataset_name: {metric: value}}``, the same on every rank."""
+        return {self.dataset_name: {name: _plain(metric.compute()) for name, metric in self.metrics.items()}}
+
+
+def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
+    """The evaluator ``cfg.TEST.EVALUATOR`` describes, for one test set.
+
+    Raises:
+        ConfigError: names or arguments are wrong, or ``MetricsEvaluator`` is to be used without metrics.
+    """
+    entry = cfg.TEST.EVALUATOR
+    if not entry.NAME:
+        raise ConfigError('TEST.EVALUATOR.NAME is empty: set it, for example to "MetricsEvaluator"')
+    if not cfg.TEST.METRICS and EVALUATOR_REGISTRY.get(entry.NAME) is MetricsEvaluator:
+        raise ConfigError('TEST.METRICS is empty: name what to measure on DATASETS.TEST, such as ["Accuracy"]')
+    offered = {
+        "cfg": cfg,
+        "dataset_name": dataset_name,
+        "metrics": build_metrics(cfg),
+        "targets_of": ModelAdapter().targets,
+    }
+    return EVALUATOR_REGISTRY.build(entry.NAME, entry.ARGS, offered=offered, key="TEST.EVALUATOR.ARGS")
+
+
+def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
+    """The metrics of ``cfg.TEST.METRICS``, by name: the metric's own, or its class's in snake_case.
+
+    Raises:
+        ConfigError: names or arguments are wrong, or two metrics have one name.
+    """
+    metrics: dict[str, Metric] = {}
+    for i, entry in enumerate(cfg.TEST.METRICS):
+        name, args = component(entry)
+        metric = METRIC_REGISTRY.build(name, args, offered={"cfg": cfg}, key=f"TEST.METRICS[{i}].ARGS")
+        key = getattr(metric, "name", None) or _snake_case(type(metric).__name__)
+        if key in metrics:
+            raise ConfigError(
+                f"TEST.METRICS[{i}]: there already is a metric named {key!r}; register a subclass of {name}"
+            )
+        metrics[key] = metric
+    return metrics
+
+
+def check_evaluation(cfg: CfgNode) -> None:
+    """Check the evaluator's and the metrics' names and arguments without building anything.
+
+    Raises:
+        ConfigError: the first thing wrong.
+    """
+    entry = cfg.TEST.EVALUATOR
+    if entry.NAME:
+        EVALUATOR_REGISTRY.check(entry.NAME, entry.ARGS, offered=OFFERED, key="TEST.EVALUATOR.ARGS")
+    for i, metric in enumerate(cfg.TEST.METRICS):
+        name, args = component(metric)
+        METRIC_REGISTRY.check(name, args, offered=("cfg",), key=f"TEST.METRICS[{i}].ARGS")
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _plain(value: Any) -> Any:
+    """Numbers for tensors: a float for one, a dict by index for several (a metric by class)."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.numel() == 1:
+        return float(value)
+    return {str(i): _plain(item) for i, item in enumerate(value)}

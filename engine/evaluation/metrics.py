@@ -1,0 +1,156 @@
+"""Metrics with torchmetrics' protocol: ``update(preds, target)`` a batch, ``compute()`` at the end, ``reset()``.
+
+They keep sums and counts on the device, so that no batch waits for it, and add up the ranks' when computing: a
+result is that of the whole data set, however it was cut.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ...config import CfgNode, ConfigError, Registry
+from .. import comm
+from ..modeling.build import build_loss
+
+__all__ = ["METRIC_REGISTRY", "Accuracy", "Loss", "MeanMetric", "MeanSquaredError", "Metric"]
+
+METRIC_REGISTRY = Registry("METRIC")
+"""Metrics for ``TEST.METRICS``; called with their ``ARGS`` (and ``cfg``, if that is their first parameter)."""
+
+
+class Metric(Protocol):
+    """What an evaluator needs of a metric; torchmetrics' have it."""
+
+    def update(self, preds: Any, target: Any) -> None:
+        """Take in one batch."""
+
+    def compute(self) -> Any:
+        """The value over everything taken in, on all ranks."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+
+
+class MeanMetric:
+    """A sum over samples or elements, divided by their number; subclasses say what is added in ``update``."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._sum: torch.Tensor | int = 0
+        self._count: torch.Tensor | int = 0
+
+    def add(self, total: torch.Tensor, count: torch.Tensor | int) -> None:
+        """Add a batch's sum, a scalar tensor, and the number of its terms (an int, or a scalar tensor)."""
+        if total.is_floating_point() and total.device.type != "mps":  # which has no double
+            total = total.double()
+        self._sum = self._sum + total.detach()
+        self._count = self._count + count
+
+    def compute(self) -> float:
+        """The mean over everything added on all ranks; NaN if that is nothing."""
+        shares = comm.all_gather((float(self._sum), float(self._count)))
+        total, count = (sum(values) for values in zip(*shares, strict=True))
+        return total / count if count else float("nan")
+
+
+@METRIC_REGISTRY.register()
+class Accuracy(MeanMetric):
+    """Share of the targets that are among the ``top_k`` highest scores.
+
+    Args:
+        top_k: how many of the classes count as the prediction. Beyond 1, the metric is named "accuracy_top<k>".
+    """
+
+    def __init__(self, top_k: int = 1) -> None:
+        super().__init__()
+        self.top_k = top_k
+        self.name = "accuracy" if top_k == 1 else f"accuracy_top{top_k}"
+
+    def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
+        """Take in one batch.
+
+        Args:
+            preds: class scores (N, C, ...), or class indices (N, ...) of an integer type.
+            target: class indices (N, ...).
+
+        Raises:
+            ValueError: the shapes do not fit.
+        """
+        labels = preds.shape == target.shape and not preds.is_floating_point() and self.top_k == 1
+        scores = preds.dim() == target.dim() + 1 and preds.shape[:1] + preds.shape[2:] == target.shape
+        if not (labels or scores):
+            raise ValueError(
+                "Accuracy needs scores (N, C, ...) or integer classes (N, ...) for targets (N, ...); "
+                f"got {tuple(preds.shape)} ({preds.dtype}) for {tuple(target.shape)}"
+            )
+        if labels:
+            hits = preds == target
+        elif self.top_k == 1:
+            hits = preds.argmax(1) == target
+        else:
+            hits = preds.topk(self.top_k, dim=1).indices == target.unsqueeze(1)
+        self.add(hits.sum(), target.numel())
+
+
+@METRIC_REGISTRY.register()
+class MeanSquaredError(MeanMetric):
+    """Mean over all elements of (prediction - target) squared."""
+
+    def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
+        """Take in one batch of two tensors of one shape.
+
+        Raises:
+            ValueError: the shapes differ.
+        """
+        if preds.shape != target.shape:
+            raise ValueError(
+                f"predictions {tuple(preds.shape)} and targets {tuple(target.shape)} must have the same shape"
+            )
+        self.add((preds - target).square().sum(), target.numel())
+
+
+@METRIC_REGISTRY.register()
+class Loss(MeanMetric):
+    """The loss ``MODEL.LOSS`` over the whole set, as if it had been computed in one batch.
+
+    A loss that returns a sum is divided by the number of samples; one that is not torch's counts as their mean.
+
+    Args:
+        cfg: the whole config.
+
+    Raises:
+        ConfigError: ``MODEL.LOSS`` is not set.
+    """
+
+    def __init__(self, cfg: CfgNode) -> None:
+        super().__init__()
+        loss = build_loss(cfg)
+        if loss is None:
+            raise ConfigError(
+                "TEST.METRICS: the metric Loss needs MODEL.LOSS.NAME, the loss of predictions and targets"
+            )
+        self._loss: Callable[[Any, Any], torch.Tensor] = loss
+
+    def update(self, preds: Any, target: Any) -> None:
+        """Take in one batch, as the loss takes it."""
+        loss = self._loss(preds, target)
+        if getattr(self._loss, "reduction", "mean") == "sum":
+            self.add(loss, len(target))
+            return
+        weight = _terms(self._loss, target)
+        self.add(torch.where(weight > 0, loss * weight, 0.0), weight)
+
+
+def _terms(loss: Callable[..., Any], target: torch.Tensor) -> torch.Tensor:
+    """By how much torch divided to get a batch's mean: the samples, or their classes' weights where there are some."""
+    if not isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) or target.is_floating_point():
+        return torch.tensor(len(target), device=target.device)
+    counted = target != loss.ignore_index
+    if loss.weight is None:
+        return counted.sum()
+    return (loss.weight[torch.where(counted, target, 0)] * counted).sum()

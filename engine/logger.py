@@ -1,0 +1,81 @@
+"""Log lines for a person at the console, and for the file of each rank."""
+
+import functools
+import logging
+import os
+import sys
+from typing import IO
+
+__all__ = ["setup_logger"]
+
+_LEVEL_COLORS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m", logging.CRITICAL: "\033[31m"}
+
+
+class _ConsoleFormatter(logging.Formatter):
+    """Time and message; a level only where it is not the usual one, in colour if the console has any."""
+
+    def __init__(self, color: bool) -> None:
+        super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
+        self._color = color
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        if record.levelno < logging.WARNING:
+            return line
+        line = f"{record.asctime}  {record.levelname}: {record.message}"
+        return f"{_LEVEL_COLORS[record.levelno]}{line}\033[0m" if self._color else line
+
+
+class _FileHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Of a log file that several loggers may share."""
+
+    log_path: str
+
+
+def setup_logger(
+    output: str | None = None,
+    distributed_rank: int = 0,
+    *,
+    color: bool = True,
+    name: str = "hookline",
+    abbrev_name: str | None = None,
+) -> logging.Logger:
+    """Send a logger's messages to the console (on rank 0) and to a file. May be called again to add a file.
+
+    Args:
+        output: a folder, for ``log.txt`` in it, or a file ending in .txt or .log. Other ranks' files end in
+            ``.rank1`` and so on. None: no file.
+        distributed_rank: of this process.
+        color: use colours if the console is a terminal.
+        name: of the logger; what is below it is covered too.
+        abbrev_name: accepted for detectron2's sake; the console shows no names.
+
+    Returns:
+        The logger.
+    """
+    logger = logging.getLogger(name)
+    logger.setLevel(logging.DEBUG)
+    logger.propagate = False
+    if distributed_rank == 0 and not any(type(handler) is logging.StreamHandler for handler in logger.handlers):
+        console = logging.StreamHandler(sys.stdout)
+        console.setLevel(logging.INFO)
+        console.setFormatter(_ConsoleFormatter(color and sys.stdout.isatty()))
+        logger.addHandler(console)
+    if output is not None:
+        path = output if output.endswith((".txt", ".log")) else os.path.join(output, "log.txt")
+        path = os.path.abspath(path + (f".rank{distributed_rank}" if distributed_rank > 0 else ""))
+        if not any(getattr(handler, "log_path", None) == path for handler in logger.handlers):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            handler = _FileHandler(_open_log(path))
+            handler.log_path = path
+            handler.setLevel(logging.DEBUG)
+            form = f"[%(asctime)s rank{distributed_rank}] %(name)s %(levelname)s: %(message)s"
+            handler.setFormatter(logging.Formatter(form))
+            logger.addHandler(handler)
+    return logger
+
+
+@functools.cache
+def _open_log(path: str) -> IO[str]:
+    """One stream a file, so that lines of several loggers do not overwrite each other."""
+    return open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open until the process ends)

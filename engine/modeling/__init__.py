@@ -1,0 +1,29 @@
+"""Models: how they are built from a config, what they are given, and a few small ones."""
+
+from .adapters import ModelAdapter
+from .build import (
+    LOSS_REGISTRY,
+    META_ARCH_REGISTRY,
+    MODEL_REGISTRY,
+    build_loss,
+    build_model,
+    check_model,
+    resolve_device,
+)
+from .summary import model_summary
+from .zoo import MLP, ConvNet, ResNet
+
+__all__ = [
+    "LOSS_REGISTRY",
+    "META_ARCH_REGISTRY",
+    "MLP",
+    "MODEL_REGISTRY",
+    "ConvNet",
+    "ModelAdapter",
+    "ResNet",
+    "build_loss",
+    "build_model",
+    "check_model",
+    "model_summary",
+    "resolve_device",
+]

@@ -1,0 +1,22 @@
+"""Optimisation: optimizers, parameter groups, gradient clipping and learning rate schedules."""
+
+from .build import OPTIMIZER_REGISTRY, build_lr_scheduler, build_optimizer, check_solver
+from .clipping import GradClipper, build_grad_clipper, maybe_add_gradient_clipping
+from .lr_scheduler import LRMultiplier, WarmupParamScheduler
+from .param_groups import get_default_optimizer_params, reduce_param_groups
+from .schedules import LR_SCHEDULER_REGISTRY
+
+__all__ = [
+    "LR_SCHEDULER_REGISTRY",
+    "OPTIMIZER_REGISTRY",
+    "GradClipper",
+    "LRMultiplier",
+    "WarmupParamScheduler",
+    "build_grad_clipper",
+    "build_lr_scheduler",
+    "build_optimizer",
+    "check_solver",
+    "get_default_optimizer_params",
+    "maybe_add_gradient_clipping",
+    "reduce_param_groups",
+]

@@ -1,0 +1,87 @@
+"""Gradient clipping: by value, by the global norm, or by each parameter's own norm."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ...config import CfgNode, ConfigError
+
+__all__ = ["GradClipper", "build_grad_clipper", "maybe_add_gradient_clipping"]
+
+GradClipper = Callable[[list[nn.Parameter]], torch.Tensor | None]
+"""Clips the gradients of the parameters in place; returns their global norm before that, if it had to be computed."""
+
+OptimizerOrType = TypeVar("OptimizerOrType", Optimizer, type[Optimizer])
+
+
+def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
+    """The clipper ``SOLVER.CLIP_GRADIENTS`` describes, or None where it is not enabled.
+
+    The types: "value" limits each element to [-CLIP_VALUE, CLIP_VALUE]; "norm" scales all gradients by one factor
+    so that their norm, taken over all parameters together, is at most CLIP_VALUE (Pascanu et al., arXiv:1211.5063);
+    "param_norm" does so for each parameter by itself. Norms are of order NORM_TYPE.
+
+    Raises:
+        ConfigError: CLIP_TYPE is not one of them.
+    """
+    clip = cfg.SOLVER.CLIP_GRADIENTS
+    if not clip.ENABLED:
+        return None
+    if clip.CLIP_TYPE == "value":
+        return partial(_clip_value, limit=clip.CLIP_VALUE)
+    if clip.CLIP_TYPE == "norm":
+        return partial(nn.utils.clip_grad_norm_, max_norm=clip.CLIP_VALUE, norm_type=clip.NORM_TYPE)
+    if clip.CLIP_TYPE == "param_norm":
+        return partial(_clip_each_norm, limit=clip.CLIP_VALUE, norm_type=clip.NORM_TYPE)
+    raise ConfigError(
+        f'SOLVER.CLIP_GRADIENTS.CLIP_TYPE is {clip.CLIP_TYPE!r}; use "value", "norm" (global) or "param_norm"'
+    )
+
+
+def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: OptimizerOrType) -> OptimizerOrType:
+    """Make an optimizer clip gradients in its ``step``, if ``SOLVER.CLIP_GRADIENTS`` is enabled.
+
+    The trainers clip by themselves (with :func:`build_grad_clipper`): this is for loops that do not.
+
+    Args:
+        cfg: the whole config.
+        optimizer: an optimizer, which is changed and returned, or a class, of which a subclass is returned.
+    """
+    clip = build_grad_clipper(cfg)
+    if clip is None:
+        return optimizer
+    if isinstance(optimizer, Optimizer):
+        optimizer.__class__ = _clipping_subclass(type(optimizer), clip)
+        return optimizer
+    return _clipping_subclass(optimizer, clip)
+
+
+def _clipping_subclass(base: type[Optimizer], clip: GradClipper) -> type[Optimizer]:
+    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+        def clip_all() -> None:
+            clip([parameter for group in self.param_groups for parameter in group["params"]])
+
+        def clipped_closure() -> Any:
+            loss = closure()  # type: ignore[misc]
+            clip_all()
+            return loss
+
+        if closure is not None:  # it computes the gradients, so they can be clipped only after it
+            return base.step(self, clipped_closure)
+        clip_all()
+        return base.step(self)
+
+    return type(f"{base.__name__}WithGradientClip", (base,), {"step": step})
+
+
+def _clip_value(parameters: Iterable[nn.Parameter], limit: float) -> None:
+    nn.utils.clip_grad_value_(parameters, limit)
+
+
+def _clip_each_norm(parameters: Iterable[nn.Parameter], limit: float, norm_type: float) -> None:
+    for parameter in parameters:
+        nn.utils.clip_grad_norm_(parameter, limit, norm_type)

@@ -1,0 +1,118 @@
+"""Learning rate schedules: factors of the base learning rate as a function of the run's progress.
+
+A schedule is a :class:`fvcore.common.param_scheduler.ParamScheduler`: called with ``where`` in [0, 1], it returns
+a factor. 1.0 is reached after the last update, so every schedule here is defined there too.
+"""
+
+from typing import Any
+
+from fvcore.common.param_scheduler import (
+    ConstantParamScheduler,
+    ExponentialParamScheduler,
+    LinearParamScheduler,
+    ParamScheduler,
+)
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+__all__ = ["LRMultiplier", "WarmupParamScheduler"]
+
+BEFORE_END = 1 - 2 * ParamScheduler.WHERE_EPSILON
+"""The last point at which fvcore's stepwise schedules (they add the epsilon) are defined."""
+
+
+class WarmupParamScheduler(ParamScheduler):
+    """A warm-up followed by another schedule.
+
+    Args:
+        scheduler: what follows.
+        warmup_factor: the warm-up begins at this multiple of ``scheduler(0)``.
+        warmup_length: share of the run, in [0, 1], that the warm-up takes.
+        warmup_method: "linear" rises evenly to where ``scheduler`` goes on; "exponential" rises by a constant
+            ratio; "constant" stays.
+        rescale_interval: squeeze the whole of ``scheduler`` into what the warm-up leaves. Otherwise its first
+            part is replaced.
+
+    Raises:
+        ValueError: unknown method or impossible length.
+    """
+
+    def __init__(
+        self,
+        scheduler: ParamScheduler,
+        warmup_factor: float,
+        warmup_length: float,
+        warmup_method: str = "linear",
+        rescale_interval: bool = False,
+    ) -> None:
+        if not 0.0 <= warmup_length <= 1.0:
+            raise ValueError(f"warmup_length is a share of the run, in [0, 1], not {warmup_length}")
+        start = warmup_factor * scheduler(0.0)
+        end = scheduler(0.0) if rescale_interval else value_at(scheduler, warmup_length)
+        if warmup_method == "linear":
+            self._warmup: ParamScheduler = LinearParamScheduler(start, end)
+        elif warmup_method == "constant":
+            self._warmup = ConstantParamScheduler(start)
+        elif warmup_method == "exponential":
+            if start <= 0 or end <= 0:
+                raise ValueError(f"an exponential warm-up cannot rise from {start} to {end}: both must be positive")
+            self._warmup = ExponentialParamScheduler(start, end / start)
+        else:
+            raise ValueError(f'unknown warmup_method {warmup_method!r}; use "linear", "constant" or "exponential"')
+        self._scheduler = scheduler
+        self._length = warmup_length
+        self._rescale = rescale_interval
+
+    def __call__(self, where: float) -> float:
+        if where < self._length:
+            return self._warmup(where / self._length)
+        if self._rescale and self._length < 1.0:
+            where = (where - self._length) / (1.0 - self._length)
+        return value_at(self._scheduler, where)
+
+
+class LRMultiplier(LRScheduler):
+    """A torch scheduler that sets each group's learning rate to its initial one times a schedule's factor.
+
+    Call ``step()`` once after each update. After ``max_iter`` updates the schedule stays at its end.
+
+    Args:
+        optimizer: whose learning rates.
+        multiplier: factor as a function of progress.
+        max_iter: updates of the whole run.
+        last_iter: number of the last update made; -1 for a new run.
+    """
+
+    def __init__(self, optimizer: Optimizer, multiplier: ParamScheduler, max_iter: int, last_iter: int = -1) -> None:
+        if not isinstance(multiplier, ParamScheduler):
+            raise TypeError(f"multiplier must be a fvcore ParamScheduler, not {multiplier!r}")
+        if max_iter < 1:
+            raise ValueError(f"max_iter must be positive, not {max_iter}")
+        self._multiplier = multiplier
+        self._max_iter = max_iter
+        super().__init__(optimizer, last_epoch=last_iter)
+
+    def get_lr(self) -> list[Any]:
+        """The learning rate of each group at the present iteration."""
+        factor = value_at(self._multiplier, min(self.last_epoch / self._max_iter, 1.0))
+        return [base_lr * factor for base_lr in self.base_lrs]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain numbers; the schedule itself comes from the config."""
+        return {"base_lrs": list(self.base_lrs), "last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on at a saved position. The optimizer's learning rates are in its own state, and are left alone."""
+        self.base_lrs = list(state_dict["base_lrs"])
+        self.last_epoch = state_dict["last_epoch"]
+        self._last_lr = self.get_lr()
+
+
+def value_at(schedule: ParamScheduler, where: float) -> float:
+    """A schedule's value, also at the end, where fvcore's constant and stepwise ones raise."""
+    try:
+        return schedule(where)
+    except (IndexError, RuntimeError):
+        if where < BEFORE_END:
+            raise
+        return schedule(BEFORE_END)

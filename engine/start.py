@@ -1,0 +1,261 @@
+"""The first second of a run: arguments, checks, folder, log, seed."""
+
+import argparse
+import logging
+import os
+import platform
+import random
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+import hookline
+
+from ..config import CfgNode, ConfigError, UnknownKeyError, component, get_cfg, suggest
+from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+from . import comm
+from .data import check_data
+from .evaluation import check_evaluation
+from .files import replace_text
+from .logger import setup_logger
+from .modeling import check_model
+from .solver import check_solver
+
+__all__ = [
+    "check_config",
+    "config_errors_exit",
+    "default_argument_parser",
+    "default_setup",
+    "default_writers",
+    "seed_all_rng",
+]
+
+logger = logging.getLogger(__name__)
+
+# What a run leaves in its folder, see set_aside.
+_RUN_FILES = ("config.yaml", "log.txt", "metrics.json", "last_checkpoint", "events.out.tfevents", "inference")
+
+
+def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
+    """The command line of the tools, with detectron2's options.
+
+    Args:
+        epilog: shown at the end of ``--help``; by default some examples.
+    """
+    parser = argparse.ArgumentParser(
+        epilog=epilog or _EXAMPLES.format(prog=sys.argv[0]), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--config-file", default="", metavar="FILE", help="YAML file of the run")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT_DIR")
+    parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS on DATASETS.TEST and stop")
+    parser.add_argument("--num-gpus", type=int, default=1, help="processes on this machine (one a GPU)")
+    parser.add_argument("--num-machines", type=int, default=1, help="machines that train together")
+    parser.add_argument("--machine-rank", type=int, default=0, help="number of this machine, from 0")
+    parser.add_argument("--dist-url", default="auto", help="address of machine 0, for several machines")
+    parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config keys and their values, as pairs")
+    return parser
+
+
+_EXAMPLES = """examples:
+  train:            {prog} --config-file configs/digits/convnet.yaml
+  change some keys: {prog} --config-file configs/digits/convnet.yaml SOLVER.BASE_LR 0.01 SEED 7
+  go on:            {prog} --config-file configs/digits/convnet.yaml --resume
+  evaluate:         {prog} --config-file configs/digits/convnet.yaml --eval-only MODEL.WEIGHTS path/to/model.pth
+"""
+
+
+@contextmanager
+def config_errors_exit() -> Iterator[None]:
+    """Within it a :class:`ConfigError` ends the program with exit code 2 and its message, without a traceback."""
+    try:
+        yield
+    except ConfigError as error:
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2) from None
+
+
+def check_config(cfg: CfgNode) -> None:
+    """Check what a config says, before any data is read or any file is written.
+
+    Names of components must exist, their arguments must fit their signatures, files must be there. Names left empty
+    are not checked: a script may build those parts itself.
+
+    Raises:
+        ConfigError: something is wrong; the message names the key, and what to do.
+    """
+    for check in (check_model, check_data, check_solver, check_evaluation, _check_hooks, _check_weights, _check_best):
+        check(cfg)
+    if cfg.SOLVER.ACCUMULATION_STEPS < 1:
+        raise ConfigError(f"SOLVER.ACCUMULATION_STEPS: must be at least 1, not {cfg.SOLVER.ACCUMULATION_STEPS}")
+    if not cfg.OUTPUT_DIR:
+        raise ConfigError("OUTPUT_DIR: is empty; give the run a folder")
+    if os.path.exists(cfg.OUTPUT_DIR) and not os.path.isdir(cfg.OUTPUT_DIR):
+        raise ConfigError(f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is there, and is not a folder")
+
+
+def _check_hooks(cfg: CfgNode) -> None:
+    for index, entry in enumerate(cfg.HOOKS):
+        name, args = component(entry)
+        HOOK_REGISTRY.check(name, args, offered=HOOK_OFFERS, key=f"HOOKS[{index}].ARGS")
+    for index, entry in enumerate(cfg.LOG.WRITERS):
+        name, args = component(entry)
+        WRITER_REGISTRY.check(name, args, offered=WRITER_OFFERS, key=f"LOG.WRITERS[{index}].ARGS")
+
+
+HOOK_OFFERS = ("cfg", "checkpointer", "model", "optimizer", "eval_function")
+"""Arguments that hooks of a config are given by the trainer, where they take them."""
+WRITER_OFFERS = ("output_dir", "max_iter", "window_size")
+"""Arguments that writers of a config are given by the trainer, where they take them."""
+
+
+def _check_weights(cfg: CfgNode) -> None:
+    path = cfg.MODEL.WEIGHTS
+    if not path or "://" in path or os.path.isfile(path):
+        return
+    folder = os.path.dirname(path) or "."
+    near = suggest(os.path.basename(path), os.listdir(folder)) if os.path.isdir(folder) else ""
+    raise ConfigError(f"MODEL.WEIGHTS: there is no file {path}{near}")
+
+
+def _check_best(cfg: CfgNode) -> None:
+    """A monitor that no evaluation will ever put is found now, as far as the default evaluator's names are known."""
+    monitor = cfg.CHECKPOINT.BEST.METRIC
+    if not monitor:
+        return
+    if not cfg.DATASETS.TEST:
+        raise ConfigError(f"CHECKPOINT.BEST.METRIC: {monitor!r} needs an evaluation, but DATASETS.TEST is empty")
+    sets = [component(entry)[0] for entry in cfg.DATASETS.TEST]
+    if "/" in monitor and monitor.split("/")[0] not in sets and cfg.TEST.EVALUATOR.NAME == "MetricsEvaluator":
+        raise UnknownKeyError(
+            f"CHECKPOINT.BEST.METRIC: {monitor!r} is of no test set (DATASETS.TEST: {', '.join(sets)})"
+            f"{suggest(monitor.split('/')[0], sets)}"
+        )
+
+
+def default_setup(cfg: CfgNode, args: Any) -> None:
+    """Check the config, make the run's folder, start its log, and seed the random number generators.
+
+    1. :func:`check_config`; nothing is written if it fails.
+    2. What an earlier run left in OUTPUT_DIR is set aside, unless this one resumes it or only evaluates.
+    3. The log begins, with the environment, the command line, and what the config changes of the defaults.
+    4. The full config is saved as ``OUTPUT_DIR/config.yaml``.
+    5. Everything random is seeded with SEED; one is drawn if it is negative, and put into ``cfg``.
+
+    Args:
+        cfg: the full config.
+        args: the parsed command line; anything without ``resume`` or ``eval_only`` is fine.
+
+    Raises:
+        ConfigError: the config is not sound.
+    """
+    check_config(cfg)
+    output_dir, rank = cfg.OUTPUT_DIR, comm.get_rank()
+    resume, eval_only = bool(getattr(args, "resume", False)), bool(getattr(args, "eval_only", False))
+    _choose_seed(cfg, resume)
+    if comm.is_main_process():
+        moved = "" if resume or eval_only else set_aside(output_dir, keep=cfg.MODEL.WEIGHTS)
+        os.makedirs(output_dir, exist_ok=True)
+    setup_logger(output_dir, distributed_rank=rank, name="fvcore")
+    setup_logger(output_dir, distributed_rank=rank)
+    logger.info("hookline %s, %s", hookline.__version__, describe_environment())
+    logger.debug("Command line: %s", " ".join(sys.argv))
+    if comm.is_main_process():
+        if moved:
+            logger.info("What an earlier run left in %s is now in %s", output_dir, moved)
+        _log_diff(cfg)
+        if not eval_only:
+            path = os.path.join(output_dir, "config.yaml")
+            replace_text(path, cfg.dump(sort_keys=False))
+            logger.info("Full config: %s", path)
+    seed_all_rng(cfg.SEED + rank)
+    # Evaluation only runs each shape once or twice: timing algorithms would cost more than it gains.
+    torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
+    if cfg.FLOAT32_PRECISION:
+        torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+
+
+def _choose_seed(cfg: CfgNode, resume: bool) -> None:
+    """Draw a seed if none is set; a resumed run goes on with the one that was drawn for it."""
+    if cfg.SEED >= 0:
+        return
+    seed = -1
+    saved = os.path.join(cfg.OUTPUT_DIR, "config.yaml")
+    if resume and os.path.isfile(saved):
+        seed = CfgNode.load_yaml_with_base(saved).get("SEED", -1)
+    if seed < 0:
+        seed = comm.all_gather(int.from_bytes(os.urandom(4), "little") % 2**31)[0]
+    frozen = cfg.is_frozen()
+    cfg.defrost()
+    cfg.SEED = seed
+    if frozen:
+        cfg.freeze()
+
+
+def _log_diff(cfg: CfgNode) -> None:
+    changes = cfg.diff(get_cfg())
+    lines = [f"  {key} = {value!r}" for key, (_, value) in changes.items()]
+    logger.info("Config, where it differs from the defaults:\n%s", "\n".join(lines) or "  nowhere")
+
+
+def set_aside(output_dir: str, keep: str = "") -> str:
+    """Move what an earlier run left in ``output_dir`` to ``output_dir/previous_001`` (002, ...).
+
+    Args:
+        output_dir: a run's folder.
+        keep: a file that stays where it is: the weights this run starts from.
+
+    Returns:
+        Where it was moved; empty if there was nothing.
+    """
+    if not os.path.isdir(output_dir):
+        return ""
+    found = [name for name in sorted(os.listdir(output_dir)) if name.startswith(_RUN_FILES) or name.endswith(".pth")]
+    found = [name for name in found if not (keep and _same_file(os.path.join(output_dir, name), keep))]
+    if not found:
+        return ""
+    number = 1
+    while os.path.exists(target := os.path.join(output_dir, f"previous_{number:03d}")):
+        number += 1
+    os.makedirs(target)
+    for name in found:
+        os.rename(os.path.join(output_dir, name), os.path.join(target, name))
+    return target
+
+
+def _same_file(path: str, other: str) -> bool:
+    return os.path.exists(other) and os.path.samefile(path, other)
+
+
+def seed_all_rng(seed: int) -> None:
+    """Seed python's, numpy's and torch's random number generators.
+
+    Args:
+        seed: not negative.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def describe_environment() -> str:
+    """Versions and devices, in a line."""
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
+    return f"torch {torch.__version__}, Python {platform.python_version()}, {device}, {platform.node()}"
+
+
+def default_writers(output_dir: str, max_iter: int | None = None) -> Sequence[EventWriter]:
+    """The console, ``metrics.json`` and TensorBoard.
+
+    Args:
+        output_dir: folder of the files.
+        max_iter: the total number of iterations, for the ETA.
+    """
+    return [
+        CommonMetricPrinter(max_iter),
+        JSONWriter(os.path.join(output_dir, "metrics.json")),
+        TensorboardXWriter(output_dir),
+    ]

@@ -1,0 +1,73 @@
+"""The state of the process that a checkpoint must hold: random number generators, as plain data."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["capture_rng", "restore_rng", "to_plain"]
+
+
+def capture_rng() -> dict[str, Any]:
+    """The state of python's, numpy's, torch's and each GPU's generator, loadable with ``weights_only=True``."""
+    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # type: ignore[misc]
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def restore_rng(state: dict[str, Any]) -> None:
+    """Set the generators to what :func:`capture_rng` returned."""
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))
+    name, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def to_plain(value: Any) -> Any:
+    """Turn numpy scalars and arrays, deques, default dicts, paths and the like into what loads without pickle.
+
+    Raises:
+        TypeError: something has no plain form; the message says where it stands.
+    """
+    return _plain(value, "state")
+
+
+def _plain(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, bool | str | bytes | torch.Tensor | torch.Size | torch.dtype | torch.device):
+        return value if type(value) is not torch.nn.Parameter else value.detach()
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, int | float | complex):
+        return value if type(value) in (int, float, complex) else _number(value)
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy())
+    if isinstance(value, dict) or hasattr(value, "items"):
+        plain = {_plain(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+        return plain
+    if isinstance(value, tuple):
+        return tuple(_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
+    if isinstance(value, set | frozenset):
+        return {_plain(item, where) for item in value}
+    if hasattr(value, "__iter__"):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    if hasattr(value, "__fspath__"):
+        return value.__fspath__()
+    raise TypeError(
+        f"{where} is a {type(value).__name__}, which cannot be saved: checkpoints hold tensors and plain data "
+        "(numbers, strings, lists, dicts), so that loading one never runs code"
+    )
+
+
+def _number(value: Any) -> Any:
+    """An int or float out of a subclass of it, such as an IntEnum."""
+    return int(value) if isinstance(value, int) else float(value)

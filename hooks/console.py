@@ -1,0 +1,77 @@
+"""Metrics for a person who watches."""
+
+import datetime
+import logging
+import time
+
+import torch
+
+from .events import EventStorage, get_event_storage
+from .writers import WRITER_REGISTRY, EventWriter
+
+__all__ = ["CommonMetricPrinter"]
+
+
+@WRITER_REGISTRY.register()
+class CommonMetricPrinter(EventWriter):
+    """Logs one line of progress: ETA, iteration, losses, learning rate, time and data time a step, GPU memory.
+
+    Args:
+        max_iter: the last iteration plus one, for the ETA; None: no ETA.
+        window_size: iterations over which losses and times are reported as their median.
+    """
+
+    def __init__(self, max_iter: int | None = None, window_size: int = 20) -> None:
+        self.logger = logging.getLogger(__name__)
+        self._max_iter = max_iter
+        self._window_size = window_size
+        self._last_write: tuple[int, float] | None = None  # iteration and time of the last line
+
+    def resume(self, start_iter: int) -> None:
+        self._last_write = None
+
+    def write(self) -> None:
+        storage = get_event_storage()
+        iteration = storage.iter
+        if iteration == self._max_iter:
+            return  # after the end there is no progress to report
+        if self._last_write is not None and self._last_write[0] == iteration:
+            return  # it was asked for twice in one step
+        metrics = storage.latest_with_smoothing_hint(self._window_size)
+        parts = [self._eta(storage, iteration), self._iteration(iteration)]
+        parts += [f"{name}: {value:.4g}" for name, (value, _) in metrics.items() if "loss" in name]
+        for name, label in (("time", "time"), ("data_time", "data_time")):
+            if name in metrics:
+                parts.append(f"{label}: {_seconds(metrics[name][0])}")
+        if "lr" in metrics:
+            parts.append(f"lr: {metrics['lr'][0]:.5g}")
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            parts.append(f"max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M")
+        self._last_write = (iteration, time.perf_counter())
+        self.logger.info("  ".join(part for part in parts if part))
+
+    def _iteration(self, iteration: int) -> str:
+        return f"iter: {iteration}" if self._max_iter is None else f"iter: {iteration}/{self._max_iter}"
+
+    def _eta(self, storage: EventStorage, iteration: int) -> str:
+        """Time left, from the steps' median time, or else from the time since the last line."""
+        if self._max_iter is None:
+            return ""
+        left = max(self._max_iter - iteration - 1, 0)
+        histories = storage.histories()
+        if "time" in histories:
+            step = histories["time"].median(1000)
+            storage.put_scalar("eta_seconds", step * left, smoothing_hint=False)
+        elif self._last_write is not None and iteration > self._last_write[0]:
+            step = (time.perf_counter() - self._last_write[1]) / (iteration - self._last_write[0])
+        else:
+            return ""
+        return f"eta: {datetime.timedelta(seconds=int(step * left))}"
+
+
+def _seconds(value: float) -> str:
+    """A time a person can compare at a glance: microseconds, milliseconds or seconds."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}"
+    return f"{value / 1e-6:.3g} us"

@@ -1,0 +1,350 @@
+"""The storage that metrics travel through, from whoever measures them to the writers.
+
+Putting a metric appends to a list; nothing is converted, smoothed or copied from a device until somebody reads.
+"""
+
+import logging
+import math
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..config import suggest
+from .history import HistoryBuffer
+
+__all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage"]
+
+logger = logging.getLogger(__name__)
+
+Row = tuple[int, dict[str, float]]
+"""One line of metrics: the iteration, and the values by name."""
+
+# A plain list and not a context variable, so that threads started by a run see its storage.
+_STORAGES: list["EventStorage"] = []
+
+# Reading early when this many puts are waiting keeps memory bounded in a run without writers.
+_MAX_PENDING = 4096
+# Values that no writer has asked for yet; old ones go when a run has no writers.
+_MAX_POINTS = 4096
+_MAX_IMAGES = 64
+
+
+def get_event_storage() -> "EventStorage":
+    """The storage of the run in progress.
+
+    Raises:
+        RuntimeError: outside of ``with EventStorage(...)``, that is, when nothing is training.
+    """
+    if not _STORAGES:
+        raise RuntimeError("get_event_storage() works inside 'with EventStorage(...)', so while a trainer trains")
+    return _STORAGES[-1]
+
+
+def has_event_storage() -> bool:
+    """Whether a storage is active."""
+    return bool(_STORAGES)
+
+
+class EventStorage:
+    """Collects scalars, images, histograms and texts of a run, by name and iteration.
+
+    A scalar put with ``smoothing_hint`` (a loss, a time: noisy, put at every step) is reported by writers as the
+    median over a window; one without (an accuracy, a learning rate) as it is. Names may hold slashes: writers
+    group by what stands before the first one.
+
+    Args:
+        start_iter: the iteration to start from.
+    """
+
+    def __init__(self, start_iter: int = 0) -> None:
+        self._iter = int(start_iter)
+        self._prefix = ""
+        # Puts that nobody has read yet: (iteration, values, smoothing hint), in the order they came.
+        self._pending: list[tuple[int, dict[str, Any], bool]] = []
+        self._history: dict[str, HistoryBuffer] = {}
+        self._smoothing_hints: dict[str, bool] = {}
+        # Every value gets a number, so that a writer can ask for what came since its last turn.
+        self._seq = 0
+        self._last_seq: dict[str, int] = {}
+        self._points: deque[tuple[int, int, str, float]] = deque(maxlen=_MAX_POINTS)
+        self._images: deque[tuple[int, int, str, torch.Tensor]] = deque(maxlen=_MAX_IMAGES)
+        self._histograms: deque[tuple[int, int, dict[str, Any]]] = deque(maxlen=_MAX_IMAGES)
+        self._texts: deque[tuple[int, int, str, str]] = deque(maxlen=_MAX_POINTS)
+        self.nonfinite: dict[str, int] = {}
+        """Names whose value was NaN or infinite, with the first iteration where it was."""
+
+    # ------------------------------------------------------------------ putting
+
+    def put_scalar(self, name: str, value: Any, smoothing_hint: bool = True, cur_iter: int | None = None) -> None:
+        """Add one scalar.
+
+        Args:
+            name: of the metric; the active :meth:`name_scope` comes before it.
+            value: a number, or a tensor with one element. A tensor on a GPU stays there until somebody reads.
+            smoothing_hint: whether writers report the median over a window (True) or the value itself.
+            cur_iter: the iteration it belongs to, if not the present one.
+
+        Raises:
+            TypeError: ``value`` is not one number; the message names the metric.
+        """
+        if type(value) is not float:
+            value = _as_scalar(name, value)
+        self._put({self._prefix + name if self._prefix else name: value}, smoothing_hint, cur_iter)
+
+    def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
+        """Add several scalars at once; see :meth:`put_scalar`.
+
+        Example: ``storage.put_scalars(loss=loss, accuracy=0.5)``
+        """
+        for name, value in kwargs.items():
+            if type(value) is not float:
+                kwargs[name] = _as_scalar(name, value)
+        if self._prefix:
+            kwargs = {self._prefix + name: value for name, value in kwargs.items()}
+        self._put(kwargs, smoothing_hint, cur_iter)
+
+    def _put(self, values: dict[str, Any], smoothing_hint: bool, cur_iter: int | None) -> None:
+        self._pending.append((self._iter if cur_iter is None else int(cur_iter), values, smoothing_hint))
+        if len(self._pending) >= _MAX_PENDING:
+            self._resolve()
+
+    def put_image(self, img_name: str, img_tensor: Any) -> None:
+        """Add an image for the writers that show images.
+
+        Args:
+            img_name: its name.
+            img_tensor: of shape (3, H, W) or (1, H, W), uint8 in [0, 255] or float in [0, 1], RGB.
+        """
+        image = torch.as_tensor(img_tensor).detach().clone()
+        self._images.append((self._next_seq(), self._iter, self._prefix + img_name, image))
+
+    def put_histogram(self, hist_name: str, hist_tensor: torch.Tensor, bins: int = 1000) -> None:
+        """Add the histogram of a tensor's values.
+
+        Args:
+            hist_name: its name.
+            hist_tensor: values of any shape; not kept, only counted.
+            bins: number of equal bins between the least and the greatest value.
+        """
+        values = hist_tensor.detach().flatten().float()
+        low, high = values.min().item(), values.max().item()
+        counts = torch.histc(values, bins)
+        edges = torch.linspace(low, high, steps=bins + 1)
+        hist = {
+            "tag": self._prefix + hist_name,
+            "min": low,
+            "max": high,
+            "num": values.numel(),
+            "sum": values.sum().item(),
+            "sum_squares": (values**2).sum().item(),
+            "bucket_limits": edges[1:].tolist(),
+            "bucket_counts": counts.tolist(),
+            "global_step": self._iter,
+        }
+        self._histograms.append((self._next_seq(), self._iter, hist))
+
+    def put_text(self, name: str, text: str) -> None:
+        """Add a text, such as a sample that a language model wrote."""
+        self._texts.append((self._next_seq(), self._iter, self._prefix + name, text))
+
+    @contextmanager
+    def name_scope(self, name: str) -> Iterator[None]:
+        """Within it ``name/`` stands before every name put; scopes nest."""
+        outer = self._prefix
+        self._prefix = outer + name.rstrip("/") + "/"
+        try:
+            yield
+        finally:
+            self._prefix = outer
+
+    # ------------------------------------------------------------------ iteration
+
+    @property
+    def iter(self) -> int:
+        """The present iteration; within a step the same as the trainer's."""
+        return self._iter
+
+    @iter.setter
+    def iter(self, value: int) -> None:
+        self._iter = int(value)
+
+    @property
+    def iteration(self) -> int:
+        """The same as :attr:`iter`, under the name it had in early detectron2."""
+        return self._iter
+
+    def step(self) -> None:
+        """Advance :attr:`iter` by one, for loops of one's own; trainers set it."""
+        self._iter += 1
+
+    # ------------------------------------------------------------------ reading
+
+    def history(self, name: str) -> HistoryBuffer:
+        """The window of values of one metric.
+
+        Raises:
+            KeyError: nothing was put under that name; the message lists the names there are.
+        """
+        self._resolve()
+        if name not in self._history:
+            there = ", ".join(self._history) or "none yet"
+            raise KeyError(f"no metric {name!r}{suggest(name, self._history)}. Metrics: {there}")
+        return self._history[name]
+
+    def histories(self) -> dict[str, HistoryBuffer]:
+        """All windows, by name."""
+        self._resolve()
+        return self._history
+
+    def latest(self) -> dict[str, tuple[float, int]]:
+        """The last value of every scalar and the iteration it was put at."""
+        self._resolve()
+        return {name: (history.latest(), history.latest_iter()) for name, history in self._history.items()}
+
+    def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
+        """Like :meth:`latest`, with the median over the last ``window_size`` iterations where smoothing is hinted."""
+        self._resolve()
+        return {name: (self._smoothed(name, window_size), h.latest_iter()) for name, h in self._history.items()}
+
+    def count_samples(self, name: str, window_size: int = 20) -> int:
+        """How many values of ``name`` were put in the last ``window_size`` iterations in which it was put."""
+        history = self.history(name)
+        return history.count_since(history.latest_iter() - window_size)
+
+    def smoothing_hints(self) -> dict[str, bool]:
+        """The smoothing hint of every scalar."""
+        self._resolve()
+        return self._smoothing_hints
+
+    def rows(self, window_size: int = 20, since: int = 0) -> tuple[list[Row], int]:
+        """What came since a reader's last turn, as rows.
+
+        A smoothed metric appears once, as its median, at the iteration it was last put at. Of an unsmoothed one
+        every value appears, except that a series put at each single iteration (a learning rate) is sampled: of
+        a run of consecutive iterations the last is reported.
+
+        Args:
+            window_size: iterations the medians run over.
+            since: the number returned by the reader's last call; 0 at first.
+
+        Returns:
+            The rows with ascending iterations, and the number to pass next time.
+        """
+        self._resolve()
+        rows: dict[int, dict[str, float]] = {}
+        for seq, iteration, name, value in self._points:
+            if seq > since:
+                rows.setdefault(iteration, {})[name] = value
+        for name, seq in self._last_seq.items():
+            if seq > since:
+                iteration = self._history[name].latest_iter()
+                rows.setdefault(iteration, {})[name] = self._smoothed(name, window_size)
+        return sorted(rows.items()), self._seq
+
+    def images(self, since: int = 0) -> list[tuple[int, str, torch.Tensor]]:
+        """(iteration, name, image) of the images that came after number ``since``; see :meth:`rows`."""
+        return [entry[1:] for entry in self._images if entry[0] > since]
+
+    def histograms(self, since: int = 0) -> list[tuple[int, dict[str, Any]]]:
+        """(iteration, parameters of SummaryWriter.add_histogram_raw) of the histograms after number ``since``."""
+        return [entry[1:] for entry in self._histograms if entry[0] > since]
+
+    def texts(self, since: int = 0) -> list[tuple[int, str, str]]:
+        """(iteration, name, text) of the texts that came after number ``since``."""
+        return [entry[1:] for entry in self._texts if entry[0] > since]
+
+    def clear_images(self) -> None:
+        """Forget all images, for writers of one's own; hookline's keep their place instead."""
+        self._images.clear()
+
+    def clear_histograms(self) -> None:
+        """Forget all histograms; see :meth:`clear_images`."""
+        self._histograms.clear()
+
+    @property
+    def _vis_data(self) -> list[tuple[str, torch.Tensor, int]]:
+        return [(name, image, iteration) for _, iteration, name, image in self._images]
+
+    # ------------------------------------------------------------------ inside
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def _smoothed(self, name: str, window_size: int) -> float:
+        history = self._history[name]
+        if not self._smoothing_hints[name]:
+            return history.latest()
+        return history.median(max(1, history.count_since(history.latest_iter() - window_size)))
+
+    def _resolve(self) -> None:
+        """Bring the pending values over from their devices, in one copy each, and file them."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        _fetch_tensors(pending)
+        for iteration, values, smoothing_hint in pending:
+            for name, value in values.items():
+                self._file(name, value, iteration, smoothing_hint)
+
+    def _file(self, name: str, value: float, iteration: int, smoothing_hint: bool) -> None:
+        history = self._history.get(name)
+        if history is None:
+            history = self._history[name] = HistoryBuffer()
+        elif not smoothing_hint and history.latest_iter() < iteration - 1:
+            self._points.append((self._last_seq[name], history.latest_iter(), name, history.latest()))
+        self._smoothing_hints[name] = smoothing_hint
+        history.update(value, iteration)
+        self._last_seq[name] = self._next_seq()
+        if not math.isfinite(value):
+            self.nonfinite.setdefault(name, iteration)
+
+    def __enter__(self) -> "EventStorage":
+        _STORAGES.append(self)
+        return self
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        # By identity: the storage of a run that ended out of order is not popped for another's.
+        for index in range(len(_STORAGES) - 1, -1, -1):
+            if _STORAGES[index] is self:
+                del _STORAGES[index]
+                break
+
+
+def _as_scalar(name: str, value: Any) -> Any:
+    """A float; or, for a tensor on a device, a copy of it there, which later changes in place cannot reach."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise TypeError(f"metric {name!r} must be one number, not a tensor of shape {tuple(value.shape)}")
+        return value.item() if value.device.type == "cpu" else value.detach().clone().reshape(())
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metric {name!r} must be a number or a tensor with one element, not {value!r}") from error
+
+
+def _fetch_tensors(pending: list[tuple[int, dict[str, Any], bool]]) -> None:
+    """Replace the tensors in ``pending`` by floats: one stack and one copy a device."""
+    by_device: dict[torch.device, list[tuple[dict[str, Any], str]]] = {}
+    for _, values, _ in pending:
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                by_device.setdefault(value.device, []).append((values, name))
+    for places in by_device.values():
+        numbers = torch.stack([values[name].to(torch.float32) for values, name in places]).tolist()
+        for (values, name), number in zip(places, numbers, strict=True):
+            values[name] = number
+
+
+def flatten_names(results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turn nested results into ``{"a/b": value}``."""
+    flat: dict[str, Any] = {}
+    for name, value in results.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten_names(value, f"{prefix}{name}/"))
+        else:
+            flat[prefix + name] = value
+    return flat

@@ -1,0 +1,49 @@
+"""Maps the top-level folders config/, hooks/ and engine/ to hookline.config, hookline.hooks and hookline.engine."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "src/hookline/__init__.py").read_text())[1]
+FOLDERS = ("config", "hooks", "engine")
+
+packages = ["hookline"]
+for folder in FOLDERS:
+    packages.append(f"hookline.{folder}")
+    packages += [f"hookline.{folder}.{name}" for name in find_packages(str(ROOT / folder))]
+
+EXTRAS = {
+    "digits": ["scikit-learn>=1.3"],
+    "console": ["rich>=13"],
+    "plots": ["matplotlib>=3.8"],
+    "metrics": ["torchmetrics>=1.4"],
+    "safetensors": ["safetensors>=0.4.3"],
+}
+EXTRAS["all"] = sorted({name for names in EXTRAS.values() for name in names})
+EXTRAS["dev"] = [*EXTRAS["all"], "build", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "types-PyYAML"]
+
+setup(
+    name="hookline",
+    version=VERSION,
+    description="A training engine for PyTorch: one loop, with hooks along it",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=packages,
+    package_dir={"hookline": "src/hookline", **{f"hookline.{folder}": folder for folder in FOLDERS}},
+    package_data={"hookline": ["py.typed"]},
+    install_requires=[
+        "torch>=2.6",
+        "fvcore>=0.1.5.post20221221",
+        "yacs>=0.1.8",
+        "iopath>=0.1.9",
+        "tensorboard>=2.15",
+        "numpy>=1.26",
+    ],
+    extras_require=EXTRAS,
+    zip_safe=False,
+)

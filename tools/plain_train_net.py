@@ -1,0 +1,107 @@
+#!/usr/bin/env python
+"""The same job as train_net.py, as a plain loop that anybody can read and change.
+
+It uses hookline's parts (config, data, model, optimizer, schedule, checkpoints, metrics) without its trainers or
+hooks. Start here if your training does not fit a trainer at all.
+
+    python tools/plain_train_net.py --config-file configs/digits/convnet.yaml
+"""
+
+import argparse
+import logging
+
+import torch
+
+from hookline.config import CfgNode, component, get_cfg
+from hookline.engine import config_errors_exit, default_argument_parser, default_setup, default_writers, launch
+from hookline.engine.checkpoint import Checkpointer, PeriodicCheckpointer
+from hookline.engine.data import EpochIterator, build_test_loader, build_train_loader, move_to_device
+from hookline.engine.defaults import resolve_lengths
+from hookline.engine.evaluation import build_evaluator, format_results, inference_on_dataset
+from hookline.engine.modeling import ModelAdapter, build_loss, build_model, resolve_device
+from hookline.engine.solver import build_grad_clipper, build_lr_scheduler, build_optimizer
+from hookline.config import Duration
+from hookline.hooks import EventStorage
+
+logger = logging.getLogger("hookline.plain")
+
+
+def evaluate(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter) -> dict:
+    """Metrics of each test set."""
+    results: dict = {}
+    for name in (component(entry)[0] for entry in cfg.DATASETS.TEST):
+        loader, evaluator = build_test_loader(cfg, name), build_evaluator(cfg, name)
+        results |= inference_on_dataset(model, loader, evaluator, predict=adapter.predict)
+    return results
+
+
+def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: bool) -> None:
+    """Train ``model`` as the config says."""
+    model.train()
+    device = resolve_device(cfg.MODEL.DEVICE)
+    optimizer = build_optimizer(cfg, model)
+    loader = build_train_loader(cfg)
+    cfg = resolve_lengths(cfg, len(loader))
+    scheduler = build_lr_scheduler(cfg, optimizer)
+    clip = build_grad_clipper(cfg)
+    batches = EpochIterator(loader)
+
+    max_iter = cfg.SOLVER.MAX_ITER
+    checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, optimizer=optimizer, scheduler=scheduler, data=batches)
+    start_iter = checkpointer.resume_or_load(cfg.MODEL.WEIGHTS, resume=resume).get("iteration", -1) + 1
+    period = Duration.parse(cfg.SOLVER.CHECKPOINT_PERIOD).iterations(len(loader)) or max_iter
+    periodic_checkpointer = PeriodicCheckpointer(checkpointer, period, max_iter=max_iter)
+
+    writers = default_writers(cfg.OUTPUT_DIR, max_iter)
+    for writer in writers:
+        writer.resume(start_iter)
+    logger.info("Starting training from iteration %d", start_iter)
+    with EventStorage(start_iter) as storage:
+        for iteration in range(start_iter, max_iter):
+            storage.iter = iteration
+            losses = adapter.losses(model, move_to_device(next(batches), device))
+            total = sum(losses.values())
+            optimizer.zero_grad()
+            total.backward()
+            if clip is not None:
+                clip(list(model.parameters()))
+            optimizer.step()
+
+            storage.put_scalars(total_loss=total, **losses)
+            storage.put_scalar("lr", optimizer.param_groups[0]["lr"], smoothing_hint=False)
+            scheduler.step()
+            if (iteration + 1) % 20 == 0 or iteration + 1 == max_iter:
+                for writer in writers:
+                    writer.write()
+            periodic_checkpointer.step(iteration)
+
+        storage.iter = max_iter
+        results = evaluate(cfg, model, adapter)
+        for name, metrics in results.items():
+            with storage.name_scope(name):
+                storage.put_scalars(**metrics, smoothing_hint=False)
+        for writer in writers:
+            writer.write()
+            writer.close()
+    logger.info("Results:\n%s", format_results(results))
+
+
+def main(args: argparse.Namespace) -> None:
+    """One process of the run."""
+    cfg = get_cfg()
+    if args.config_file:
+        cfg.merge_from_file(args.config_file)
+    cfg.merge_from_list(args.opts)
+    default_setup(cfg, args)
+    model, adapter = build_model(cfg), ModelAdapter(build_loss(cfg))
+    if args.eval_only:
+        Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(cfg.MODEL.WEIGHTS, resume=args.resume)
+        logger.info("Results:\n%s", format_results(evaluate(cfg, model, adapter)))
+        return
+    train(cfg, model, adapter, args.resume)
+
+
+if __name__ == "__main__":
+    args = default_argument_parser().parse_args()
+    with config_errors_exit():
+        launch(main, args.num_gpus, args.num_machines, args.machine_rank, args.dist_url, args=(args,))

@@ -1,0 +1,68 @@
+#!/usr/bin/env python
+"""Train or evaluate the model that a config file describes.
+
+    python tools/train_net.py --config-file configs/digits/convnet.yaml
+
+For a model, data or hooks of your own, name them in the config ("my_package.nets:Net"), or copy this script and
+subclass DefaultTrainer in it.
+"""
+
+import argparse
+
+from hookline.config import CfgNode, ConfigError, get_cfg
+from hookline.engine import (
+    DefaultTrainer,
+    check_config,
+    config_errors_exit,
+    default_argument_parser,
+    default_setup,
+    launch,
+)
+from hookline.engine.checkpoint import Checkpointer
+from hookline.engine.evaluation import format_results, verify_results
+
+
+def setup(args: argparse.Namespace) -> CfgNode:
+    """The run's config: defaults, then the file, then the command line; checked, before anything is written."""
+    cfg = get_cfg()
+    if args.config_file:
+        cfg.merge_from_file(args.config_file)
+    cfg.merge_from_list(args.opts)
+    for key, value in (("MODEL.NAME", cfg.MODEL.NAME), ("DATASETS.TRAIN", cfg.DATASETS.TRAIN)):
+        if not value:
+            raise ConfigError(f"{key}: is not set; give a --config-file that sets it, such as configs/digits/mlp.yaml")
+    if args.eval_only and not cfg.DATASETS.TEST:
+        raise ConfigError("DATASETS.TEST: is empty, so there is nothing for --eval-only to evaluate")
+    if args.eval_only and not cfg.MODEL.WEIGHTS and not args.resume:
+        raise ConfigError("MODEL.WEIGHTS: --eval-only needs the weights to evaluate: a file, or --resume for the last")
+    check_config(cfg)
+    cfg.freeze()
+    return cfg
+
+
+def main(args: argparse.Namespace, cfg: CfgNode) -> None:
+    """One process of the run."""
+    default_setup(cfg, args)
+    if args.eval_only:
+        model = DefaultTrainer.build_model(cfg)
+        Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(cfg.MODEL.WEIGHTS, resume=args.resume)
+        results = DefaultTrainer.test(cfg, model)
+        print(f"Results:\n{format_results(results)}")
+        raise SystemExit(0 if verify_results(cfg, results) else 1)
+    trainer = DefaultTrainer(cfg)
+    trainer.resume_or_load(resume=args.resume)
+    trainer.train()
+
+
+if __name__ == "__main__":
+    args = default_argument_parser().parse_args()
+    with config_errors_exit():
+        cfg = setup(args)
+        launch(
+            main,
+            args.num_gpus,
+            num_machines=args.num_machines,
+            machine_rank=args.machine_rank,
+            dist_url=args.dist_url,
+            args=(args, cfg),
+        )
