@@ -89,6 +89,7 @@ class Duration:
             return x
         if x is None or x == "":
             return cls(0)
+        number: int | float
         problem = f"{x!r} is not a duration; write {forms}"
         if isinstance(x, bool):
             raise ConfigError(problem)

@@ -15,7 +15,7 @@ _ANY = object
 
 @dataclass(frozen=True)
 class Typed:
-    """Declares what a key takes, where its default does not show it: ``cfg.LR_BIAS = Typed(None, float, optional=True)``.
+    """Declares what a key takes, where its default does not show it: ``cfg.SCALE = Typed(None, float)``.
 
     Attributes:
         default: the value the key gets.

@@ -1,4 +1,4 @@
-"""Merging into a config tree: every problem is found before anything is reported, and nothing changes if there is one."""
+"""Merging into a config tree: all problems are reported together, and then nothing changes."""
 
 from __future__ import annotations
 
@@ -82,15 +82,20 @@ class Merge:
                     value = {name: value}
                 return self._item(node, part, value, parts[:depth])
             else:
-                return self._unknown(full_key)
+                return None if self._is_outdated(full_key) else self._unknown(full_key)
         self._item(node, parts[-1], value, parts[:-1])
 
     def _item(self, node: CfgNode, key: Any, value: Any, path: tuple[str, ...]) -> None:
         full_key = ".".join((*path, str(key)))
         if not isinstance(key, str):
             return self._fail(f"the key {full_key} is not a string; quote it")
-        if key not in node and (not node.is_new_allowed() or self._is_outdated(full_key)):
-            return self._unknown(full_key)
+        if key == BASE_KEY:
+            return self._fail(f"{full_key} can only stand at the top of a file", UnknownKeyError)
+        if key not in node:
+            if self._is_outdated(full_key):
+                return None
+            if not node.is_new_allowed():
+                return self._unknown(full_key)
         if node.is_frozen():
             raise AttributeError(f"{full_key} cannot be merged: the config is frozen (defrost() it, or clone it first)")
         section = _as_section(value)
@@ -106,27 +111,25 @@ class Merge:
         except ConfigError as error:
             return self._fail(f"{full_key}: {error}")
         arguments = args_key(key)
-        if arguments and key in node and value != node[key] and node.is_section(arguments):
-            if node[arguments].is_new_allowed():
-                node[arguments].clear()
+        is_other = arguments and key in node and value != node[key]
+        if arguments and is_other and node.is_section(arguments) and node[arguments].is_new_allowed():
+            node[arguments].clear()
         node.put(key, value)
 
-    def _is_outdated(self, full_key: str) -> bool:
-        return self._root.key_is_renamed(full_key) or self._root.key_is_deprecated(full_key)
-
     def _unknown(self, full_key: str) -> None:
-        if self._root.key_is_deprecated(full_key):
-            return  # it has warned
+        known = self._root.full_keys()
+        hint = "; write it nested, one section in the other" if full_key in known else suggest(full_key, known)
+        self._fail(f"unknown key '{full_key}'{hint}", UnknownKeyError)
+
+    def _is_outdated(self, full_key: str) -> bool:
+        """Whether a key is of the past; if it has a new name that is an error, otherwise a warning."""
         if self._root.key_is_renamed(full_key):
             try:
                 self._root.raise_key_rename_error(full_key)
             except UnknownKeyError as error:
-                return self._fail(str(error), UnknownKeyError)
-        if full_key.rpartition(".")[2] == BASE_KEY:
-            return self._fail(f"{full_key} can only stand at the top of a file", UnknownKeyError)
-        known = self._root.full_keys()
-        hint = "; write it nested, one section in the other" if full_key in known else suggest(full_key, known)
-        self._fail(f"unknown key '{full_key}'{hint}", UnknownKeyError)
+                self._fail(str(error), UnknownKeyError)
+            return True
+        return self._root.key_is_deprecated(full_key)
 
     def _fail(self, problem: str, kind: type[ConfigError] = ConfigError) -> None:
         self._errors.append(kind(f"{self.source}: {problem}" if self.source else problem))

@@ -117,13 +117,13 @@ class CfgNode(_FvcoreCfgNode):
         self._check_mutable(key)
         declared = self.declared(key)
         if isinstance(value, Typed):
-            declared = self._declarations[key] = value
-            value = copy.deepcopy(value.default)
+            declared, value = value, copy.deepcopy(value.default)
         if declared is not None:
             try:
                 value = declared.check(value)
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from None
+            self._declarations[key] = declared
         elif isinstance(value, _YacsCfgNode) and not isinstance(value, CfgNode):
             value = type(self)(value, new_allowed=value.is_new_allowed())
         super().__setitem__(key, value)
@@ -146,7 +146,7 @@ class CfgNode(_FvcoreCfgNode):
         for key, value in dict(*args, **kwargs).items():
             self[key] = value
 
-    def __ior__(self, other: Any) -> CfgNode:  # type: ignore[override,misc]
+    def __ior__(self, other: Any) -> CfgNode:
         self.update(other)
         return self
 
@@ -168,15 +168,13 @@ class CfgNode(_FvcoreCfgNode):
 
     def popitem(self) -> tuple[str, Any]:
         """As ``dict.popitem``."""
-        self._check_mutable(next(reversed(self), ""))
-        key, value = super().popitem()
-        self._declarations.pop(key, None)
-        self._untyped.discard(key)
-        return key, value
+        if not self:
+            raise KeyError("the config node is empty")
+        key = next(reversed(self))
+        return key, self.pop(key)
 
     def clear(self) -> None:
         """As ``dict.clear``."""
-        self._check_mutable(next(iter(self), ""))
         for key in list(self):
             del self[key]
 
@@ -236,10 +234,11 @@ class CfgNode(_FvcoreCfgNode):
         """
         layers = load_layers(cfg_filename, self._open_cfg)
         with Merge(self) as merge:
-            for merge.source, mapping in layers:
+            for name, mapping in layers:
+                merge.source = name
                 merge.mapping(self, mapping)
 
-    def merge_from_other_cfg(self, cfg_other: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def merge_from_other_cfg(self, cfg_other: Mapping[str, Any]) -> None:
         """Merge another config.
 
         Args:
@@ -253,7 +252,7 @@ class CfgNode(_FvcoreCfgNode):
         with Merge(self) as merge:
             merge.mapping(self, cfg_other)
 
-    def merge_from_list(self, cfg_list: Sequence[Any]) -> None:  # type: ignore[override]
+    def merge_from_list(self, cfg_list: Sequence[Any]) -> None:
         """Merge overrides, such as those of a command line.
 
         Args:
@@ -368,7 +367,7 @@ class CfgNode(_FvcoreCfgNode):
         """
         return self._exported(for_yaml=False)
 
-    def dump(self, **kwargs: Any) -> str:  # type: ignore[override]
+    def dump(self, **kwargs: Any) -> str:
         """Write the tree as YAML. Merged into the defaults, it gives an equal tree (``COMPUTED_`` keys are left out).
 
         Args:

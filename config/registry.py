@@ -177,7 +177,7 @@ class Registry(_FvcoreRegistry):
             try:
                 target = locate(name)
             except UnknownKeyError as error:
-                raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}': {error}") from error
+                raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}': {error}{hint}") from error
             except ConfigError as error:
                 raise ConfigError(f"{prefix}{error}") from error
             if not callable(target):
@@ -220,10 +220,10 @@ def _import(module_name: str) -> ModuleType | None:
     except ModuleNotFoundError:
         pass
     root = module_name.partition(".")[0]
-    if root in sys.modules:
+    folder = os.getcwd()
+    if root in sys.modules or folder in sys.path or "" in sys.path:
         return None
     # Like a script's own folder, so that loader workers and spawned ranks, which are given sys.path, find it as well.
-    folder = os.getcwd()
     sys.path.append(folder)
     importlib.invalidate_caches()
     try:

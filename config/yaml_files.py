@@ -28,6 +28,10 @@ _RESOLVERS = {
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = dict(_RESOLVERS)
 
+    def construct_document(self, node: yaml.Node) -> Any:
+        self.deep_construct = True  # with this PyYAML refuses a node that contains itself
+        return super().construct_document(node)
+
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         seen = set()

@@ -65,7 +65,7 @@ class Checkpointer(_FvcoreCheckpointer):
             data[key] = to_plain(obj.state_dict())
         data.update(to_plain(kwargs))
         path = os.path.join(self.save_dir, f"{name}.pth")
-        self.logger.info("Saving checkpoint to %s", path)
+        self.logger.debug("Saving checkpoint to %s", path)
         if _is_local(path):
             os.makedirs(self.save_dir, exist_ok=True)
             replace_file(path, lambda file: torch.save(data, file))

@@ -19,7 +19,7 @@ from ..config import CfgNode, ConfigError, UnknownKeyError, component, get_cfg, 
 from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from . import comm
 from .data import check_data
-from .evaluation import check_evaluation
+from .evaluation import build_metrics, check_evaluation
 from .files import replace_text
 from .logger import setup_logger
 from .modeling import check_model
@@ -128,11 +128,13 @@ def _check_best(cfg: CfgNode) -> None:
         return
     if not cfg.DATASETS.TEST:
         raise ConfigError(f"CHECKPOINT.BEST.METRIC: {monitor!r} needs an evaluation, but DATASETS.TEST is empty")
-    sets = [component(entry)[0] for entry in cfg.DATASETS.TEST]
-    if "/" in monitor and monitor.split("/")[0] not in sets and cfg.TEST.EVALUATOR.NAME == "MetricsEvaluator":
+    if cfg.TEST.EVALUATOR.NAME != "MetricsEvaluator":
+        return  # only a run shows what others return
+    names = [f"{component(entry)[0]}/{metric}" for entry in cfg.DATASETS.TEST for metric in build_metrics(cfg)]
+    if not any(monitor == name or monitor.startswith(f"{name}/") for name in names):
         raise UnknownKeyError(
-            f"CHECKPOINT.BEST.METRIC: {monitor!r} is of no test set (DATASETS.TEST: {', '.join(sets)})"
-            f"{suggest(monitor.split('/')[0], sets)}"
+            f"CHECKPOINT.BEST.METRIC: there is no metric {monitor!r}{suggest(monitor, names)}. "
+            f"Metrics: {', '.join(names) or 'none (TEST.METRICS is empty)'}"
         )
 
 
@@ -158,7 +160,7 @@ def default_setup(cfg: CfgNode, args: Any) -> None:
     _choose_seed(cfg, resume)
     if comm.is_main_process():
         moved = "" if resume or eval_only else set_aside(output_dir, keep=cfg.MODEL.WEIGHTS)
-        os.makedirs(output_dir, exist_ok=True)
+        _make_folder(output_dir)
     setup_logger(output_dir, distributed_rank=rank, name="fvcore")
     setup_logger(output_dir, distributed_rank=rank)
     logger.info("hookline %s, %s", hookline.__version__, describe_environment())
@@ -176,6 +178,13 @@ def default_setup(cfg: CfgNode, args: Any) -> None:
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
     if cfg.FLOAT32_PRECISION:
         torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+
+
+def _make_folder(path: str) -> None:
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"OUTPUT_DIR: cannot make {path}: {error.strerror}") from error
 
 
 def _choose_seed(cfg: CfgNode, resume: bool) -> None:

@@ -90,6 +90,7 @@ class PeriodicCheckpointer(HookBase):
         path = os.path.join(self.checkpointer.save_dir, f"{name}.pth")
         self.trainer.emit("before_save", path)
         self.checkpointer.save(name, **kwargs)
+        logger.info("Saved %s", path)
         self.trainer.emit("after_save", path)
 
     def state_dict(self) -> dict[str, Any]:
@@ -166,7 +167,7 @@ class BestCheckpointer(HookBase):
         if not math.isfinite(value):
             return
         if self.best_metric is not None and not self._compare(value, self.best_metric):
-            logger.info(
+            logger.debug(
                 "%s is %.5f; the best so far is %.5f, of iteration %d",
                 self._val_metric,
                 value,
@@ -174,12 +175,12 @@ class BestCheckpointer(HookBase):
                 self.best_iter,
             )
             return
-        before = "" if self.best_metric is None else f" (before: {self.best_metric:.5f})"
-        logger.info("%s is %.5f at iteration %d: the best so far%s", self._val_metric, value, iteration, before)
+        before = "" if self.best_metric is None else f" (before: {self.best_metric:.5g})"
         self.best_metric, self.best_iter = value, iteration
-        self._save(iteration)
+        path = self._save(iteration)
+        logger.info("Best %s so far: %.5g%s, saved %s", self._val_metric, value, before, path)
 
-    def _save(self, iteration: int) -> None:
+    def _save(self, iteration: int) -> str:
         checkpointer = self._checkpointer
         path = os.path.join(checkpointer.save_dir, f"{self._file_prefix}.pth")
         self.trainer.emit("before_save", path)
@@ -191,6 +192,7 @@ class BestCheckpointer(HookBase):
             if last:
                 checkpointer.tag_last_checkpoint(os.path.basename(last))
         self.trainer.emit("after_save", path)
+        return path
 
     def _warn(self, latest: Mapping[str, Any]) -> None:
         if not self._warned:

@@ -39,7 +39,11 @@ class CommonMetricPrinter(EventWriter):
             return  # it was asked for twice in one step
         metrics = storage.latest_with_smoothing_hint(self._window_size)
         parts = [self._eta(storage, iteration), self._iteration(iteration)]
-        parts += [f"{name}: {value:.4g}" for name, (value, _) in metrics.items() if "loss" in name]
+        smoothed = storage.smoothing_hints()
+        losses = {name: value for name, (value, _) in metrics.items() if "loss" in name and smoothed[name]}
+        if len(losses) == 2:  # the sum of one loss is that loss
+            losses.pop("total_loss", None)
+        parts += [f"{name}: {value:.4g}" for name, value in losses.items()]
         for name, label in (("time", "time"), ("data_time", "data_time")):
             if name in metrics:
                 parts.append(f"{label}: {_seconds(metrics[name][0])}")

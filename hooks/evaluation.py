@@ -1,5 +1,7 @@
 """Evaluating while training."""
 
+import logging
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -8,6 +10,8 @@ from .base import HOOK_REGISTRY, Every, HookBase
 from .events import flatten_names
 
 __all__ = ["EvalHook"]
+
+logger = logging.getLogger(__name__)
 
 
 @HOOK_REGISTRY.register()
@@ -39,6 +43,7 @@ class EvalHook(HookBase):
 
     def _do_eval(self) -> None:
         trainer = self.trainer
+        start = time.perf_counter()
         trainer.emit("before_eval")
         results = self._func()
         if results is None:
@@ -52,6 +57,9 @@ class EvalHook(HookBase):
             except (TypeError, ValueError):
                 raise TypeError(f"an eval_function must return numbers; {name!r} is {value!r}") from None
         trainer.storage.put_scalars(**metrics, smoothing_hint=False)
+        if metrics:
+            line = "  ".join(f"{name}: {value:.5g}" for name, value in metrics.items())
+            logger.info("Evaluation:  %s  (%.2g s)", line, time.perf_counter() - start)
         trainer.emit("after_eval", results)
 
     def after_step(self) -> None:

@@ -121,7 +121,7 @@ def inference_on_dataset(
         call["on_end"]()
     results = evaluator.evaluate()
     total_time = time.perf_counter() - start
-    logger.info(
+    logger.debug(
         "Inference on %d batches took %.2f s (%.1f batches/s; the model's share %.2f s)",
         batches,
         total_time,

@@ -92,7 +92,14 @@ class ResNet(nn.Module):
         ValueError: ``depth`` is not 6n + 2.
     """
 
-    def __init__(self, width: int = 16, depth: int = 8, num_classes: int = 10, in_channels: int = 1) -> None:
+    def __init__(
+        self,
+        width: int = 16,
+        depth: int = 8,
+        num_classes: int = 10,
+        in_channels: int = 1,
+        strides: Sequence[int] = (1, 2, 2),
+    ) -> None:
         super().__init__()
         blocks_per_stage, rest = divmod(depth - 2, 6)
         if rest or blocks_per_stage < 1:
@@ -100,10 +107,9 @@ class ResNet(nn.Module):
         self.stem = nn.Sequential(*_conv_bn(in_channels, width), nn.ReLU(inplace=True))
         blocks = []
         channels = width
-        for stage in range(3):
+        for stage, stride in enumerate(strides):
             for block in range(blocks_per_stage):
-                stride = 2 if stage and not block else 1
-                blocks.append(_BasicBlock(channels, width << stage, stride))
+                blocks.append(_BasicBlock(channels, width << stage, 1 if block else stride))
                 channels = width << stage
         self.blocks = nn.Sequential(*blocks)
         self.classifier = nn.Linear(channels, num_classes)
