@@ -132,7 +132,7 @@ class DefaultTrainer(SimpleTrainer):
         """The hooks of a usual run, in the order they are called in; then those of the config's HOOKS."""
         cfg = self.cfg
         # The time of a step ends where the other hooks begin.
-        ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.LRScheduler()]
+        ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.SignalHandler(), hooks.LRScheduler()]
         if comm.is_main_process():
             # Acts at the end of the step, when all hooks are done, wherever it stands.
             max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None

@@ -5,6 +5,7 @@ from .checkpoint import BestCheckpointer, PeriodicCheckpointer
 from .console import CommonMetricPrinter
 from .evaluation import EvalHook
 from .events import EventStorage, get_event_storage, has_event_storage
+from .guards import SignalHandler
 from .history import HistoryBuffer
 from .schedule import LRScheduler
 from .timing import IterationTimer
@@ -28,6 +29,7 @@ __all__ = [
     "LRScheduler",
     "PeriodicCheckpointer",
     "PeriodicWriter",
+    "SignalHandler",
     "StopTraining",
     "TensorboardXWriter",
     "get_event_storage",

@@ -83,5 +83,5 @@ class LRScheduler(HookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if isinstance(self.scheduler, _TorchScheduler):
-            logger.info("Loading scheduler from state_dict ...")
+            logger.debug("Loading scheduler from state_dict ...")
             self.scheduler.load_state_dict(state_dict)

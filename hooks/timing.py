@@ -51,14 +51,14 @@ class IterationTimer(HookBase):
         total = time.perf_counter() - self._counted_from
         per_second = self._steps / self._steps_time if self._steps_time > 0 else float("inf")
         logger.info(
-            "Overall training speed: %d iterations in %s (%.4f s / it, %.1f it / s)",
+            "Overall training speed: %d iterations in %s (%.4g s / it, %.4g it / s)",
             self._steps,
             _duration(self._steps_time),
             self._steps_time / self._steps,
             per_second,
         )
-        logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(total - self._steps_time))
+        logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(max(total - self._steps_time, 0.0)))
 
 
 def _duration(seconds: float) -> str:
-    return str(datetime.timedelta(seconds=round(max(seconds, 0.0))))
+    return f"{seconds:.1f} s" if seconds < 60 else str(datetime.timedelta(seconds=round(seconds)))

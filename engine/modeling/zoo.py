@@ -75,7 +75,7 @@ class ConvNet(nn.Module):
 class ResNet(nn.Module):
     """The residual network for small images of He et al., "Deep Residual Learning" (arXiv:1512.03385, section 4.2).
 
-    Three stages of basic blocks; the second and third halve the resolution and double the channels. The last
+    Three stages of basic blocks, each with twice the channels of the one before. The last
     batch norm of each block starts at zero, so that at first every block is its shortcut (Goyal et al.,
     arXiv:1706.02677).
 
@@ -84,12 +84,13 @@ class ResNet(nn.Module):
         depth: weighted layers, 6n + 2 for n blocks a stage: 8, 14, 20, ...
         num_classes: scores per image.
         in_channels: channels of an image.
+        strides: by how much each stage lowers the resolution; 8x8 images keep more of theirs with (1, 2, 1).
 
     Shapes:
         input (N, in_channels, H, W) with H, W >= 1; output (N, num_classes).
 
     Raises:
-        ValueError: ``depth`` is not 6n + 2.
+        ValueError: ``depth`` is not 6n + 2, or there are not three strides.
     """
 
     def __init__(
@@ -104,6 +105,8 @@ class ResNet(nn.Module):
         blocks_per_stage, rest = divmod(depth - 2, 6)
         if rest or blocks_per_stage < 1:
             raise ValueError(f"depth must be 6n + 2 (8, 14, 20, ...), not {depth}")
+        if len(strides) != 3:
+            raise ValueError(f"strides must be three, one for each stage, not {strides}")
         self.stem = nn.Sequential(*_conv_bn(in_channels, width), nn.ReLU(inplace=True))
         blocks = []
         channels = width
