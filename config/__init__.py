@@ -4,7 +4,7 @@ from .components import component, components
 from .configurable import configurable
 from .defaults import get_cfg
 from .duration import Duration
-from .errors import ConfigError, UnknownKeyError, suggest
+from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
 from .kinds import Typed, one_of
 from .node import MISSING, CfgNode, global_cfg, set_global_cfg
 from .registry import Registry, locate
@@ -26,4 +26,5 @@ __all__ = [
     "one_of",
     "set_global_cfg",
     "suggest",
+    "suggest_file",
 ]

@@ -99,7 +99,7 @@ _C.SOLVER.LR_SCHEDULER_NAME = "WarmupMultiStepLR"
 _C.SOLVER.LR_SCHEDULER_ARGS = CN(new_allowed=True)
 # Multi-step: the learning rate is multiplied by GAMMA at each of STEPS (durations in iterations or epochs).
 _C.SOLVER.GAMMA = 0.1
-_C.SOLVER.STEPS = (30000,)
+_C.SOLVER.STEPS = Typed((30000,), Duration.parse_lengths)
 # WarmupStepWithFixedGammaLR: how many times GAMMA is applied, evenly spread.
 _C.SOLVER.NUM_DECAYS = 3
 # Cosine and linear: the learning rate they end at.

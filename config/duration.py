@@ -84,6 +84,17 @@ class Duration:
         return duration
 
     @classmethod
+    def parse_lengths(cls, values: Any) -> "list[Duration]":
+        """Read a list or tuple of durations, each as :meth:`parse_length`.
+
+        Raises:
+            ConfigError: it is not a list, or one of it is no length.
+        """
+        if not isinstance(values, list | tuple):
+            raise ConfigError(f"{values!r} is not a list; give one of lengths, such as (3000, 4000) or ('10ep', '15ep')")
+        return [cls.parse_length(value) for value in values]
+
+    @classmethod
     def _parse(cls, x: Any, forms: str) -> "Duration":
         if isinstance(x, Duration):
             return x

@@ -1,5 +1,6 @@
 """Errors that a user's input causes, and the suggestions that go with them."""
 
+import os
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
@@ -43,6 +44,15 @@ def suggest(name: str, candidates: Iterable[str]) -> str:
         if score > best_score:
             best, best_score = str(candidate), score
     return f"; did you mean '{best}'?" if best else ""
+
+
+def suggest_file(path: str) -> str:
+    """Propose the file or folder that was most likely meant by a path that is not there: as :func:`suggest`."""
+    folder = os.path.dirname(path)
+    while folder and not os.path.isdir(folder):  # the folder may be what is misspelt
+        path, folder = folder, os.path.dirname(folder)
+    near = suggest(os.path.basename(path), os.listdir(folder or "."))
+    return near.replace("'", f"'{os.path.join(folder, '')}", 1)
 
 
 def _similarity(a: str, b: str) -> float:

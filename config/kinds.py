@@ -89,7 +89,7 @@ def one_of(*choices: Any) -> Callable[[Any], None]:
     return _OneOf(choices)
 
 
-def convert(value: Any, expected: type) -> Any:
+def convert(value: Any, expected: Any) -> Any:
     """Fit a value to a type: the same type, an int for a float, a list for a tuple or a tuple for a list.
 
     Args:

@@ -96,12 +96,13 @@ class Merge:
                 return None
             if not node.is_new_allowed():
                 return self._unknown(full_key)
+        section = _as_section(value)
+        if section is not None and node.is_section(key):
+            return self.mapping(node[key], section, (*path, key))
         if node.is_frozen():
             raise AttributeError(f"{full_key} cannot be merged: the config is frozen (defrost() it, or clone it first)")
-        section = _as_section(value)
-        if section is not None and (node.is_section(key) or node.takes_anything(key)):
-            if not node.is_section(key):
-                node.put(key, node.new_section())
+        if section is not None and node.takes_anything(key):
+            node.put(key, node.new_section())
             return self.mapping(node[key], section, (*path, key))
         if node.is_section(key) and not node.takes_anything(key):
             return self._fail(f"{full_key}: expected a mapping of keys, got {value!r} ({_type_name(value)})")

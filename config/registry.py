@@ -69,11 +69,12 @@ class Registry(_FvcoreRegistry):
             )
         self._obj_map[name] = obj
 
-    def get(self, name: str) -> Any:
+    def get(self, name: str, key: str = "") -> Any:
         """Look a name up.
 
         Args:
             name: a registered name, or ``"package.module:Name"`` (or with a dot before the name).
+            key: the config key that holds ``name``, for messages.
 
         Returns:
             The class or function.
@@ -82,7 +83,7 @@ class Registry(_FvcoreRegistry):
             UnknownKeyError: there is none; the message suggests the nearest.
             ConfigError: a module fails on import.
         """
-        return self._resolve(name, "")
+        return self._resolve(name, f"{key}: " if key else "")
 
     def check(
         self,

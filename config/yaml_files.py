@@ -7,7 +7,7 @@ from typing import IO, Any
 
 import yaml
 
-from .errors import ConfigError
+from .errors import ConfigError, suggest_file
 from .literals import Plain, literal, spell
 
 BASE_KEY = "_BASE_"
@@ -169,14 +169,15 @@ def load_layers(
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         origin = f" ({BASE_KEY} of {chain[-1]})" if chain else ""
-        raise ConfigError(f"{name}: cannot read this config file: {reason}{origin}") from error
+        near = suggest_file(name) if isinstance(error, FileNotFoundError) and not _URI.match(name) else ""
+        raise ConfigError(f"{name}: cannot read this config file: {reason}{origin}{near}") from error
     mapping = load_text(text, name)
     if BASE_KEY not in mapping:
         return [(name, mapping)]
-    bases = mapping.pop(BASE_KEY)
-    bases = bases if isinstance(bases, list) else [bases]
+    named = mapping.pop(BASE_KEY)
+    bases = named if isinstance(named, list) else [named]
     if not all(isinstance(base, str) and base for base in bases):
-        raise ConfigError(f"{name}: {BASE_KEY} is a file's name, or a list of them, not {bases!r}")
+        raise ConfigError(f"{name}: {BASE_KEY} is a file's name, or a list of them, not {named!r}")
     layers = []
     for base in bases:
         layers += load_layers(_beside(name, str(base)), opener, (*chain, name))

@@ -16,6 +16,7 @@ from .data import build_test_loader, build_train_loader
 from .evaluation import (
     DatasetEvaluator,
     build_evaluator,
+    evaluation_context,
     format_results,
     inference_on_dataset,
     verify_results,
@@ -247,10 +248,31 @@ class DefaultTrainer(SimpleTrainer):
                 results[name] = found
         return results
 
-    def _test_and_keep_results(self) -> Mapping[str, Any]:
+    def evaluate(self, max_batches: int | None = None) -> Mapping[str, Any]:
+        """Evaluate the model on DATASETS.TEST; hooks get the events of an evaluation, whether or not it is training.
+
+        Args:
+            max_batches: go no further than so many batches of each set. That is a trial, not an evaluation: hooks
+                get the events of its batches only.
+
+        Returns:
+            Results, as :meth:`test`'s.
+        """
+        if max_batches is not None:
+            return self._test(max_batches)
+        self.emit("before_eval")
+        results = self._test()
+        self.emit("after_eval", results)
+        return results
+
+    def _test(self, max_batches: int | None = None) -> Mapping[str, Any]:
         if not self.cfg.DATASETS.TEST:
             return {}
-        self._last_eval_results = self.test(self.cfg, self.model)
+        with evaluation_context(self.emit, max_batches):
+            return self.test(self.cfg, self.model)
+
+    def _test_and_keep_results(self) -> Mapping[str, Any]:
+        self._last_eval_results = self._test()
         return self._last_eval_results
 
     # ------------------------------------------------------------------ lengths

@@ -15,7 +15,7 @@ import torch
 
 import hookline
 
-from ..config import CfgNode, ConfigError, UnknownKeyError, component, get_cfg, suggest
+from ..config import CfgNode, ConfigError, UnknownKeyError, component, suggest, suggest_file
 from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from . import comm
 from .data import check_data
@@ -23,6 +23,7 @@ from .evaluation import build_metrics, check_evaluation
 from .files import replace_text
 from .logger import setup_logger
 from .modeling import check_model
+from .report import describe_config
 from .solver import check_solver
 
 __all__ = [
@@ -46,18 +47,26 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     Args:
         epilog: shown at the end of ``--help``; by default some examples.
     """
-    parser = argparse.ArgumentParser(
+    parser = _ArgumentParser(
         epilog=epilog or _EXAMPLES.format(prog=sys.argv[0]), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config-file", default="", metavar="FILE", help="YAML file of the run")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT_DIR")
     parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS on DATASETS.TEST and stop")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be done, write nothing, and stop")
     parser.add_argument("--num-gpus", type=int, default=1, help="processes on this machine (one a GPU)")
     parser.add_argument("--num-machines", type=int, default=1, help="machines that train together")
     parser.add_argument("--machine-rank", type=int, default=0, help="number of this machine, from 0")
     parser.add_argument("--dist-url", default="auto", help="address of machine 0, for several machines")
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config keys and their values, as pairs")
     return parser
+
+
+class _ArgumentParser(argparse.ArgumentParser):
+    """Takes options between and after the pairs of keys and values, too."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        return self.parse_intermixed_args(args, namespace)
 
 
 _EXAMPLES = """examples:
@@ -116,9 +125,7 @@ def _check_weights(cfg: CfgNode) -> None:
     path = cfg.MODEL.WEIGHTS
     if not path or "://" in path or os.path.isfile(path):
         return
-    folder = os.path.dirname(path) or "."
-    near = suggest(os.path.basename(path), os.listdir(folder)) if os.path.isdir(folder) else ""
-    raise ConfigError(f"MODEL.WEIGHTS: there is no file {path}{near}")
+    raise ConfigError(f"MODEL.WEIGHTS: there is no file {path}{suggest_file(path)}")
 
 
 def _check_best(cfg: CfgNode) -> None:
@@ -133,8 +140,8 @@ def _check_best(cfg: CfgNode) -> None:
     names = [f"{component(entry)[0]}/{metric}" for entry in cfg.DATASETS.TEST for metric in build_metrics(cfg)]
     if not any(monitor == name or monitor.startswith(f"{name}/") for name in names):
         raise UnknownKeyError(
-            f"CHECKPOINT.BEST.METRIC: there is no metric {monitor!r}{suggest(monitor, names)}. "
-            f"Metrics: {', '.join(names) or 'none (TEST.METRICS is empty)'}"
+            f"CHECKPOINT.BEST.METRIC: there is no metric {monitor!r} among "
+            f"{', '.join(names) or 'none (TEST.METRICS is empty)'}{suggest(monitor, names)}"
         )
 
 
@@ -168,7 +175,7 @@ def default_setup(cfg: CfgNode, args: Any) -> None:
     if comm.is_main_process():
         if moved:
             logger.info("What an earlier run left in %s is now in %s", output_dir, moved)
-        _log_diff(cfg)
+        logger.info("Config, where it differs from the defaults:\n%s", describe_config(cfg))
         if not eval_only:
             path = os.path.join(output_dir, "config.yaml")
             replace_text(path, cfg.dump(sort_keys=False))
@@ -202,12 +209,6 @@ def _choose_seed(cfg: CfgNode, resume: bool) -> None:
     cfg.SEED = seed
     if frozen:
         cfg.freeze()
-
-
-def _log_diff(cfg: CfgNode) -> None:
-    changes = cfg.diff(get_cfg())
-    lines = [f"  {key} = {value!r}" for key, (_, value) in changes.items()]
-    logger.info("Config, where it differs from the defaults:\n%s", "\n".join(lines) or "  nowhere")
 
 
 def set_aside(output_dir: str, keep: str = "") -> str:

@@ -4,7 +4,7 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..hooks.base import EVENTS, HookBase, StopTraining, listener
+from ..hooks.base import STEP_EVENTS, StopTraining
 from ..hooks.events import EventStorage, get_event_storage
+from ..hooks.host import HookHost, hook_name
 from . import comm
 from .data.epoch_iterator import EpochIterator
 from .data.microbatch import split_batch
 from .data.transfer import move_to_device
+from .evaluation.evaluator import inference_context
 from .modeling.adapters import ModelAdapter
 from .state import capture_rng, restore_rng
 
@@ -41,7 +43,7 @@ class TrainResult:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-class TrainerBase:
+class TrainerBase(HookHost):
     """Runs ``run_step`` again and again, and the hooks around it; knows nothing of models or data.
 
     A subclass defines :meth:`run_step`; see :class:`~hookline.hooks.HookBase` for the order of events.
@@ -62,8 +64,7 @@ class TrainerBase:
     comm = comm
 
     def __init__(self) -> None:
-        self._hooks: list[HookBase] = []
-        self._calls: dict[str, tuple[Callable[..., None], ...]] = dict.fromkeys(EVENTS, ())
+        super().__init__()
         self.iter: int = 0
         self.start_iter: int = 0
         self.max_iter: int = 0
@@ -73,53 +74,6 @@ class TrainerBase:
         self._stop_reason: str | None = None
         self._error: BaseException | None = None
         self._requests: set[str] = set()
-
-    # ------------------------------------------------------------------ hooks
-
-    def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
-        """Add hooks; at each event they are called in the order in which they were added.
-
-        Args:
-            hooks: the hooks; None is skipped.
-
-        Raises:
-            TypeError: one is not a HookBase.
-        """
-        new = [hook for hook in hooks if hook is not None]
-        for hook in new:
-            if not isinstance(hook, HookBase):
-                raise TypeError(f"a hook must be a HookBase, not {hook!r}")
-            # A weak reference: trainer and hooks must not keep each other, and GPU memory, alive.
-            hook.trainer = weakref.proxy(self)
-        self._hooks.extend(new)
-        self._bind_hooks()
-        for hook in new:
-            hook.on_registered()
-
-    def _bind_hooks(self) -> None:
-        """Note for every event who listens, so that a step calls nobody else."""
-        found = {event: [listener(hook, event) for hook in self._hooks] for event in EVENTS}
-        self._calls = {event: tuple(call for call in calls if call is not None) for event, calls in found.items()}
-
-    def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
-        """Call the method ``event`` of every hook that has it; for events of one's own."""
-        calls = self._calls.get(event)
-        if calls is None:
-            calls = tuple(getattr(hook, event) for hook in self._hooks if hasattr(hook, event))
-        self._run(calls, event, args, kwargs)
-
-    def _dispatch(self, event: str, *args: Any) -> None:
-        self._run(self._calls[event], event, args, {})
-
-    def _run(self, calls: Iterable[Callable[..., None]], event: str, args: Any, kwargs: Any) -> None:
-        for call in calls:
-            try:
-                call(*args, **kwargs)
-            except StopTraining as stop:
-                self.request_stop(str(stop))
-            except BaseException as error:
-                error.add_note(f"in {_describe(call, event)}, at iteration {self.iter}")
-                raise
 
     # ------------------------------------------------------------------ the loop
 
@@ -142,7 +96,8 @@ class TrainerBase:
         self._finished = start_iter - 1
         self._stop_reason = self._error = None
         self._requests.clear()
-        self._bind_hooks()
+        self._start_hooks()
+        logger.debug("Hooks, in the order they are called in:\n%s", self.describe_hooks())
         with EventStorage(start_iter) as self.storage:
             try:
                 self.before_train()
@@ -181,10 +136,6 @@ class TrainerBase:
         """Ask for an evaluation at the end of the present step."""
         self._requests.add("on_eval")
 
-    def listens(self, event: str) -> bool:
-        """Whether any hook has something to do at ``event``; to skip the making of what nobody would look at."""
-        return bool(self._calls.get(event))
-
     @property
     def finished_iter(self) -> int:
         """The last iteration whose step is done: what a checkpoint holds, and one before what a resume starts with."""
@@ -209,6 +160,8 @@ class TrainerBase:
     def before_step(self) -> None:
         # For the whole of a step, storage.iter == trainer.iter.
         self.storage.iter = self.iter
+        if self._joined or self._left:
+            self._change_hooks()
         self._dispatch("before_step")
 
     def run_step(self) -> None:
@@ -220,6 +173,8 @@ class TrainerBase:
 
     def after_step(self) -> None:
         self._finished = self.iter
+        if self.iter == self.start_iter:
+            self._warn_of_silent_events()
         self._dispatch("after_step")
         if self.epoch_ended:
             self.after_epoch()
@@ -238,13 +193,14 @@ class TrainerBase:
         for event in ("after_train", "on_write", "on_save"):
             if event == "on_save" and event not in self._requests:
                 continue
-            for call in self._calls[event]:
+            for one in self._listeners[event]:
                 try:
-                    self._run((call,), event, (), {})
+                    self._run((one,), event, (), {})
                 except BaseException as error:
                     first = first or error
                     self._add_error(error, first)
         self._requests.clear()
+        self._running = False
         self._finished = None
         if first is not None and self._error is None:
             self._error = first
@@ -257,15 +213,29 @@ class TrainerBase:
                 self._requests.discard(event)
                 self._dispatch(event)
 
+    def _warn_of_silent_events(self) -> None:
+        """Tell of hooks that wait for events which this trainer's step does not emit."""
+        for event in STEP_EVENTS:
+            silent = [call for call, cost in self._listeners[event] if not cost[1]]
+            if silent:
+                logger.warning(
+                    "%s waits for the event %s, which %s.run_step() did not emit: it will not be called. "
+                    "Call self.emit(%r) there, or the method of SimpleTrainer that does",
+                    ", ".join(hook_name(getattr(call, "__self__", None)) for call in silent),
+                    event,
+                    type(self).__name__,
+                    event,
+                )
+
     def _report(self, error: BaseException) -> None:
         if isinstance(error, Exception):
             logger.error("Exception during training, at iteration %d", self.iter, exc_info=error)
         else:
             logger.warning("Training is ended by %s, at iteration %d", type(error).__name__, self.iter)
-        for call in self._calls["on_exception"]:
+        for one in self._listeners["on_exception"]:
             try:
-                call(error)
-            except Exception as other:
+                self._run((one,), "on_exception", (error,), {})
+            except BaseException as other:
                 self._add_error(other, error)
 
     def _add_error(self, error: BaseException, first: BaseException) -> None:
@@ -280,39 +250,15 @@ class TrainerBase:
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint holds of the trainer: the last finished iteration, and the state of each hook."""
         state: dict[str, Any] = {"iteration": self.finished_iter}
-        states = {key: hook.state_dict() for key, hook in self._keyed_hooks().items()}
-        if any(states.values()):
-            state["hooks"] = {key: hook_state for key, hook_state in states.items() if hook_state}
+        hooks = self._hooks_state()
+        if hooks:
+            state["hooks"] = hooks
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; :attr:`iter` becomes the last finished iteration, so go on at ``iter + 1``."""
         self.iter = state_dict["iteration"]
-        hooks = self._keyed_hooks()
-        for key, hook_state in state_dict.get("hooks", {}).items():
-            if key in hooks:
-                hooks[key].load_state_dict(hook_state)
-            else:
-                logger.warning("The checkpoint holds the state of a hook %s, which this run does not have", key)
-
-    def _keyed_hooks(self) -> dict[str, HookBase]:
-        """The hooks by the names their states are saved under."""
-        keyed: dict[str, HookBase] = {}
-        for hook in self._hooks:
-            base = hook.state_key or type(hook).__qualname__
-            key, count = base, 1
-            while key in keyed:
-                if hook.state_key:
-                    raise ValueError(f"two hooks have the state_key {base!r}: {keyed[base]!r} and {hook!r}")
-                count += 1
-                key = f"{base}#{count}"
-            keyed[key] = hook
-        return keyed
-
-
-def _describe(call: Callable[..., None], event: str) -> str:
-    owner = getattr(call, "__self__", None)
-    return f"hook {type(owner).__name__}.{event}" if owner is not None else f"a hook's {event}"
+        self._load_hooks_state(state_dict.get("hooks", {}))
 
 
 class SimpleTrainer(TrainerBase):
@@ -405,11 +351,17 @@ class SimpleTrainer(TrainerBase):
         batches = self._batches
         if batches.ended:
             batches.next_epoch()
+        if self._joined or self._left:
+            self._change_hooks()
         if batches.position == 0 or self.iter == self.start_iter:
             self.before_epoch()
         if self._rng is not None:
             self._restore_rng()
         self._dispatch("before_step")
+
+    def skip_epoch(self) -> None:
+        """Ask that the epoch end with the present step; the next one begins with the data's start."""
+        self._batches.skip_epoch()
 
     # ------------------------------------------------------------------ the step
 
@@ -428,13 +380,13 @@ class SimpleTrainer(TrainerBase):
 
     def fetch(self) -> Any:
         """Read the next batch and bring it to the device."""
-        calls = self._calls
-        if calls["before_fetch"]:
+        listeners = self._listeners
+        if listeners["before_fetch"]:
             self._dispatch("before_fetch")
         batch = next(self._batches)
         if self.device is not None:
             batch = move_to_device(batch, self.device)
-        if calls["after_fetch"]:
+        if listeners["after_fetch"]:
             self._dispatch("after_fetch", batch)
         return batch
 
@@ -448,16 +400,16 @@ class SimpleTrainer(TrainerBase):
         Returns:
             The losses by name, each times ``weight``.
         """
-        calls = self._calls
-        if calls["before_forward"]:
+        listeners = self._listeners
+        if listeners["before_forward"]:
             self._dispatch("before_forward", batch)
         loss_dict = self.forward(batch)
-        if calls["after_forward"]:
+        if listeners["after_forward"]:
             self._dispatch("after_forward", batch, loss_dict)
         if weight != 1.0:
             loss_dict = {name: loss * weight for name, loss in loss_dict.items()}
         losses = next(iter(loss_dict.values())) if len(loss_dict) == 1 else sum(loss_dict.values())
-        if calls["before_backward"]:
+        if listeners["before_backward"]:
             self._dispatch("before_backward", losses)
         self.backward(losses)
         self.after_backward()
@@ -485,30 +437,30 @@ class SimpleTrainer(TrainerBase):
 
     def optimizer_step(self) -> None:
         """Clip the gradients, and update the weights."""
-        calls, scaler = self._calls, self.grad_scaler
+        listeners, scaler = self._listeners, self.grad_scaler
         if self.clip_gradients is not None:
             if scaler is not None:
                 scaler.unscale_(self.optimizer)
             norm = self.clip_gradients([p for group in self.optimizer.param_groups for p in group["params"]])
             if norm is not None:
                 self.storage.put_scalar("grad_norm", norm)
-        if calls["before_optimizer_step"]:
+        if listeners["before_optimizer_step"]:
             self._dispatch("before_optimizer_step")
         if scaler is None:
             self.optimizer.step()
         else:
             scaler.step(self.optimizer)
             scaler.update()
-        if calls["after_optimizer_step"]:
+        if listeners["after_optimizer_step"]:
             self._dispatch("after_optimizer_step")
 
     def zero_grad(self) -> None:
         """Clear the gradients."""
-        calls = self._calls
-        if calls["before_zero_grad"]:
+        listeners = self._listeners
+        if listeners["before_zero_grad"]:
             self._dispatch("before_zero_grad")
         self.optimizer.zero_grad()
-        if calls["after_zero_grad"]:
+        if listeners["after_zero_grad"]:
             self._dispatch("after_zero_grad")
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -521,6 +473,31 @@ class SimpleTrainer(TrainerBase):
             return self.device.type
         parameter = next(self.model.parameters(), None)
         return "cpu" if parameter is None else parameter.device.type
+
+    # ------------------------------------------------------------------ prediction
+
+    def predict(self, data_loader: Iterable[Any]) -> Iterator[Any]:
+        """What the model predicts, batch by batch, in eval mode; nothing is kept in memory.
+
+        Hooks get ``before_predict``, and ``after_predict({"batches": n})`` when the last one has been taken.
+
+        Args:
+            data_loader: batches, as for training or without targets.
+
+        Returns:
+            An iterator over the outputs for each batch.
+        """
+        self._dispatch("before_predict")
+        batches = 0
+        for batch in data_loader:
+            if self.device is not None:
+                batch = move_to_device(batch, self.device)
+            # Not around the loop: between two batches the caller may do what it wants with the model.
+            with inference_context(self.model), torch.no_grad(), self._autocast():
+                outputs = self.adapter.predict(self.model, batch)
+            batches += 1
+            yield outputs
+        self._dispatch("after_predict", {"batches": batches})
 
     # ------------------------------------------------------------------ metrics
 

@@ -9,7 +9,7 @@ from ..config import ConfigError, Duration, Registry, suggest
 if TYPE_CHECKING:
     from ..engine.train_loop import TrainerBase
 
-__all__ = ["EVENTS", "HOOK_REGISTRY", "CallbackHook", "Every", "HookBase", "StopTraining"]
+__all__ = ["EVENTS", "HOOK_REGISTRY", "STEP_EVENTS", "CallbackHook", "Every", "HookBase", "StopTraining"]
 
 HOOK_REGISTRY: Registry = Registry("HOOK")
 """Hooks that a config's ``HOOKS`` list may name. Their arguments come from ``ARGS``."""
@@ -46,12 +46,16 @@ class HookBase:
         trainer: a weak reference to the trainer, set when the hook is registered. What a hook may use of it:
             ``iter``, ``epoch``, ``max_iter``, ``start_iter``, ``storage``, ``model``, ``optimizer``,
             ``data_loader``, ``comm``, ``request_stop(reason)``, ``request_save()``, ``request_write()``, ``emit``.
-        after: hook classes that must stand earlier in the trainer's list, when they are there.
-        state_key: the name its state is saved under; by default made of the class name, unique in the trainer.
+        after: hook classes (or their names) that must stand earlier in the trainer's list, where they are there.
+        before: such that must stand later.
+        single: whether a trainer may have only one hook of this very class.
+        state_key: the name its state is saved under; by default the class's, numbered from the second one on.
     """
 
     trainer: "TrainerBase" = None  # type: ignore[assignment]
-    after: tuple[type, ...] = ()
+    after: tuple[type | str, ...] = ()
+    before: tuple[type | str, ...] = ()
+    single: bool = False
     state_key: str | None = None
 
     def on_registered(self) -> None:
@@ -167,6 +171,9 @@ EVENTS: tuple[str, ...] = tuple(
     if callable(member) and not name.startswith("_") and not name.endswith("state_dict")
 )
 """The name of every event, in the order of a run."""
+
+STEP_EVENTS: tuple[str, ...] = EVENTS[EVENTS.index("before_fetch") : EVENTS.index("after_zero_grad") + 1]
+"""Those that ``run_step`` emits."""
 
 
 def listener(hook: HookBase, event: str) -> Callable[..., None] | None:

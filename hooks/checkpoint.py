@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ..config import Duration, suggest
 from .base import HOOK_REGISTRY, Every, HookBase
 from .evaluation import EvalHook
+from .events import has_event_storage
 from .schedule import LRScheduler
 
 __all__ = ["BestCheckpointer", "PeriodicCheckpointer"]
@@ -145,7 +146,8 @@ class BestCheckpointer(HookBase):
         self._checked_iter = None
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
-        self._best_checking()
+        if has_event_storage():  # an evaluation beside training is not for keeping weights by
+            self._best_checking()
 
     def after_step(self) -> None:
         if self._every(self.trainer):
@@ -198,10 +200,10 @@ class BestCheckpointer(HookBase):
         if not self._warned:
             self._warned = True
             logger.warning(
-                "BestCheckpointer watches %r, which nothing has put yet%s. Metrics: %s",
+                "BestCheckpointer watches %r, which is not among the metrics put so far (%s)%s",
                 self._val_metric,
-                suggest(self._val_metric, latest),
                 ", ".join(latest) or "none",
+                suggest(self._val_metric, latest),
             )
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import time
 import torch
 
 from .events import EventStorage, get_event_storage
+from .timing import format_seconds
 from .writers import WRITER_REGISTRY, EventWriter
 
 __all__ = ["CommonMetricPrinter"]
@@ -46,7 +47,7 @@ class CommonMetricPrinter(EventWriter):
         parts += [f"{name}: {value:.4g}" for name, value in losses.items()]
         for name, label in (("time", "time"), ("data_time", "data_time")):
             if name in metrics:
-                parts.append(f"{label}: {_seconds(metrics[name][0])}")
+                parts.append(f"{label}: {format_seconds(metrics[name][0])}")
         if "lr" in metrics:
             parts.append(f"lr: {metrics['lr'][0]:.5g}")
         if torch.cuda.is_available() and torch.cuda.is_initialized():
@@ -71,11 +72,3 @@ class CommonMetricPrinter(EventWriter):
         else:
             return ""
         return f"eta: {datetime.timedelta(seconds=int(step * left))}"
-
-
-def _seconds(value: float) -> str:
-    """A time a person can compare at a glance: microseconds, milliseconds or seconds."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if value >= size:
-            return f"{value / size:.3g} {unit}"
-    return f"{value / 1e-6:.3g} us"

@@ -191,7 +191,7 @@ class EventStorage:
         self._resolve()
         if name not in self._history:
             there = ", ".join(self._history) or "none yet"
-            raise KeyError(f"no metric {name!r}{suggest(name, self._history)}. Metrics: {there}")
+            raise KeyError(f"no metric {name!r} among those put ({there}){suggest(name, self._history)}")
         return self._history[name]
 
     def histories(self) -> dict[str, HistoryBuffer]:

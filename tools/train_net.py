@@ -17,9 +17,11 @@ from hookline.engine import (
     default_argument_parser,
     default_setup,
     launch,
+    seed_all_rng,
 )
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.evaluation import format_results, verify_results
+from hookline.engine.report import describe_run
 
 
 def setup(args: argparse.Namespace) -> CfgNode:
@@ -42,6 +44,10 @@ def setup(args: argparse.Namespace) -> CfgNode:
 
 def main(args: argparse.Namespace, cfg: CfgNode) -> None:
     """One process of the run."""
+    if args.dry_run:
+        seed_all_rng(max(cfg.SEED, 0))
+        print(describe_run(DefaultTrainer(cfg)))
+        return
     default_setup(cfg, args)
     if args.eval_only:
         model = DefaultTrainer.build_model(cfg)

@@ -35,12 +35,13 @@ class EpochIterator:
         self._listener = listener
         self._iterator: Iterator[Any] | None = None
         self._skipped = 0
+        self._skipping = False
 
     def __iter__(self) -> "EpochIterator":
         return self
 
     def __next__(self) -> Any:
-        if self.position == self.length:
+        if self.ended:
             self._roll()
         self.prepare()
         try:
@@ -58,10 +59,16 @@ class EpochIterator:
     @property
     def ended(self) -> bool:
         """Whether the batch read last was the last of its epoch, as far as the length is known."""
-        return self.position == self.length
+        return self.position == self.length or self._skipping
+
+    def skip_epoch(self) -> None:
+        """Let the present epoch end here; the next batch is the first of the next one."""
+        self._skipping = True
 
     def next_epoch(self) -> None:
         """Count the next epoch; the loader is started over when it runs out."""
+        if self._skipping:
+            self._skipping, self._iterator = False, None
         self.epoch += 1
         self.position = 0
 

@@ -1,7 +1,7 @@
 """Evaluation: running a model over a data set, metrics, and what is done with results."""
 
 from .build import EVALUATOR_REGISTRY, MetricsEvaluator, build_evaluator, build_metrics, check_evaluation
-from .evaluator import DatasetEvaluator, DatasetEvaluators, inference_context, inference_on_dataset
+from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset
 from .metrics import METRIC_REGISTRY, Accuracy, Loss, MeanMetric, MeanSquaredError, Metric
 from .testing import flatten_results_dict, format_results, print_csv_format, verify_results
 
@@ -19,6 +19,7 @@ __all__ = [
     "build_evaluator",
     "build_metrics",
     "check_evaluation",
+    "evaluation_context",
     "flatten_results_dict",
     "format_results",
     "inference_context",

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,7 +12,13 @@ from torch import nn
 
 from ..data.transfer import move_to_device
 
-__all__ = ["DatasetEvaluator", "DatasetEvaluators", "inference_context", "inference_on_dataset"]
+__all__ = [
+    "DatasetEvaluator",
+    "DatasetEvaluators",
+    "evaluation_context",
+    "inference_context",
+    "inference_on_dataset",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -102,21 +109,24 @@ def inference_on_dataset(
     if device is None and isinstance(model, nn.Module):
         device = next((parameter.device for parameter in model.parameters()), None)
 
+    emit, max_batches = _CONTEXTS[-1] if _CONTEXTS else (_nothing, None)
     evaluator.reset()
     start, compute_time, batches = time.perf_counter(), 0.0, 0
     # no_grad and not inference_mode: tensors made in inference mode that stay (a metric's sums, a cache a module
     # fills in its first forward) could not be used in training afterwards.
     with inference_context(model), torch.no_grad():
         call["on_start"]()
-        for batch in data_loader:
+        for batch in islice(data_loader, max_batches):
             if device is not None:
                 batch = move_to_device(batch, device)
+            emit("before_eval_step", batch)
             call["before_inference"]()
             compute_start = time.perf_counter()
             outputs = model(batch) if predict is None else predict(model, batch)
             compute_time += time.perf_counter() - compute_start
             call["after_inference"]()
             evaluator.process(batch, outputs)
+            emit("after_eval_step", batch, outputs)
             batches += 1
         call["on_end"]()
     results = evaluator.evaluate()
@@ -148,8 +158,27 @@ def inference_context(model: Any) -> Iterator[None]:
             module.training = training
 
 
+# What evaluations that run inside of evaluation_context() tell whom, and how far they go.
+_CONTEXTS: list[tuple[Callable[..., None], int | None]] = []
+
+
+@contextmanager
+def evaluation_context(emit: Callable[..., None], max_batches: int | None = None) -> Iterator[None]:
+    """Have every :func:`inference_on_dataset` inside, whoever calls it, tell of its batches.
+
+    Args:
+        emit: called as ``emit("before_eval_step", batch)`` and ``emit("after_eval_step", batch, outputs)``.
+        max_batches: go no further than so many batches of each set.
+    """
+    _CONTEXTS.append((emit, max_batches))
+    try:
+        yield
+    finally:
+        _CONTEXTS.pop()
+
+
 CALLBACKS = ("on_start", "before_inference", "after_inference", "on_end")
 
 
-def _nothing() -> None:
+def _nothing(*args: Any) -> None:
     pass

@@ -51,7 +51,8 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         device = None
-    if device is None or device.type not in ("cpu", "cuda", "mps"):
+    # torch lets large indices overflow: "cuda:256" becomes "cuda:0"
+    if device is None or device.type not in ("cpu", "cuda", "mps") or str(device) != name:
         raise ConfigError(f'MODEL.DEVICE: unknown device {name!r}; use "auto", "cpu", "cuda", "cuda:N" or "mps"')
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -60,17 +60,18 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     solver = cfg.SOLVER
     args = dict(solver.OPTIMIZER.ARGS)
     _check_optimizer(cfg)
+    target = OPTIMIZER_REGISTRY.get(solver.OPTIMIZER.NAME)
+    decays = _takes(target, "weight_decay")
     groups = get_default_optimizer_params(
         model,
         base_lr=solver.BASE_LR,
-        weight_decay_norm=solver.WEIGHT_DECAY_NORM,
+        weight_decay_norm=solver.WEIGHT_DECAY_NORM if decays else None,
         bias_lr_factor=solver.BIAS_LR_FACTOR,
-        weight_decay_bias=solver.WEIGHT_DECAY_BIAS,
+        weight_decay_bias=solver.WEIGHT_DECAY_BIAS if decays else None,
     )
     if not groups:
         raise ConfigError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
     offered = {"cfg": cfg, "lr": solver.BASE_LR, "weight_decay": solver.WEIGHT_DECAY}
-    target = OPTIMIZER_REGISTRY.get(solver.OPTIMIZER.NAME)
     if _is_a(target, torch.optim.SGD):
         offered |= {"momentum": solver.MOMENTUM, "nesterov": solver.NESTEROV}
     if not args.keys() & {"fused", "foreach", "differentiable"} and _can_fuse(target, model, groups):
@@ -163,7 +164,7 @@ def _check_optimizer(cfg: CfgNode) -> None:
 
 def _check_scheduler(cfg: CfgNode) -> None:
     name, key = cfg.SOLVER.LR_SCHEDULER_NAME, "SOLVER.LR_SCHEDULER_ARGS"
-    is_torch = _is_a(LR_SCHEDULER_REGISTRY.get(name), LRScheduler)
+    is_torch = _is_a(LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME"), LRScheduler)
     LR_SCHEDULER_REGISTRY.check(
         name, cfg.SOLVER.LR_SCHEDULER_ARGS, positional=int(is_torch), offered=() if is_torch else ("cfg",), key=key
     )

@@ -1,6 +1,6 @@
 """Gradient clipping: by value, by the global norm, or by each parameter's own norm."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -34,7 +34,7 @@ def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
     if clip.CLIP_TYPE == "value":
         return partial(_clip_value, limit=clip.CLIP_VALUE)
     if clip.CLIP_TYPE == "norm":
-        return partial(nn.utils.clip_grad_norm_, max_norm=clip.CLIP_VALUE, norm_type=clip.NORM_TYPE)
+        return partial(_clip_norm, limit=clip.CLIP_VALUE, norm_type=clip.NORM_TYPE)
     if clip.CLIP_TYPE == "param_norm":
         return partial(_clip_each_norm, limit=clip.CLIP_VALUE, norm_type=clip.NORM_TYPE)
     raise ConfigError(
@@ -78,10 +78,37 @@ def _clipping_subclass(base: type[Optimizer], clip: GradClipper) -> type[Optimiz
     return type(f"{base.__name__}WithGradientClip", (base,), {"step": step})
 
 
-def _clip_value(parameters: Iterable[nn.Parameter], limit: float) -> None:
-    nn.utils.clip_grad_value_(parameters, limit)
+def _clip_value(parameters: list[nn.Parameter], limit: float) -> None:
+    parameters = [parameter for parameter in parameters if parameter.grad is not None]
+    if parameters:
+        nn.utils.clip_grad_value_(parameters, limit)
 
 
-def _clip_each_norm(parameters: Iterable[nn.Parameter], limit: float, norm_type: float) -> None:
-    for parameter in parameters:
-        nn.utils.clip_grad_norm_(parameter, limit, norm_type)
+def _clip_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -> torch.Tensor:
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not _batchable(grads):
+        return nn.utils.clip_grad_norm_(parameters, limit, norm_type)
+    # torch's own function takes half as long again, in grouping gradients that are alike here.
+    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, norm_type)), norm_type)
+    torch._foreach_mul_(grads, _factors(norm, limit))
+    return norm
+
+
+def _clip_each_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -> None:
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not _batchable(grads):
+        for parameter in parameters:
+            nn.utils.clip_grad_norm_(parameter, limit, norm_type)
+        return
+    norms = torch.stack(torch._foreach_norm(grads, norm_type))
+    torch._foreach_mul_(grads, _factors(norms, limit).unbind())
+
+
+def _factors(norms: torch.Tensor, limit: float) -> torch.Tensor:
+    return (limit / (norms + 1e-6)).clamp(max=1.0)  # a NaN stays one: it is not for clipping to hide
+
+
+def _batchable(grads: list[torch.Tensor]) -> bool:
+    """Whether there are gradients, plain tensors (no shards, for example) of one type on one device."""
+    kinds = {(type(grad), grad.device, grad.dtype) for grad in grads}
+    return len(kinds) == 1 and next(iter(kinds))[0] is torch.Tensor

@@ -67,7 +67,7 @@ class WarmupParamScheduler(ParamScheduler):
         if where < self._length:
             return self._warmup(where / self._length)
         if self._rescale and self._length < 1.0:
-            where = (where - self._length) / (1.0 - self._length)
+            where = min((where - self._length) / (1.0 - self._length), 1.0)
         return value_at(self._scheduler, where)
 
 

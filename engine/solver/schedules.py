@@ -137,7 +137,7 @@ def WarmupStableDecayLR(cfg: CfgNode, decay_fraction: float = 0.2, decay_method:
     length = decay_fraction * max_iter
 
     def factor(iteration: float) -> float:
-        progress = max(0.0, (iteration - (max_iter - length)) / length)
+        progress = min(max(0.0, (iteration - (max_iter - length)) / length), 1.0)
         return end + (1 - end) * shape(progress)
 
     return FunctionSchedule(factor, max_iter)

@@ -1,0 +1,149 @@
+"""Plain functions as hooks: ``@on("after_step", every="100it")``."""
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from ..config import ConfigError, Duration, suggest
+from .base import EVENTS, Every, HookBase
+
+__all__ = ["FunctionHook", "off", "on"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Events at which a period may end: those of a step, from before_step to after_epoch.
+_PERIODIC = EVENTS[EVENTS.index("before_epoch") : EVENTS.index("after_zero_grad") + 1]
+
+
+class FunctionHook(HookBase):
+    """A function, called as ``function(trainer, *what the event passes)`` at one event.
+
+    Saves whether it has been called, if it is to be called only once.
+
+    Args:
+        function: the function.
+        event: an event of :class:`HookBase`, or one of your own (see ``trainer.emit``) if ``custom``.
+        every: a duration: only in steps that end such a period.
+        once: only the first time.
+        when: only if ``when(trainer)`` is true.
+        custom: whether the event is one of your own.
+
+    Raises:
+        ConfigError: there is no such event, or it has no periods.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        event: str,
+        *,
+        every: "Duration | int | str | None" = None,
+        once: bool = False,
+        when: Callable[[Any], bool] | None = None,
+        custom: bool = False,
+    ) -> None:
+        if event not in EVENTS and not custom:
+            raise ConfigError(
+                f"there is no event {event!r}{suggest(event, EVENTS)}. For one of your own say custom=True"
+            )
+        if every is not None and event not in _PERIODIC:
+            raise ConfigError(f"every={every!r} means nothing at {event}: periods end in steps ({', '.join(_PERIODIC)})")
+        self.function = function
+        self.event = event
+        self.display_name = f"@on({event}) {getattr(function, '__qualname__', repr(function))}"
+        self._every = None if every is None else Every(every)
+        self._once = once
+        self._when = when
+        self._done = False
+        setattr(self, event, self._call)
+
+    def _call(self, *args: Any, **kwargs: Any) -> None:
+        trainer = self.trainer
+        if self._once and self._done:
+            return
+        if self._every is not None and not self._due(trainer):
+            return
+        if self._when is not None and not self._when(trainer):
+            return
+        self._done = True
+        self.function(trainer, *args, **kwargs)
+
+    def _due(self, trainer: Any) -> bool:
+        every = self._every
+        assert every is not None
+        if self.event == "before_epoch" and every.period.unit == "ep":  # counted where epochs begin
+            return trainer.epoch % every.period.value == 0
+        return every(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"done": self._done} if self._once else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._done = state_dict["done"]
+
+
+class _Waiting:
+    """A decorated function that trainers take up when they train."""
+
+    def __init__(self, trainer: str | None, make: Callable[[], FunctionHook]) -> None:
+        self.trainer = trainer
+        self.make = make
+        self.function = make().function  # made once now, so that a mistake shows at the decorator
+
+
+_WAITING: list[_Waiting] = []
+
+
+def on(
+    event: str,
+    *,
+    every: "Duration | int | str | None" = None,
+    once: bool = False,
+    when: Callable[[Any], bool] | None = None,
+    trainer: Any = None,
+    custom: bool = False,
+) -> Callable[[F], F]:
+    """Have a function called at an event.
+
+    Args:
+        event, every, once, when, custom: see :class:`FunctionHook`.
+        trainer: whose event: a trainer; the name of a trainer (its ``name`` or its class); None: every trainer
+            in this process that starts to train from now on. :func:`off` takes it back.
+
+    Returns:
+        A decorator, which returns the function as it is.
+
+    Example::
+
+        @on("after_step", every="100it")
+        def report(trainer):
+            print(trainer.iter, trainer.storage.latest()["total_loss"])
+    """
+
+    def decorate(function: F) -> F:
+        def make() -> FunctionHook:
+            return FunctionHook(function, event, every=every, once=once, when=when, custom=custom)
+
+        if trainer is None or isinstance(trainer, str):
+            _WAITING.append(_Waiting(trainer, make))
+        else:
+            trainer.register_hooks([make()])
+        return function
+
+    return decorate
+
+
+def off(function: Callable[..., Any]) -> None:
+    """Take back what :func:`on` did without a trainer or with a name; trainers that have the function keep it."""
+    _WAITING[:] = [waiting for waiting in _WAITING if waiting.function is not function]
+
+
+def functions_for(names: Iterable[str], present: Iterable[HookBase]) -> list[HookBase]:
+    """New hooks for the decorated functions that mean a trainer with one of ``names`` and are not among ``present``."""
+    origins = {id(getattr(hook, "origin", None)) for hook in present}
+    hooks: list[HookBase] = []
+    for waiting in _WAITING:
+        if (waiting.trainer is None or waiting.trainer in names) and id(waiting) not in origins:
+            hook = waiting.make()
+            hook.origin = waiting  # type: ignore[attr-defined]
+            hooks.append(hook)
+    return hooks

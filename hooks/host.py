@@ -1,0 +1,237 @@
+"""What holds hooks and calls them: the half of a trainer that knows nothing of training."""
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from .base import EVENTS, HookBase, StopTraining, listener
+from .functions import functions_for
+from .order import check_hooks
+
+__all__ = ["HookHost"]
+
+logger = logging.getLogger(__name__)
+
+# A hook's method for an event, and what it cost so far: [seconds, calls].
+Listener = tuple[Callable[..., None], list[float]]
+
+
+class HookHost:
+    """Registers hooks, and calls those that listen to an event, in the order they were registered in.
+
+    For every event there is a table of the hooks that override it, made when hooks are registered or removed and at
+    the start of training. Each call is timed: reading the clock takes less than a tenth of a microsecond.
+    """
+
+    iter: int
+    name: str = ""
+    """What ``@on(..., trainer="name")`` may call this trainer, beside the name of its class."""
+
+    def __init__(self) -> None:
+        self._hooks: list[HookBase] = []
+        self._listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys(EVENTS, ())
+        self._costs: dict[tuple[HookBase, str], list[float]] = {}
+        # While training: hooks whose changes take effect at the next step, as (joined, left).
+        self._running = False
+        self._joined: list[HookBase] = []
+        self._left: list[HookBase] = []
+
+    # ------------------------------------------------------------------ who is there
+
+    def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
+        """Add hooks; at each event they are called in the order in which they were added.
+
+        While training it takes effect with the next step, before which a new hook gets its ``before_train``.
+
+        Args:
+            hooks: the hooks; None is skipped.
+
+        Raises:
+            TypeError: one is not a HookBase.
+            HookOrderError: they cannot work in this order; the message shows one that works.
+        """
+        new = [hook for hook in hooks if hook is not None]
+        for hook in new:
+            if not isinstance(hook, HookBase):
+                raise TypeError(f"a hook must be a HookBase, not {hook!r}")
+        check_hooks([*self._hooks, *new])
+        for hook in new:
+            # A weak reference: trainer and hooks must not keep each other, and GPU memory, alive.
+            hook.trainer = weakref.proxy(self)  # type: ignore[assignment]
+        self._hooks.extend(new)
+        if self._running:
+            self._joined.extend(new)
+        else:
+            self._bind_hooks()
+        for hook in new:
+            hook.on_registered()
+
+    def remove_hook(self, hook: HookBase | type[HookBase]) -> list[HookBase]:
+        """Take hooks out. While training it takes effect with the next step, and they get their ``after_train``.
+
+        Args:
+            hook: a hook, or a class: then all hooks of it.
+
+        Returns:
+            The hooks taken out; empty if there were none.
+        """
+        found = [h for h in self._hooks if h is hook or (isinstance(hook, type) and isinstance(h, hook))]
+        self._hooks = [h for h in self._hooks if not any(h is f for f in found)]
+        if self._running:
+            self._left.extend(found)
+        else:
+            self._bind_hooks()
+        return found
+
+    def find_hook(self, cls: type | str) -> Any:
+        """The first hook of a class (or of a class with that name); None if there is none."""
+        return next(iter(self.find_hooks(cls)), None)
+
+    def find_hooks(self, cls: type | str) -> list[Any]:
+        """All hooks of a class, given as such or by its name."""
+        if isinstance(cls, str):
+            return [hook for hook in self._hooks if any(base.__name__ == cls for base in type(hook).__mro__)]
+        return [hook for hook in self._hooks if isinstance(hook, cls)]
+
+    def listens(self, event: str) -> bool:
+        """Whether any hook has something to do at ``event``; to skip the making of what nobody would look at."""
+        return bool(self._listeners_of(event))
+
+    def describe_hooks(self) -> str:
+        """The hooks in their order, each with the events it listens to."""
+        lines = []
+        for number, hook in enumerate(self._hooks):
+            events = [event for event in EVENTS if listener(hook, event) is not None]
+            lines.append(f"  {number:>2}  {hook_name(hook):<24} {', '.join(events)}")
+        return "\n".join(lines) or "  none"
+
+    def hook_costs(self) -> dict[str, tuple[float, int]]:
+        """What each hook cost in the present or last run: seconds and number of calls, by hook, dearest first."""
+        totals: dict[int, tuple[str, float, int]] = {}
+        for (hook, _), (seconds, calls) in self._costs.items():
+            name, before, count = totals.get(id(hook), (hook_name(hook), 0.0, 0))
+            totals[id(hook)] = (name, before + seconds, count + int(calls))
+        costs: dict[str, tuple[float, int]] = {}
+        for name, seconds, calls in sorted(totals.values(), key=lambda item: -item[1]):
+            key, number = name, 1
+            while key in costs:
+                number += 1
+                key = f"{name}#{number}"
+            costs[key] = (seconds, calls)
+        return costs
+
+    # ------------------------------------------------------------------ calling them
+
+    def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
+        """Call the method ``event`` of every hook that has it; for events of one's own.
+
+        Example: ``trainer.emit("verify_batch", batch)``
+        """
+        self._run(self._listeners_of(event), event, args, kwargs)
+
+    def request_stop(self, reason: str = "") -> None:
+        """What a hook that raises :class:`StopTraining` asks for."""
+        raise NotImplementedError
+
+    def _listeners_of(self, event: str) -> tuple[Listener, ...]:
+        if event in self._listeners:
+            return self._listeners[event]
+        return tuple((getattr(h, event), self._cost(h, event)) for h in self._hooks if hasattr(h, event))
+
+    def _dispatch(self, event: str, *args: Any) -> None:
+        listeners = self._listeners[event]
+        if listeners:
+            self._run(listeners, event, args, {})
+
+    def _run(self, listeners: Iterable[Listener], event: str, args: Any, kwargs: Mapping[str, Any]) -> None:
+        clock = time.perf_counter
+        start = clock()
+        for call, cost in listeners:
+            try:
+                call(*args, **kwargs)
+            except StopTraining as stop:
+                self.request_stop(str(stop))
+            except BaseException as error:
+                hook = getattr(call, "__self__", None)
+                error.add_note(f"(in hook {hook_name(hook)}.{event}, at iteration {self.iter})")
+                raise
+            end = clock()
+            cost[0] += end - start
+            cost[1] += 1
+            start = end
+
+    def _bind_hooks(self) -> None:
+        """Note for every event who listens, so that a step calls nobody else."""
+        table: dict[str, tuple[Listener, ...]] = {}
+        for event in EVENTS:
+            calls = [(hook, listener(hook, event)) for hook in self._hooks]
+            table[event] = tuple((call, self._cost(hook, event)) for hook, call in calls if call is not None)
+        self._listeners = table
+
+    def _cost(self, hook: HookBase, event: str) -> list[float]:
+        return self._costs.setdefault((hook, event), [0.0, 0])
+
+    # ------------------------------------------------------------------ in the course of a run
+
+    def _start_hooks(self) -> None:
+        """A run begins: hooks may have been put into the list by hand, and functions be waiting for a trainer."""
+        self._join_functions()
+        check_hooks(self._hooks)
+        for hook in self._hooks:
+            hook.trainer = weakref.proxy(self)  # type: ignore[assignment]
+        self._costs.clear()
+        self._bind_hooks()
+        self._joined, self._left, self._running = [], [], True
+
+    def _change_hooks(self) -> None:
+        """Before a step: hooks that were registered or removed in the one before join and leave the run."""
+        joined, left = self._joined, self._left
+        self._joined, self._left = [], []
+        self._bind_hooks()
+        for event, hooks in (("after_train", left), ("before_train", joined)):
+            for hook in hooks:
+                call = listener(hook, event)
+                if call is not None:
+                    self._run(((call, self._cost(hook, event)),), event, (), {})
+
+    def _join_functions(self) -> None:
+        """Register hooks for the functions decorated with ``@on`` that mean this trainer."""
+        names = {self.name, *(cls.__name__ for cls in type(self).__mro__)}
+        self.register_hooks(functions_for(names, self._hooks))
+
+    # ------------------------------------------------------------------ their state
+
+    def _hooks_state(self) -> dict[str, Any]:
+        states = {key: hook.state_dict() for key, hook in self._keyed_hooks().items()}
+        return {key: state for key, state in states.items() if state}
+
+    def _load_hooks_state(self, states: Mapping[str, Any]) -> None:
+        self._join_functions()
+        hooks = self._keyed_hooks()
+        for key, state in states.items():
+            if key in hooks:
+                hooks[key].load_state_dict(state)
+            else:
+                logger.warning("The checkpoint holds the state of a hook %s, which this run does not have", key)
+        for key, hook in hooks.items():
+            if key not in states and hook.state_dict():
+                logger.info("The checkpoint holds no state of hook %s: it starts fresh", key)
+
+    def _keyed_hooks(self) -> dict[str, HookBase]:
+        """The hooks by the names their states are saved under."""
+        keyed: dict[str, HookBase] = {}
+        for hook in self._hooks:
+            base = hook.state_key or type(hook).__qualname__
+            key, number = base, 1
+            while key in keyed:
+                number += 1
+                key = f"{base}#{number}"
+            keyed[key] = hook
+        return keyed
+
+
+def hook_name(hook: Any) -> str:
+    """What to call a hook in messages: its class, or the function it was made of."""
+    return getattr(hook, "display_name", None) or type(hook).__name__

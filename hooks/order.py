@@ -1,0 +1,86 @@
+"""The order hooks must stand in: what their classes declare, checked."""
+
+from collections.abc import Sequence
+
+from ..config import ConfigError
+from .base import HookBase
+
+__all__ = ["HookOrderError", "check_hooks"]
+
+
+class HookOrderError(ConfigError):
+    """Hooks are in an order that one of them cannot work in, or one stands twice that must not."""
+
+
+def check_hooks(hooks: Sequence[HookBase]) -> None:
+    """Check ``after``, ``before``, ``single`` and ``state_key`` of hooks that stand in one list.
+
+    Raises:
+        HookOrderError: a hook stands on the wrong side of another (the message shows an order that works), a hook
+            that must be single stands twice, or two hooks have one ``state_key``.
+    """
+    _check_single(hooks)
+    wrong = [(first, second) for first, second in _constraints(hooks) if hooks.index(first) > hooks.index(second)]
+    if not wrong:
+        return
+    first, second = wrong[0]
+    declared = "after" if any(_is(first, name) for name in second.after) else "before"
+    owner = second if declared == "after" else first
+    order = _sorted(hooks)
+    works = ", ".join(type(hook).__name__ for hook in order) if order else "none: the declarations contradict each other"
+    raise HookOrderError(
+        f"hook {type(first).__name__} (number {hooks.index(first)}) must be registered before "
+        f"{type(second).__name__} (number {hooks.index(second)}), as {type(owner).__name__}.{declared} declares. "
+        f"An order that works: {works}"
+    )
+
+
+def _check_single(hooks: Sequence[HookBase]) -> None:
+    for index, hook in enumerate(hooks):
+        for other in hooks[:index]:
+            if other is hook:
+                raise HookOrderError(f"hook {hook!r} is registered twice; make another one")
+            if hook.single and type(other) is type(hook):
+                raise HookOrderError(
+                    f"there is a {type(hook).__name__} already, and there can be only one: remove it first "
+                    f"(trainer.remove_hook({type(hook).__name__})), or leave out the second"
+                )
+            if hook.state_key and hook.state_key == other.state_key:
+                raise HookOrderError(
+                    f"hooks {type(other).__name__} and {type(hook).__name__} have the same state_key, "
+                    f"{hook.state_key!r}: their states could not be told apart in a checkpoint"
+                )
+
+
+def _is(hook: HookBase, name: type | str) -> bool:
+    """Whether a hook is of a class, given as such or by its name."""
+    if isinstance(name, str):
+        return any(cls.__name__ == name for cls in type(hook).__mro__)
+    return isinstance(hook, name)
+
+
+def _constraints(hooks: Sequence[HookBase]) -> list[tuple[HookBase, HookBase]]:
+    """Pairs of hooks of which the first must come earlier."""
+    pairs = []
+    for hook in hooks:
+        for other in hooks:
+            if other is hook:
+                continue
+            if any(_is(other, name) for name in hook.after):
+                pairs.append((other, hook))
+            if any(_is(other, name) for name in hook.before):
+                pairs.append((hook, other))
+    return pairs
+
+
+def _sorted(hooks: Sequence[HookBase]) -> list[HookBase]:
+    """The hooks in an order that keeps all constraints, as near to the present one as can be; empty: there is none."""
+    pairs = _constraints(hooks)
+    left, order = list(hooks), []
+    while left:
+        free = next((h for h in left if not any(second is h and first in left for first, second in pairs)), None)
+        if free is None:
+            return []
+        left.remove(free)
+        order.append(free)
+    return order

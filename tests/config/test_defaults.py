@@ -1,0 +1,28 @@
+import pytest
+
+from hookline.config import ConfigError, UnknownKeyError, get_cfg
+
+
+def test_each_call_gives_an_independent_config():
+    a, b = get_cfg(), get_cfg()
+    a.SOLVER.BASE_LR = 3.0
+    a.HOOKS.append("X")
+    assert b.SOLVER.BASE_LR != 3.0
+    assert b.HOOKS == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("SOLVER.IMS_PER_BATCH", "DATALOADER.BATCH_SIZE"), ("MODEL.META_ARCHITECTURE", "MODEL.NAME")],
+)
+def test_detectron2_names_tell_the_new_ones(old, new):
+    with pytest.raises(UnknownKeyError, match=f"{old} was renamed to {new}"):
+        get_cfg().merge_from_list([old, "1"])
+
+
+def test_durations_are_checked_where_they_stand():
+    cfg = get_cfg()
+    cfg.merge_from_list(["SOLVER.MAX_ITER", "20ep", "TEST.EVAL_PERIOD", "30min"])
+    assert (cfg.SOLVER.MAX_ITER, cfg.TEST.EVAL_PERIOD) == ("20ep", "30min")
+    with pytest.raises(ConfigError, match=r"SOLVER\.MAX_ITER: '30min' is a time"):
+        cfg.merge_from_list(["SOLVER.MAX_ITER", "30min"])

@@ -1,0 +1,84 @@
+import pickle
+
+import pytest
+
+from hookline.config import ConfigError, Duration
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (500, Duration(500, "it")),
+        (500.0, Duration(500, "it")),
+        ("500", Duration(500, "it")),
+        ("1e4", Duration(10000, "it")),
+        ("10_000 iters", Duration(10000, "it")),
+        ("500it", Duration(500, "it")),
+        ("2ep", Duration(2, "ep")),
+        ("0.5 epochs", Duration(0.5, "ep")),
+        ("45s", Duration(45, "s")),
+        ("45 sec", Duration(45, "s")),
+        ("30min", Duration(1800, "s")),
+        ("30m", Duration(1800, "s")),
+        ("1.5h", Duration(5400, "s")),
+        (Duration(3, "ep"), Duration(3, "ep")),
+    ],
+)
+def test_each_form_is_read(text, expected):
+    assert Duration.parse(text) == expected
+
+
+@pytest.mark.parametrize("never", [0, None, "", "0", "0ep", "0s", 0.0])
+def test_zero_none_and_empty_mean_never(never):
+    assert Duration.parse(never) == Duration(0, "it")
+    assert not Duration.parse(never)
+
+
+@pytest.mark.parametrize(
+    "bad", [-1, "-2ep", True, False, 1.5, "1.5", "1.5it", "5 parsecs", "ep", "1e", [], "1 2", "inf"]
+)
+def test_anything_else_is_an_error_that_lists_the_forms(bad):
+    with pytest.raises(ConfigError, match=r"'500it', '2ep', '45s', '30min' or '2h'"):
+        Duration.parse(bad)
+
+
+def test_a_length_is_not_a_time():
+    assert Duration.parse_length("2ep") == Duration(2, "ep")
+    with pytest.raises(ConfigError, match="'30min' is a time"):
+        Duration.parse_length("30min")
+
+
+def test_iterations():
+    assert Duration.parse(500).iterations() == 500
+    assert Duration.parse("2ep").iterations(23) == 46
+    assert Duration.parse("0.1ep").iterations(70) == 7
+    assert Duration.parse("0.001ep").iterations(10) == 1
+    assert Duration.parse("0ep").iterations() == 0
+    with pytest.raises(ConfigError, match="'2ep' needs epochs of a known length"):
+        Duration.parse("2ep").iterations(None)
+    with pytest.raises(ConfigError, match="'2h' is a time"):
+        Duration.parse("2h").iterations(10)
+
+
+def test_seconds():
+    assert Duration.parse("1.5h").seconds == 5400
+    assert Duration.parse(0).seconds == 0
+    with pytest.raises(ConfigError, match="'2ep' is not a time"):
+        _ = Duration.parse("2ep").seconds
+
+
+@pytest.mark.parametrize("text", ["500it", "2ep", "0.5ep", "45s", "30min", "2h", "0.25s", "1.1h", "0it"])
+def test_text_and_pickle_are_read_back(text):
+    duration = Duration.parse(text)
+    assert Duration.parse(str(duration)) == duration
+    assert pickle.loads(pickle.dumps(duration)) == duration
+
+
+def test_text_is_in_the_largest_unit_that_fits():
+    assert [str(Duration.parse(x)) for x in ("120min", "90min", "61s", 500, "2ep")] == [
+        "2h",
+        "90min",
+        "61s",
+        "500it",
+        "2ep",
+    ]

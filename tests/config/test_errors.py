@@ -1,0 +1,31 @@
+import pytest
+
+from hookline.config import ConfigError, UnknownKeyError, suggest
+
+
+def test_an_unknown_key_prints_its_plain_message():
+    error = UnknownKeyError("unknown key 'A'")
+    assert str(error) == "unknown key 'A'"
+    assert isinstance(error, KeyError)
+    assert isinstance(error, ConfigError)
+    assert isinstance(error, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("widht", "width"),
+        ("WIDTH", "width"),
+        ("SOLVER.BASE_LRR", "SOLVER.BASE_LR"),
+        ("MODEL.BASE_LR", "SOLVER.BASE_LR"),
+        ("base_lr", "SOLVER.BASE_LR"),
+    ],
+)
+def test_the_nearest_name_is_suggested(name, expected):
+    candidates = ["width", "depth", "SOLVER", "SOLVER.BASE_LR", "SOLVER.GAMMA", "MODEL.NAME"]
+    assert suggest(name, candidates) == f"; did you mean '{expected}'?"
+
+
+def test_nothing_is_suggested_where_nothing_is_near():
+    assert suggest("zebra", ["width", "depth"]) == ""
+    assert suggest("width", []) == ""

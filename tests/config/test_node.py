@@ -1,0 +1,485 @@
+import copy
+import logging
+import pickle
+import subprocess
+import sys
+
+import pytest
+import yacs.config
+
+from hookline.config import MISSING, CfgNode, ConfigError, UnknownKeyError, get_cfg, global_cfg, set_global_cfg
+
+
+def make_cfg():
+    cfg = CfgNode()
+    cfg.SEED = -1
+    cfg.OUTPUT_DIR = "./output"
+    cfg.FLAG = False
+    cfg.ANY = None
+    cfg.MODEL = CfgNode()
+    cfg.MODEL.NAME = ""
+    cfg.MODEL.ARGS = CfgNode(new_allowed=True)
+    cfg.SOLVER = CfgNode()
+    cfg.SOLVER.BASE_LR = 0.1
+    cfg.SOLVER.STEPS = (1, 2)
+    cfg.SOLVER.SETS = ["a"]
+    cfg.SOLVER.LR_SCHEDULER_NAME = "Cosine"
+    cfg.SOLVER.LR_SCHEDULER_ARGS = CfgNode(new_allowed=True)
+    cfg.LOADER = CfgNode()
+    cfg.LOADER.SAMPLER_TRAIN = "Epoch"
+    cfg.LOADER.SAMPLER_ARGS = CfgNode(new_allowed=True)
+    cfg.register_renamed_key("SOLVER.LR", "SOLVER.BASE_LR")
+    cfg.register_deprecated_key("SOLVER.OLD")
+    return cfg
+
+
+@pytest.fixture
+def cfg():
+    return make_cfg()
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="a.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+# ---------------------------------------------------------------- unknown keys (pitfall 36)
+
+
+def test_misspelt_key_is_named_with_its_file_and_the_nearest_key(cfg, write):
+    path = write("SOLVER: {BASE_LRR: 0.2}")
+    with pytest.raises(UnknownKeyError) as info:
+        cfg.merge_from_file(path)
+    assert str(info.value) == f"{path}: unknown key 'SOLVER.BASE_LRR'; did you mean 'SOLVER.BASE_LR'?"
+    assert isinstance(info.value, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("SOLVER.BASE_LRR", "SOLVER.BASE_LR"),
+        ("MODEL.BASE_LR", "SOLVER.BASE_LR"),
+        ("base_lr", "SOLVER.BASE_LR"),
+        ("SOLVERR.BASE_LR", "SOLVER.BASE_LR"),
+        ("MODEL.NAM", "MODEL.NAME"),
+    ],
+)
+def test_misspelt_key_on_the_command_line_suggests_over_the_whole_tree(cfg, key, nearest):
+    with pytest.raises(UnknownKeyError) as info:
+        cfg.merge_from_list([key, "1"])
+    assert str(info.value) == f"command line: unknown key '{key}'; did you mean '{nearest}'?"
+
+
+def test_a_key_below_a_value_is_unknown(cfg):
+    with pytest.raises(UnknownKeyError, match=r"unknown key 'SOLVER\.BASE_LR\.X'"):
+        cfg.merge_from_list(["SOLVER.BASE_LR.X", "1"])
+
+
+def test_a_dotted_key_in_a_file_is_told_to_be_nested(cfg, write):
+    with pytest.raises(UnknownKeyError, match=r"'SOLVER\.BASE_LR'; write it nested"):
+        cfg.merge_from_file(write("SOLVER.BASE_LR: 1"))
+
+
+def test_reading_a_missing_key_suggests_and_hasattr_works(cfg):
+    with pytest.raises(AttributeError, match="did you mean 'BASE_LR'"):
+        _ = cfg.SOLVER.BASE_LRR
+    with pytest.raises(AttributeError, match=r"did you mean 'SOLVER\.BASE_LR'"):
+        _ = cfg.BASE_LR
+    assert not hasattr(cfg, "NOTHING")
+    assert getattr(cfg, "NOTHING", 3) == 3
+    assert not hasattr(cfg, "__array__")
+
+
+def test_a_renamed_key_tells_the_new_name(cfg, write):
+    for merge in (
+        lambda: cfg.merge_from_list(["SOLVER.LR", "1"]),
+        lambda: cfg.merge_from_file(write("SOLVER: {LR: 1}")),
+    ):
+        with pytest.raises(UnknownKeyError, match=r"SOLVER\.LR was renamed to SOLVER\.BASE_LR"):
+            merge()
+    cfg.SOLVER.set_new_allowed(True)
+    with pytest.raises(UnknownKeyError, match="renamed"):
+        cfg.merge_from_list(["SOLVER.LR", "1"])
+
+
+def test_a_deprecated_key_warns_and_is_ignored(cfg, caplog):
+    before = cfg.clone()
+    with caplog.at_level(logging.WARNING):
+        cfg.merge_from_list(["SOLVER.OLD", "1"])
+    assert [record.getMessage() for record in caplog.records] == [
+        "The config key SOLVER.OLD is deprecated: it is ignored."
+    ]
+    assert cfg == before
+
+
+# ---------------------------------------------------------------- types
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "value"),
+    [
+        ("SOLVER.BASE_LR", "1", 1.0),
+        ("SOLVER.BASE_LR", "1e-3", 0.001),
+        ("SOLVER.STEPS", "(3,)", (3,)),
+        ("SOLVER.STEPS", "[3, 4]", (3, 4)),
+        ("SOLVER.SETS", "('b',)", ["b"]),
+        ("OUTPUT_DIR", "123", "123"),
+        ("OUTPUT_DIR", "None", "None"),
+        ("FLAG", "true", True),
+        ("FLAG", "True", True),
+        ("FLAG", "false", False),
+        ("ANY", "3", 3),
+        ("ANY", "(1, 2)", (1, 2)),
+        ("MODEL.ARGS.bias", "false", False),
+        ("MODEL.ARGS.width", "64", 64),
+    ],
+)
+def test_command_line_values_are_decoded_for_their_key(cfg, key, text, value):
+    cfg.merge_from_list([key, text])
+    merged = cfg.flatten()[key]
+    assert merged == value
+    assert type(merged) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("SEED", True, "expected int, got True (bool)"),
+        ("SEED", 1.5, "expected int, got 1.5 (float)"),
+        ("SEED", "abc", "expected int, got 'abc' (str)"),
+        ("SEED", None, "expected int, got None (NoneType)"),
+        ("FLAG", 1, "expected bool, got 1 (int)"),
+        ("FLAG", "yes", "expected bool, got 'yes' (str)"),
+        ("SOLVER.BASE_LR", True, "expected float, got True (bool)"),
+        ("SOLVER.STEPS", 3, "expected tuple, got 3 (int)"),
+        ("OUTPUT_DIR", 3, "expected str, got 3 (int)"),
+        ("SOLVER", 3, "expected a mapping of keys, got 3 (int)"),
+        ("SOLVER", None, "expected a mapping of keys, got None (NoneType)"),
+        ("SEED", {"a": 1}, "expected int, got {'a': 1} (dict)"),
+    ],
+)
+def test_a_value_of_the_wrong_type_names_key_and_types(cfg, key, value, message):
+    with pytest.raises(ConfigError) as info:
+        cfg.merge_from_list([key, value])
+    assert str(info.value) == f"command line: {key}: {message}"
+
+
+def test_a_key_without_type_stays_without_type(cfg):
+    for value in (3, "a", None, [1], (1,)):
+        cfg.merge_from_list(["ANY", value])
+        assert value == cfg.ANY
+
+
+def test_checks_do_not_depend_on_assert(write):
+    path = write("SOLVERR: 1")
+    code = (
+        "from hookline.config import get_cfg, ConfigError\n"
+        "for merge in (lambda c: c.merge_from_file(__import__('sys').argv[1]), lambda c: c.merge_from_list(['SEED']),\n"
+        "              lambda c: setattr(c, 'X', object())):\n"
+        "    try: merge(get_cfg())\n"
+        "    except ConfigError: print('refused')\n"
+    )
+    done = subprocess.run([sys.executable, "-O", "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["refused"] * 3
+
+
+# ---------------------------------------------------------------- merging
+
+
+def test_all_wrong_keys_are_reported_and_nothing_changes(cfg, write):
+    before = cfg.clone()
+    path = write("SEED: 5\nSOLVER: {BASE_LR: [1], GAMA: 1}\nMODEL: {NAME: B, ARGS: {a: 1}}\nNOPE: 1")
+    with pytest.raises(ConfigError) as info:
+        cfg.merge_from_file(path)
+    lines = str(info.value).splitlines()
+    assert len(lines) == 3
+    assert lines[0] == f"{path}: SOLVER.BASE_LR: expected float, got [1] (list)"
+    assert lines[1].startswith(f"{path}: unknown key 'SOLVER.GAMA'")
+    assert lines[2].startswith(f"{path}: unknown key 'NOPE'")
+    assert cfg == before
+    with pytest.raises(UnknownKeyError, match=r"'A'.*\n.*'B'"):
+        cfg.merge_from_list(["SEED", "1", "A", "1", "B", "2"])
+    assert cfg == before
+
+
+def test_a_merge_keeps_the_nodes_that_others_hold(cfg):
+    solver = cfg.SOLVER
+    cfg.merge_from_list(["SOLVER.BASE_LR", "1"])
+    assert solver.BASE_LR == 1.0
+
+
+def test_overrides_are_pairs_or_assignments(cfg):
+    cfg.merge_from_list(["SEED=3", "SOLVER.BASE_LR", "1", "OUTPUT_DIR=a=b", "MODEL.NAME", "x=y", "MODEL.ARGS.e="])
+    assert (cfg.SEED, cfg.SOLVER.BASE_LR, cfg.OUTPUT_DIR, cfg.MODEL.NAME) == (3, 1.0, "a=b", "x=y")
+    assert cfg.MODEL.ARGS.e == ""
+
+
+def test_an_override_without_value_is_named(cfg):
+    with pytest.raises(ConfigError, match=r"'SOLVER\.BASE_LR' at the end has no value"):
+        cfg.merge_from_list(["SEED", "1", "SOLVER.BASE_LR"])
+    with pytest.raises(ConfigError, match="expected a key, got 3"):
+        cfg.merge_from_list([3, 4])
+    with pytest.raises(ConfigError, match=r"'SOLVER\.' is not a key"):
+        cfg.merge_from_list(["SOLVER.", 4])
+
+
+def test_new_keys_where_they_are_allowed(cfg):
+    cfg.merge_from_list(["MODEL.ARGS.width", "64", "MODEL.ARGS.a.b", "1"])
+    cfg.merge_from_list(["MODEL.ARGS.a.c", "(1, 2)", "MODEL.ARGS.width", "auto"])
+    assert cfg.MODEL.ARGS == {"width": "auto", "a": {"b": 1, "c": (1, 2)}}
+    cfg.merge_from_list(["MODEL.ARGS", "{'depth': 3}"])
+    assert cfg.MODEL.ARGS.depth == 3
+    cfg.merge_from_list(["MODEL.ARGS.a", "1"])
+    assert cfg.MODEL.ARGS.a == 1
+
+
+def test_merging_another_config_copies(cfg):
+    other = CfgNode({"SOLVER": {"SETS": ["x"], "STEPS": [5]}, "MODEL": {"ARGS": {"s": "123"}}})
+    cfg.merge_from_other_cfg(other)
+    other.SOLVER.SETS.append("y")
+    assert cfg.SOLVER.SETS == ["x"]
+    assert cfg.SOLVER.STEPS == (5,)
+    assert cfg.MODEL.ARGS.s == "123"
+    with pytest.raises(ConfigError, match="not a list"):
+        cfg.merge_from_other_cfg([])
+
+
+def test_keys_added_in_python_can_be_merged(cfg):
+    cfg.MINE = CfgNode()
+    cfg.MINE.VALUE = 3
+    cfg.merge_from_list(["MINE.VALUE", "4"])
+    assert cfg.MINE.VALUE == 4
+    cfg.THEIRS = yacs.config.CfgNode({"A": 1})
+    cfg.merge_from_list(["THEIRS.A", "2"])
+    assert cfg.THEIRS.A == 2
+
+
+# ---------------------------------------------------------------- components
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("MODEL.NAME", "MODEL.ARGS"),
+        ("SOLVER.LR_SCHEDULER_NAME", "SOLVER.LR_SCHEDULER_ARGS"),
+        ("LOADER.SAMPLER_TRAIN", "LOADER.SAMPLER_ARGS"),
+    ],
+)
+def test_another_name_drops_the_arguments_of_the_former(cfg, name, args):
+    cfg.merge_from_list([name, "A", f"{args}.x", "1"])
+    cfg.merge_from_list([name, "A", f"{args}.y", "2"])
+    assert {k: v for k, v in cfg.flatten().items() if k.startswith(args)} == {f"{args}.x": 1, f"{args}.y": 2}
+    cfg.merge_from_list([f"{args}.z", "3", name, "B"])  # the order does not matter
+    assert {k: v for k, v in cfg.flatten().items() if k.startswith(args)} == {f"{args}.z": 3}
+
+
+def test_a_child_file_with_another_name_does_not_inherit_arguments(cfg, write):
+    write("MODEL: {ARGS: {x: 1}, NAME: A}", "base.yaml")
+    cfg.merge_from_file(write("_BASE_: base.yaml\nMODEL: {ARGS: {y: 2}, NAME: B}"))
+    assert cfg.MODEL == {"NAME": "B", "ARGS": {"y": 2}}
+    cfg.merge_from_other_cfg({"MODEL": {"ARGS": {"z": 3}}})
+    assert cfg.MODEL.ARGS == {"y": 2, "z": 3}
+
+
+def test_arguments_that_the_base_gave_the_default_are_dropped_too(cfg, write):
+    write("SOLVER: {LR_SCHEDULER_ARGS: {x: 1}}", "base.yaml")
+    cfg.merge_from_file(write("_BASE_: base.yaml\nSOLVER: {LR_SCHEDULER_NAME: Linear}"))
+    assert cfg.SOLVER.LR_SCHEDULER_ARGS == {}
+
+
+def test_the_rule_holds_within_load_yaml_with_base(write):
+    write("M:\n  ARGS: {x: 1, t: 1e-3, u: words}\n  NAME: A", "base.yaml")
+    assert CfgNode.load_yaml_with_base(write("_BASE_: base.yaml\nM: {ARGS: {y: 2}}", "same.yaml")) == {
+        "M": {"NAME": "A", "ARGS": {"x": 1, "t": 0.001, "u": "words", "y": 2}}
+    }
+    assert CfgNode.load_yaml_with_base(write("_BASE_: base.yaml\nM: {ARGS: {y: 2}, NAME: B}")) == {
+        "M": {"NAME": "B", "ARGS": {"y": 2}}
+    }
+
+
+def test_dropped_arguments_come_back_when_the_merge_fails(cfg):
+    cfg.merge_from_list(["MODEL.NAME", "A", "MODEL.ARGS.x", "1"])
+    with pytest.raises(UnknownKeyError):
+        cfg.merge_from_list(["MODEL.NAME", "B", "NOPE", "1"])
+    assert cfg.MODEL == {"NAME": "A", "ARGS": {"x": 1}}
+    cfg.merge_from_list(["MODEL.ARGS.x", "anything"])
+
+
+# ---------------------------------------------------------------- freezing
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: setattr(c, "SEED", 1),
+        lambda c: c.__setitem__("SEED", 1),
+        lambda c: c.__delitem__("SEED"),
+        lambda c: c.__delattr__("SEED"),
+        lambda c: c.update(SEED=1),
+        lambda c: c.__ior__({"SEED": 1}),
+        lambda c: c.pop("SEED"),
+        lambda c: c.setdefault("SEED", 1),
+        lambda c: c.clear(),
+        lambda c: c.merge_from_list(["SEED", 1]),
+        lambda c: c.merge_from_other_cfg({"SEED": 1}),
+    ],
+)
+def test_a_frozen_config_does_not_change(cfg, change):
+    cfg.freeze()
+    before = cfg.clone()
+    with pytest.raises(AttributeError, match="SEED"):
+        change(cfg)
+    assert cfg == before
+
+
+def test_a_frozen_config_does_not_change_below(cfg, write):
+    cfg.freeze()
+    with pytest.raises(AttributeError, match=r"SOLVER\.BASE_LR"):
+        cfg.merge_from_file(write("SOLVER: {BASE_LR: 1}"))
+    with pytest.raises(AttributeError, match=r"MODEL\.ARGS\.x"):
+        cfg.merge_from_list(["MODEL.ARGS.x", "1"])
+    with pytest.raises(AttributeError):
+        cfg.SOLVER.popitem()
+    cfg.SOLVER.defrost()
+    cfg.SOLVER.BASE_LR = 1
+
+
+def test_clones_keep_the_state(cfg):
+    cfg.freeze()
+    for duplicate in (cfg.clone(), copy.copy(cfg), pickle.loads(pickle.dumps(cfg))):
+        assert duplicate == cfg
+        assert duplicate.is_frozen()
+        assert duplicate.SOLVER.is_frozen()
+    thawed = cfg.clone()
+    thawed.defrost()
+    thawed.SOLVER.BASE_LR = 3.0
+    assert cfg.SOLVER.BASE_LR == 0.1
+    with pytest.raises(UnknownKeyError, match="renamed"):
+        thawed.merge_from_list(["SOLVER.LR", "1"])
+
+
+def test_computed_keys_are_set_once_even_when_frozen(cfg):
+    cfg.freeze()
+    cfg.COMPUTED_WORLD = 4
+    cfg.COMPUTED_WORLD = 4
+    with pytest.raises(KeyError, match="COMPUTED_WORLD"):
+        cfg.COMPUTED_WORLD = 5
+    assert cfg.COMPUTED_WORLD == 4
+    assert "COMPUTED_" not in cfg.dump()
+
+
+def test_dict_methods_work_while_not_frozen(cfg):
+    assert cfg.pop("SEED") == -1
+    assert cfg.pop("SEED", 7) == 7
+    assert cfg.setdefault("SEED", 3) == 3
+    cfg |= {"SEED": 4}
+    assert type(cfg) is CfgNode
+    del cfg.SEED
+    assert "SEED" not in cfg
+    assert cfg.popitem()[0] == "LOADER"
+    cfg.clear()
+    assert cfg == {}
+    assert isinstance(cfg, yacs.config.CfgNode)
+
+
+# ---------------------------------------------------------------- what is different (pitfall 37)
+
+
+def test_diff_shows_only_what_differs_from_the_defaults(cfg):
+    other = cfg.clone()
+    cfg.merge_from_list(["SOLVER.BASE_LR", "1", "MODEL.ARGS.width", "64"])
+    other.merge_from_list(["MODEL.ARGS.depth", "2"])
+    assert list(cfg.diff(other).items()) == [
+        ("MODEL.ARGS.width", (MISSING, 64)),
+        ("SOLVER.BASE_LR", (0.1, 1.0)),
+        ("MODEL.ARGS.depth", (2, MISSING)),
+    ]
+    assert cfg.diff(cfg.clone()) == {}
+    assert repr(pickle.loads(pickle.dumps(MISSING))) == "MISSING"
+    assert pickle.loads(pickle.dumps(MISSING)) is MISSING
+
+
+def test_to_dict_is_plain(cfg):
+    assert type(cfg.to_dict()["SOLVER"]) is dict
+    assert cfg.to_dict() == cfg
+
+
+# ---------------------------------------------------------------- dump
+
+
+def test_a_dump_of_the_defaults_gives_the_defaults(write):
+    cfg = get_cfg()
+    cfg.merge_from_file(write(get_cfg().dump()))
+    assert cfg == get_cfg()
+    assert cfg.diff(get_cfg()) == {}
+
+
+def test_a_dump_brings_back_every_value(write):
+    cfg = get_cfg()
+    cfg.SOLVER.BASE_LR = 1e-05
+    cfg.SOLVER.MAX_ITER = "500"
+    cfg.SOLVER.STEPS = (1, "2ep", (3, 4))
+    cfg.OUTPUT_DIR = "1e-5"
+    cfg.DATASETS.TRAIN = ("a", {"NAME": "b", "ARGS": {"t": (1, 2), "s": "(1, 2)", "n": "None"}})
+    values = {
+        "tiny": 1e-05, "huge": 1e20, "inf": float("inf"), "text": "1e-5", "number": "123", "none": None,
+        "none_text": "None", "true_text": "true", "pair": (0.9, 0.95), "one": (1,), "empty": (), "yes": "yes",
+        "awkward": ("a: b #c", "d'\"\n", {"k": (float("inf"), None)}), "list": [1, (2, "x"), [1e-7]], "words": "a b",
+        "sub": {"deep": {"x": 1}}, "date": "2024-01-01", "unicode": "é", "lines": "a\nb\n", "blank": "",
+    }  # fmt: skip
+    cfg.merge_from_other_cfg({"MODEL": {"ARGS": values}})
+    assert values == cfg.MODEL.ARGS
+    loaded = get_cfg()
+    loaded.merge_from_file(write(cfg.dump()))
+    assert loaded.diff(cfg) == {}
+    assert loaded == cfg
+    assert type(loaded.MODEL.ARGS.tiny) is float
+    assert loaded.dump() == cfg.dump()
+
+
+def test_what_cannot_be_dumped_is_named(cfg):
+    cfg.SOLVER["X"] = object()
+    with pytest.raises(ConfigError, match=r"SOLVER\.X: a config cannot hold"):
+        cfg.dump()
+    with pytest.raises(ConfigError, match="Y: a config cannot hold a object"):
+        cfg.SOLVER.Y = object()
+    with pytest.raises(ConfigError, match=r"A\.B: a config cannot hold"):
+        CfgNode({"A": {"B": object()}})
+
+
+def test_load_cfg_reads_text_and_files(write):
+    assert CfgNode.load_cfg("A:\n  B: (1, 2)\n  C: 1e-3") == {"A": {"B": (1, 2), "C": 0.001}}
+    with open(write("A: 1")) as file:
+        assert CfgNode.load_cfg(file) == {"A": 1}
+    with open(write("cfg = 1", "x.py")) as file, pytest.raises(ConfigError, match=r"x\.py: .*not executed"):
+        CfgNode.load_cfg(file)
+    with pytest.raises(ConfigError, match="got a int"):
+        CfgNode.load_cfg(3)
+
+
+def test_base_can_only_stand_in_files(cfg):
+    for merge in (
+        lambda: cfg.merge_from_list(["_BASE_", "a.yaml"]),
+        lambda: cfg.merge_from_other_cfg(CfgNode({"_BASE_": "a.yaml"})),
+    ):
+        with pytest.raises(ConfigError, match="_BASE_ can only stand at the top of a file"):
+            merge()
+
+
+def test_the_global_config_is_filled_in_place(cfg):
+    try:
+        set_global_cfg(cfg)
+        assert global_cfg.SOLVER.BASE_LR == 0.1
+    finally:
+        global_cfg.clear()
+
+
+def test_importing_the_package_does_not_import_torch():
+    code = "import sys, hookline.config; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

@@ -1,0 +1,286 @@
+import functools
+import sys
+
+import pytest
+
+from hookline.config import CfgNode, ConfigError, Registry, UnknownKeyError, configurable, locate
+
+
+class ConvNet:
+    def __init__(self, width: int, num_classes: int = 10, betas: "tuple[float, float]" = (0.9, 0.99), act: str = None):  # noqa: RUF013
+        self.args = (width, num_classes, betas, act)
+
+
+def linear(params, lr: float, momentum=0.0):
+    return params, lr, momentum
+
+
+def anything(**kwargs):
+    return kwargs
+
+
+@pytest.fixture
+def registry():
+    registry = Registry("MODEL")
+    for target in (ConvNet, linear, anything):
+        registry.register(target)
+    return registry
+
+
+@pytest.fixture
+def in_folder(tmp_path, monkeypatch):
+    """A working directory that is not on sys.path; what is imported from it is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_registering_as_decorator_and_by_call():
+    registry = Registry("THING")
+
+    @registry.register
+    def bare():
+        pass
+
+    @registry.register()
+    def called():
+        pass
+
+    @registry.register(name="other")
+    def named():
+        pass
+
+    assert registry.register(len) is len
+    assert registry.register(max, name="maximum") is max
+    assert dict(registry) == {"bare": bare, "called": called, "other": named, "len": len, "maximum": max}
+    assert "bare" in registry
+    assert "maximum" in repr(registry)
+
+
+def test_two_of_a_name_are_both_located(registry):
+    registry.register(ConvNet)  # the same again is no problem
+
+    def other():
+        pass
+
+    with pytest.raises(ConfigError) as info:
+        registry.register(other, name="ConvNet")
+    message = str(info.value)
+    assert message.startswith("the model 'ConvNet' is registered already: ")
+    assert message.count("test_registry.py:") == 2
+    assert "ConvNet (" in message
+    assert "other (" in message
+
+
+def test_an_unknown_name_is_suggested_and_all_are_listed(registry):
+    with pytest.raises(UnknownKeyError) as info:
+        registry.get("ConvNett")
+    assert str(info.value) == "unknown model 'ConvNett'; did you mean 'ConvNet'? Known: ConvNet, anything, linear."
+    with pytest.raises(KeyError, match=r"^MODEL\.NAME: unknown model 'zzz'\. Known: "):
+        registry.build("zzz", key="MODEL.ARGS")
+    with pytest.raises(KeyError, match=r"^HOOKS\[2\]\.NAME: unknown"):
+        registry.check("zzz", key="HOOKS[2].ARGS")
+    with pytest.raises(KeyError, match=r"^X: unknown"):
+        registry.check("zzz", key="HOOKS[2].ARGS", name_key="X")
+    with pytest.raises(UnknownKeyError, match=r"MODEL\.NAME: no model is named\. Known"):
+        registry.check("", key="MODEL.ARGS")
+    with pytest.raises(ConfigError, match="is a string, not 3"):
+        registry.get(3)
+
+
+def test_many_names_are_not_listed():
+    registry = Registry("M")
+    for i in range(21):
+        registry.register(len, name=f"n{i}")
+    with pytest.raises(UnknownKeyError) as info:
+        registry.get("zebra")
+    assert str(info.value) == "unknown m 'zebra'."
+
+
+def test_names_of_modules_are_imported(registry):
+    from collections import OrderedDict
+
+    assert registry.get("collections:OrderedDict") is OrderedDict
+    assert registry.get("collections.OrderedDict") is OrderedDict
+    assert locate("os.path:join") is locate("os.path.join")
+    assert locate("collections:OrderedDict.fromkeys") == OrderedDict.fromkeys
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_package.mod:Net", "there is no module 'no_such_package.mod'"),
+        ("no_such_package.Net", "there is no module 'no_such_package'"),
+        ("collections:OrderedDic", "no 'OrderedDic' in 'collections'; did you mean 'OrderedDict'"),
+        ("collections.nope.Thing", "no 'nope' in 'collections'"),
+        (":x", "no module"),
+        ("..", "no module"),
+    ],
+)
+def test_names_of_modules_that_do_not_exist(registry, name, message):
+    with pytest.raises(UnknownKeyError, match=message):
+        locate(name)
+    with pytest.raises(UnknownKeyError, match=rf"MODEL\.NAME: unknown model .*{message}"):
+        registry.build(name, key="MODEL.ARGS")
+
+
+def test_what_cannot_be_called_is_refused(registry):
+    with pytest.raises(ConfigError, match=r"MODEL\.NAME: 'math:pi' cannot be called: it is a float"):
+        registry.build("math:pi", key="MODEL.ARGS")
+
+
+def test_the_working_directory_is_searched_last(in_folder):
+    (in_folder / "my_own_nets.py").write_text("class Net:\n    pass\n")
+    assert locate("my_own_nets:Net").__module__ == "my_own_nets"
+    assert sys.path[-1] == str(in_folder)
+    path = list(sys.path)
+    with pytest.raises(UnknownKeyError):
+        locate("not_here:Net")
+    assert sys.path == path
+
+
+def test_a_module_that_fails_on_import_tells_the_cause(in_folder, registry):
+    (in_folder / "my_broken_nets.py").write_text("import not_installed_at_all\n")
+    (in_folder / "my_raising_nets.py").write_text("1 / 0\n")
+    with pytest.raises(ConfigError, match=r"importing 'my_broken_nets' fails: ModuleNotFoundError: .*not_installed"):
+        locate("my_broken_nets:Net")
+    with pytest.raises(ConfigError, match=r"MODEL\.NAME: importing 'my_raising_nets' fails: ZeroDivisionError") as info:
+        registry.check("my_raising_nets.Net", key="MODEL.ARGS")
+    assert isinstance(info.value.__cause__.__cause__, ZeroDivisionError)
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def test_build_calls_with_everything(registry):
+    assert registry.build("ConvNet", {"width": 3, "betas": [1, 0.5]}).args == (3, 10, [1, 0.5], None)
+    assert registry.build("linear", {"lr": 1}, positional=("P",)) == ("P", 1, 0.0)
+    assert registry.build("anything", {"a": 1}, offered={"b": 2}) == {"a": 1}
+    assert registry.check("ConvNet", {"width": 3}) is ConvNet
+
+
+def test_misspelt_argument_is_named_with_its_key_and_the_nearest(registry):
+    with pytest.raises(ConfigError) as info:
+        registry.build("ConvNet", {"width": 3, "widht": 4}, key="MODEL.ARGS")
+    assert str(info.value) == (
+        "MODEL.ARGS.widht: ConvNet takes no argument 'widht'; did you mean 'width'? "
+        "It takes: width, num_classes, betas, act."
+    )
+
+
+def test_all_bad_arguments_are_reported_together(registry):
+    with pytest.raises(ConfigError) as info:
+        registry.check("ConvNet", {"num_classes": "ten", "zebra": 1, "betas": [1]}, key="MODEL.ARGS")
+    assert str(info.value).splitlines() == [
+        "MODEL.ARGS.num_classes: expected int, got 'ten' (str)",
+        "MODEL.ARGS.zebra: ConvNet takes no argument 'zebra'. It takes: width, num_classes, betas, act.",
+        "MODEL.ARGS.betas: expected tuple[float, float], got [1] (list)",
+        "MODEL.ARGS.width: ConvNet needs the argument 'width', which is not given",
+    ]
+
+
+def test_the_implicit_optional_is_taken(registry):
+    registry.check("ConvNet", {"width": 1, "act": None})
+    with pytest.raises(ConfigError, match=r"^num_classes: expected int, got None"):
+        registry.check("ConvNet", {"width": 1, "num_classes": None})
+
+
+def test_what_comes_by_position_cannot_be_given_again(registry):
+    registry.check("linear", {"lr": 0.1}, positional=1)
+    with pytest.raises(ConfigError, match=r"OPT\.ARGS\.params: linear is given 'params' already"):
+        registry.check("linear", {"lr": 0.1, "params": 1}, positional=1, key="OPT.ARGS")
+    with pytest.raises(ConfigError, match="takes 3 arguments by position, not 4"):
+        registry.check("linear", positional=4)
+    with pytest.raises(ConfigError, match="needs the argument 'params'"):
+        registry.check("linear", {"lr": 0.1})
+
+
+def test_what_is_offered_is_taken_if_named_and_arguments_win(registry):
+    offered = {"lr": 0.1, "other": 3}
+    assert registry.build("linear", positional=("P",), offered=offered) == ("P", 0.1, 0.0)
+    assert registry.build("linear", {"lr": 0.5}, positional=("P",), offered=offered) == ("P", 0.5, 0.0)
+    registry.check("linear", positional=1, offered=("lr",))
+
+
+def test_target_with_cfg_gets_it_first():
+    registry = Registry("MODEL")
+
+    @registry.register()
+    def build_net(cfg, shape=None, depth=1):
+        return cfg, shape, depth
+
+    @registry.register()
+    class Net:
+        def __init__(self, cfg, shape):
+            self.args = cfg, shape
+
+    cfg = CfgNode()
+    assert registry.build("build_net", {"depth": 2}, offered={"cfg": cfg}, positional=("s",)) == (cfg, "s", 2)
+    assert registry.build("Net", {"shape": 3}, offered={"cfg": cfg}).args == (cfg, 3)
+    with pytest.raises(ConfigError, match=r"A\.ARGS\.dept: build_net takes no argument .* It takes: shape, depth\."):
+        registry.check("build_net", {"dept": 2}, offered=("cfg",), key="A.ARGS")
+    with pytest.raises(ConfigError, match="needs the argument 'cfg'"):
+        registry.check("build_net")
+
+
+def test_configurable_targets_take_config_and_arguments():
+    registry = Registry("MODEL")
+
+    @registry.register()
+    class Net:
+        @configurable
+        def __init__(self, width: int, depth: int = 1):
+            self.args = width, depth
+
+        @classmethod
+        def from_config(cls, cfg, scale=1):
+            return {"width": cfg.WIDTH * scale}
+
+    @registry.register()
+    @configurable(from_config=lambda cfg: {"width": cfg.WIDTH})
+    def build_net(width, depth=1):
+        return width, depth
+
+    offered = {"cfg": CfgNode({"WIDTH": 4})}
+    assert registry.build("Net", offered=offered).args == (4, 1)
+    assert registry.build("Net", {"depth": 3, "scale": 2}, offered=offered).args == (8, 3)
+    assert registry.build("Net", {"width": 3}).args == (3, 1)
+    assert registry.build("build_net", {"depth": 3}, offered=offered) == (4, 3)
+    assert registry.build("build_net", {"width": 3}) == (3, 1)
+    with pytest.raises(ConfigError, match=r"M\.ARGS\.dept: Net takes no argument 'dept'; did you mean 'depth'"):
+        registry.check("Net", {"dept": 3}, offered=offered, key="M.ARGS")
+    with pytest.raises(ConfigError, match="depth: expected int"):
+        registry.check("Net", {"depth": "3"}, offered=offered)
+    with pytest.raises(ConfigError, match="needs the argument 'width'"):
+        registry.check("Net", {"depth": 3})
+
+
+def test_nodes_are_passed_as_dicts(registry):
+    args = CfgNode({"sub": {"a": [1]}})
+    args.freeze()
+    built = registry.build("anything", args)
+    assert type(built["sub"]) is dict
+    built["sub"]["a"].append(2)
+    assert args.sub.a == [1]
+
+
+def test_partials_and_builtins_work(registry):
+    registry.register(functools.partial(linear, lr=0.1), name="partial")
+    assert registry.build("partial", {"momentum": 0.5}, positional=("P",)) == ("P", 0.1, 0.5)
+    assert registry.build("builtins:dict", {"a": 1}) == {"a": 1}
+    assert registry.build("builtins:min", positional=([3, 2],)) == 2
+
+
+def test_an_error_inside_the_target_is_not_touched(registry):
+    def fails(a):
+        raise TypeError("inside")
+
+    registry.register(fails)
+    with pytest.raises(TypeError, match=r"^inside$"):
+        registry.build("fails", {"a": 1})

@@ -1,0 +1,174 @@
+import os
+
+import pytest
+
+from hookline.config import CfgNode, ConfigError, UnknownKeyError
+
+
+def make_cfg():
+    return CfgNode({"A": 0, "B": 0, "C": 0, "LR": 0.1, "T": [1], "S": "", "ARGS": {}})
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="a.yaml"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def merged(path):
+    cfg = make_cfg()
+    cfg.merge_from_file(path)
+    return cfg
+
+
+def test_bases_are_merged_first_wherever_they_are(write, tmp_path, monkeypatch):
+    write("A: 1\nB: 1\nC: 1", "root.yaml")
+    write("_BASE_: ../root.yaml\nB: 2\nC: 2", "sub/middle.yaml")
+    cfg = merged(write("_BASE_: sub/middle.yaml\nC: 3"))
+    assert (cfg.A, cfg.B, cfg.C) == (1, 2, 3)
+    assert merged(write(f"_BASE_: {tmp_path}/root.yaml", "abs.yaml")).A == 1
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert merged(write("_BASE_: ~/root.yaml", "sub/home.yaml")).A == 1
+
+
+def test_several_bases_the_later_wins_and_one_may_be_shared(write):
+    write("A: 1\nB: 1", "root.yaml")
+    write("_BASE_: root.yaml\nA: 2", "x.yaml")
+    write("_BASE_: root.yaml\nB: 3", "y.yaml")
+    cfg = merged(write("_BASE_: [x.yaml, y.yaml]\nC: 4"))
+    assert (cfg.A, cfg.B, cfg.C) == (1, 3, 4)
+
+
+def test_a_circle_of_bases_shows_the_chain(write):
+    path = write("_BASE_: b.yaml", "a.yaml")
+    other = write("_BASE_: ./a.yaml", "b.yaml")
+    with pytest.raises(ConfigError) as info:
+        merged(path)
+    assert str(info.value).startswith(f"_BASE_ goes in a circle: {path} -> {other} -> ")
+
+
+def test_a_missing_base_names_both_files(write):
+    path = write("_BASE_: nope.yaml")
+    with pytest.raises(ConfigError, match=r"nope\.yaml: cannot read .*No such file.*\(_BASE_ of .*a\.yaml\)"):
+        merged(path)
+    with pytest.raises(ConfigError, match=r"gone\.yaml: cannot read"):
+        merged("gone.yaml")
+    with pytest.raises(ConfigError, match=r"_BASE_ is a file's name, or a list of them, not 3"):
+        merged(write("_BASE_: 3"))
+
+
+def test_a_mistake_in_a_base_names_the_base(write):
+    base = write("NOPE: 1", "base.yaml")
+    with pytest.raises(UnknownKeyError, match=f"^{base}: unknown key 'NOPE'"):
+        merged(write("_BASE_: base.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("A: 1\nB: [1", 2, ""),
+        ("A: 1\nB: 2\nA: 3", 3, "the key 'A' appears twice"),
+        ("A: 1\nARGS:\n  x: 1\n  x: 2", 4, "the key 'x' appears twice"),
+        ("A: !!python/object/apply:os.system ['touch PWNED']", 1, "'!!python/object/apply:os.system' is not allowed"),
+        ("A: 1\nB: !!python/tuple [1]", 2, "is not allowed"),
+        ("A: !mine 3", 1, "'!mine' is not allowed"),
+        ("A: 1\n---\nB: 1", 2, ""),
+        ("ARGS: &x {a: *x}", 1, "recursive"),
+    ],
+)
+def test_bad_yaml_names_file_and_line(write, text, line, message):
+    path = write(text)
+    for unsafe in (False, True):
+        with pytest.raises(ConfigError) as info:
+            make_cfg().merge_from_file(path, allow_unsafe=unsafe)
+        assert str(info.value).startswith(f"{path}:{line}: ")
+        assert message in str(info.value)
+    assert not os.path.exists("PWNED")
+
+
+@pytest.mark.parametrize("text", ["- 1\n- 2", "just words"])
+def test_a_file_that_is_no_mapping_is_refused(write, text):
+    with pytest.raises(ConfigError, match=r"a\.yaml: a config file holds a mapping"):
+        merged(write(text))
+
+
+def test_files_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"\xff\xfe\x00A")
+    with pytest.raises(ConfigError, match=r"a\.yaml: "):
+        merged(str(path))
+    with pytest.raises(ConfigError, match="cannot read"):
+        merged(tmp_path)
+
+
+def test_a_python_file_is_never_executed(write, tmp_path):
+    path = write(f"open({str(tmp_path / 'ran')!r}, 'w'); cfg = {{}}", "c.py")
+    with pytest.raises(ConfigError, match=r"c\.py: configs are YAML"):
+        merged(path)
+    with pytest.raises(ConfigError, match=r"c\.py: configs are YAML"):
+        merged(write("_BASE_: c.py"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_empty_file_changes_nothing(write):
+    assert merged(write("# nothing yet\n")) == make_cfg()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-05", 1e-05), ("1e5", 1e5), ("-1.5E+3", -1500.0), ("1", 1.0), ('"0.5"', 0.5), (".5e1", 5.0)]
+)
+def test_numbers_are_numbers(write, text, value):
+    assert value == merged(write(f"LR: {text}")).LR
+
+
+def test_unquoted_scalars_are_literals_and_quoted_ones_text(write):
+    cfg = make_cfg()
+    cfg.ARGS.set_new_allowed(True)
+    values = """
+    a: (1, 2)
+    b: "(1, 2)"
+    c: "123"
+    d: 1e-3
+    e: 2024-01-01
+    f: None
+    """
+    cfg.merge_from_file(write(f"T: (3, 4)\nS: (1, 2)\nARGS:{values}"))
+    assert cfg.T == [3, 4]
+    assert cfg.S == "(1, 2)"
+    assert cfg.ARGS == {"a": (1, 2), "b": "(1, 2)", "c": "123", "d": 0.001, "e": "2024-01-01", "f": None}
+    assert {type(value) for value in cfg.ARGS.values()} == {tuple, str, float, type(None)}
+
+
+def test_anchors_and_merge_keys_work(write):
+    cfg = make_cfg()
+    cfg.ARGS.set_new_allowed(True)
+    cfg.merge_from_file(write("ARGS:\n  x: &x {a: 1, b: 2}\n  y: {<<: *x, b: 3}\n  z: *x"))
+    assert cfg.ARGS == {"x": {"a": 1, "b": 2}, "y": {"a": 1, "b": 3}, "z": {"a": 1, "b": 2}}
+
+
+def test_a_mapping_with_other_keys_than_strings_is_a_value(write):
+    cfg = make_cfg()
+    cfg.ARGS.set_new_allowed(True)
+    cfg.merge_from_file(write("ARGS: {names: {0: zero, 1: one}}"))
+    assert cfg.ARGS.names == {0: "zero", 1: "one"}
+    with pytest.raises(ConfigError, match="the key 3 is not a string"):
+        cfg.merge_from_file(write("3: 4"))
+
+
+def test_subclasses_may_open_files_their_own_way(write, tmp_path):
+    write("A: 7", "real.yaml")
+
+    class Mine(CfgNode):
+        @classmethod
+        def _open_cfg(cls, filename):
+            return open(filename.replace("mine://", f"{tmp_path}/"))
+
+    cfg = Mine({"A": 0})
+    cfg.merge_from_file("mine://real.yaml")
+    assert cfg.A == 7
+    cfg.merge_from_file(write("_BASE_: mine://real.yaml\n"))

@@ -1,0 +1,57 @@
+from itertools import chain, islice
+
+import pytest
+from torch.utils.data import SequentialSampler
+
+from hookline.config import ConfigError
+from hookline.engine.data.samplers import EpochSampler, GlobalBatchSampler, TrainingSampler
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_global_batches_do_not_depend_on_the_number_of_ranks(world_size, drop_last):
+    expected = list(GlobalBatchSampler(EpochSampler(21, seed=1), 8, drop_last))
+    ranks = [GlobalBatchSampler(EpochSampler(21, seed=1), 8, drop_last, r, world_size) for r in range(world_size)]
+    batches = [list(chain(*parts)) for parts in zip(*ranks, strict=True)]
+    assert batches == expected
+    assert [len(batch) for batch in batches] == ([8, 8] if drop_last else [8, 8, 5])
+    assert all(len(rank) == len(batches) for rank in ranks)
+    assert all(part for rank in ranks for part in rank)
+
+
+def test_position_survives_a_change_of_the_number_of_ranks():
+    whole = [index for batch in GlobalBatchSampler(EpochSampler(40, seed=1), 8) for index in batch]
+    ranks = [GlobalBatchSampler(EpochSampler(40, seed=1), 8, rank=r, world_size=2) for r in range(2)]
+    for rank in ranks:
+        rank.set_epoch(0, start=16)
+    assert [index for parts in zip(*ranks, strict=True) for part in parts for index in part] == whole[16:]
+
+
+def test_position_is_taken_when_iteration_begins():
+    sampler = GlobalBatchSampler(EpochSampler(16, shuffle=False), 4)
+    sampler.set_epoch(0, start=8)
+    iterator = iter(sampler)
+    sampler.set_epoch(1, start=0)
+    assert next(iterator) == [8, 9, 10, 11]
+
+
+def test_samplers_that_cannot_seek_are_skipped_through():
+    sampler = GlobalBatchSampler(SequentialSampler(range(10)), 4)
+    sampler.set_epoch(3, start=4)
+    assert list(sampler) == [[4, 5, 6, 7], [8, 9]]
+    assert next(iter(sampler)) == [0, 1, 2, 3]
+
+
+def test_endless_stream_has_no_length():
+    sampler = GlobalBatchSampler(TrainingSampler(5, seed=0), 4)
+    assert [len(batch) for batch in islice(sampler, 10)] == [4] * 10
+    with pytest.raises(TypeError):
+        len(sampler)
+
+
+def test_a_rank_without_samples_is_refused_before_training():
+    with pytest.raises(ConfigError, match="BATCH_SIZE"):
+        GlobalBatchSampler(EpochSampler(10), 2, world_size=4)
+    with pytest.raises(ConfigError, match="DROP_LAST"):
+        GlobalBatchSampler(EpochSampler(9), 4, world_size=2)
+    assert len(GlobalBatchSampler(EpochSampler(9), 4, drop_last=True, world_size=2)) == 2

@@ -1,0 +1,87 @@
+import sys
+
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, TensorDataset
+
+from hookline.config import ConfigError
+from hookline.engine.data import ArrayDataset, concat_datasets, get_dataset
+
+
+def test_array_dataset_gathers_a_batch_equal_to_its_samples():
+    dataset = ArrayDataset(torch.randn(10, 3), torch.arange(10))
+    rows, labels = dataset.__getitems__([7, 0, 7])
+    assert labels.tolist() == [7, 0, 7]
+    assert torch.equal(rows[0], dataset[7][0])
+    assert len(dataset) == 10
+
+
+def test_array_dataset_refuses_tensors_of_different_lengths():
+    with pytest.raises(ValueError, match="one length"):
+        ArrayDataset(torch.zeros(3), torch.zeros(4))
+
+
+def test_digits_are_normalised_and_split_the_same_way_every_time():
+    train, test = get_dataset("digits_train", "DATASETS.TRAIN"), get_dataset("digits_test", "DATASETS.TEST")
+    x, y = train.tensors
+    assert (x.shape, x.dtype, y.dtype) == ((1442, 1, 8, 8), torch.float32, torch.int64)
+    assert x.mean().item() == pytest.approx(0, abs=1e-5)
+    assert x.std().item() == pytest.approx(1, abs=1e-3)
+    assert len(test) == 355
+    # the split is part of every published number: it must not move
+    assert y[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+    assert test.tensors[1].bincount().tolist() == [35, 36, 35, 36, 36, 36, 36, 35, 34, 36]
+    assert test.tensors[1][:12].tolist() == [5, 0, 9, 8, 7, 1, 2, 6, 3, 4, 0, 2]
+
+
+def test_tabular_data_is_standardised_with_training_statistics():
+    (x, y), (x_test, _) = (get_dataset(f"breast_cancer_{part}", "").tensors for part in ("train", "test"))
+    assert (x.shape, x_test.shape, x.dtype) == ((456, 30), (113, 30), torch.float32)
+    assert x.mean(0).abs().max() < 1e-5
+    assert x_test.mean(0).abs().max() > 1e-3
+    assert y.unique().tolist() == [0, 1]
+
+
+def test_synthetic_data_depends_on_its_seed_and_keeps_its_task():
+    def build(**args):
+        return get_dataset({"NAME": "synthetic", "ARGS": args}, "DATASETS.TRAIN[0].ARGS").tensors
+
+    x, y = build(size=400, shape=[3, 2], num_classes=3, seed=1)
+    assert x.shape == (400, 3, 2)
+    assert torch.equal(x, build(size=400, shape=[3, 2], num_classes=3, seed=1)[0])
+    other_x, other_y = build(size=400, shape=[3, 2], num_classes=3, seed=2)
+    assert not torch.equal(x, other_x)
+    for label in range(3):
+        assert torch.allclose(x[y == label].mean(0), other_x[other_y == label].mean(0), atol=0.2)
+
+
+def test_wrong_argument_is_named_with_its_key():
+    with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN\[0\]\.ARGS\.sise"):
+        get_dataset({"NAME": "synthetic", "ARGS": {"sise": 4}}, "DATASETS.TRAIN[0].ARGS")
+
+
+def test_missing_scikit_learn_says_what_to_install(monkeypatch):
+    from hookline.engine.data import datasets
+
+    datasets._digits.cache_clear()
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ConfigError, match=r"pip install 'hookline\[digits\]'"):
+        get_dataset("digits_train", "DATASETS.TRAIN")
+
+
+def test_joined_arrays_are_still_gathered_at_once():
+    parts = [ArrayDataset(torch.arange(3)), ArrayDataset(torch.arange(10, 12))]
+    joined = concat_datasets(parts)
+    assert isinstance(joined, ArrayDataset)
+    assert joined.__getitems__([3, 2])[0].tolist() == [10, 2]
+
+
+def test_other_data_sets_are_joined_by_torch():
+    joined = concat_datasets([ArrayDataset(torch.arange(3)), TensorDataset(torch.arange(2))])
+    assert isinstance(joined, ConcatDataset)
+    assert len(joined) == 5
+
+
+def test_sets_of_different_shapes_cannot_be_joined():
+    with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN.*shape"):
+        concat_datasets([ArrayDataset(torch.zeros(2, 3)), ArrayDataset(torch.zeros(2, 4))])

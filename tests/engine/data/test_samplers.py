@@ -1,0 +1,122 @@
+from collections import Counter
+from itertools import chain, islice
+
+import pytest
+import torch
+
+from hookline.engine import comm
+from hookline.engine.data.samplers import (
+    EpochSampler,
+    InferenceSampler,
+    RandomSubsetTrainingSampler,
+    RepeatFactorTrainingSampler,
+    TrainingSampler,
+)
+
+
+def take(sampler, number):
+    return list(islice(sampler, number))
+
+
+ENDLESS = [
+    lambda **ranks: TrainingSampler(10, seed=3, **ranks),
+    lambda **ranks: TrainingSampler(10, shuffle=False, seed=3, **ranks),
+    lambda **ranks: RandomSubsetTrainingSampler(20, 0.5, seed_shuffle=3, seed_subset=4, **ranks),
+    lambda **ranks: RepeatFactorTrainingSampler(torch.linspace(0.3, 2.6, 10), seed=3, **ranks),
+]
+
+
+def test_epoch_order_is_a_function_of_seed_and_epoch():
+    def order(seed, epoch):
+        sampler = EpochSampler(50, seed=seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    orders = {(seed, epoch): order(seed, epoch) for seed in (0, 1) for epoch in (0, 1)}
+    assert all(sorted(indices) == list(range(50)) for indices in orders.values())
+    assert len({tuple(indices) for indices in orders.values()}) == 4  # (0, 1) and (1, 0) differ, too
+    assert orders[1, 1] == order(1, 1)
+
+
+def test_epoch_sampler_starts_in_the_middle_once():
+    sampler = EpochSampler(50, seed=7)
+    sampler.set_epoch(2)
+    whole = list(sampler)
+    sampler.set_epoch(2, start=30)
+    assert list(sampler) == whole[30:]
+    assert list(sampler) == whole
+    assert len(sampler) == 50
+
+
+def test_epoch_sampler_keeps_the_data_order_on_request():
+    assert list(EpochSampler(5, shuffle=False)) == [0, 1, 2, 3, 4]
+
+
+def test_epoch_sampler_leaves_the_global_generator_alone():
+    before = torch.get_rng_state()
+    list(EpochSampler(50))
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_training_sampler_passes_over_all_samples_again_and_again():
+    stream = take(TrainingSampler(10, seed=0), 30)
+    passes = [stream[:10], stream[10:20], stream[20:]]
+    assert all(sorted(indices) == list(range(10)) for indices in passes)
+    assert passes[0] != passes[1]
+
+
+@pytest.mark.parametrize("make", ENDLESS)
+def test_ranks_share_an_endless_stream_out(make):
+    stream = take(make(rank=0, world_size=1), 40)
+    for rank in range(2):
+        assert take(make(rank=rank, world_size=2), 20) == stream[rank::2]
+
+
+@pytest.mark.parametrize("make", ENDLESS)
+@pytest.mark.parametrize("start", [0, 7, 10, 33])
+def test_endless_streams_start_anywhere(make, start):
+    sampler = make()
+    stream = take(sampler, 60)
+    sampler.set_epoch(0, start=start)
+    assert take(sampler, 60 - start) == stream[start:]
+
+
+def test_random_subset_is_fixed_and_of_the_right_size():
+    stream = take(RandomSubsetTrainingSampler(100, 0.2, seed_shuffle=1, seed_subset=2), 60)
+    assert Counter(stream) == dict.fromkeys(set(stream), 3)
+    assert len(set(stream)) == 20
+    other_shuffle = take(RandomSubsetTrainingSampler(100, 0.2, seed_shuffle=9, seed_subset=2), 20)
+    assert set(other_shuffle) == set(stream)
+    with pytest.raises(ValueError, match="subset_ratio"):
+        RandomSubsetTrainingSampler(100, 1.5)
+
+
+def test_repeat_factors_are_met_on_average():
+    counts = Counter(take(RepeatFactorTrainingSampler([1.0, 0.5, 2.25, 0.0], seed=0), 3750))
+    assert counts[3] == 0
+    assert [counts[i] / 1000 for i in range(3)] == pytest.approx([1.0, 0.5, 2.25], abs=0.06)
+
+
+def test_repeat_factors_follow_the_rarest_category():
+    factors = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(
+        [[0], [0, 0], [0, 1], [0], []], repeat_thresh=0.8
+    )
+    assert factors.tolist() == pytest.approx([1, 1, 2, 1, 1])  # sqrt(0.8 / 0.2)
+
+
+def test_repeat_factors_must_leave_something():
+    with pytest.raises(ValueError, match="repeat_factors"):
+        RepeatFactorTrainingSampler([0.0, 0.0])
+
+
+@pytest.mark.parametrize(("size", "world_size"), [(10, 3), (2, 4), (0, 2), (8, 2)])
+def test_inference_shares_hold_every_sample_once(monkeypatch, size, world_size):
+    monkeypatch.setattr(comm, "get_world_size", lambda: world_size)
+    shares = []
+    for rank in range(world_size):
+        monkeypatch.setattr(comm, "get_rank", lambda rank=rank: rank)
+        sampler = InferenceSampler(size)
+        shares.append(list(sampler))
+        assert len(sampler) == len(shares[-1])
+    assert list(chain(*shares)) == list(range(size))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1

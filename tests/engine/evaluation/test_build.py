@@ -1,0 +1,115 @@
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine.evaluation import (
+    EVALUATOR_REGISTRY,
+    Accuracy,
+    DatasetEvaluator,
+    MetricsEvaluator,
+    build_evaluator,
+    check_evaluation,
+    inference_on_dataset,
+)
+
+
+@EVALUATOR_REGISTRY.register()
+class Count(DatasetEvaluator):
+    def __init__(self, cfg, dataset_name, factor=1):
+        self.name, self.factor, self.seed = dataset_name, factor, cfg.SEED
+
+    def reset(self):
+        self.count = 0
+
+    def process(self, inputs, outputs):
+        self.count += self.factor
+
+    def evaluate(self):
+        return {self.name: {"count": self.count}}
+
+
+def make_cfg(metrics=("Accuracy",)):
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE = "cpu"
+    cfg.MODEL.LOSS.NAME = "CrossEntropyLoss"
+    cfg.TEST.METRICS = list(metrics)
+    return cfg
+
+
+def evaluate(cfg, batches, name="val"):
+    evaluator = build_evaluator(cfg, name)
+    return inference_on_dataset(nn.Identity(), batches, evaluator, predict=lambda model, batch: batch[0])
+
+
+def test_metrics_are_returned_under_the_sets_name():
+    metrics = ["Accuracy", {"NAME": "Accuracy", "ARGS": {"top_k": 2}}, "Loss"]
+    batches = [
+        (torch.tensor([[2.0, 1.0, 0.0], [0.0, 1.0, 2.0]]), torch.tensor([0, 1])),
+        (torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([0])),
+    ]
+    results = evaluate(make_cfg(metrics), batches)
+    loss = nn.functional.cross_entropy(torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches]))
+    assert results["val"] == pytest.approx({"accuracy": 1 / 3, "accuracy_top2": 2 / 3, "loss": loss.item()})
+
+
+def test_an_evaluator_can_be_used_again():
+    evaluator = MetricsEvaluator("val", {"acc": Accuracy()})
+    for target, expected in ((1, 1.0), (0, 0.0)):
+        batches = [(torch.tensor([1]), torch.tensor([target]))]
+        results = inference_on_dataset(lambda batch: batch[0], batches, evaluator)
+        assert results == {"val": {"acc": expected}}
+
+
+def test_targets_may_come_from_anywhere_in_the_batch():
+    evaluator = MetricsEvaluator("val", {"acc": Accuracy()}, targets_of=lambda batch: batch["label"])
+    batches = [{"score": torch.tensor([[0.0, 1.0]]), "label": torch.tensor([1])}]
+    assert inference_on_dataset(lambda batch: batch["score"], batches, evaluator) == {"val": {"acc": 1.0}}
+
+
+def test_torchmetrics_work_where_they_are_installed():
+    pytest.importorskip("torchmetrics")
+    metrics = [
+        "torchmetrics:MeanSquaredError",
+        {"NAME": "torchmetrics:MeanAbsoluteError", "ARGS": {"num_outputs": 2}},
+    ]
+    cfg = make_cfg(metrics)
+    check_evaluation(cfg)
+    batches = [(torch.tensor([[1.0, 3.0]]), torch.zeros(1, 2))]
+    assert evaluate(cfg, batches) == {"val": {"mean_squared_error": 5.0, "mean_absolute_error": {"0": 1.0, "1": 3.0}}}
+
+
+def test_own_evaluators_are_built_with_what_they_name():
+    cfg = make_cfg([])
+    cfg.TEST.EVALUATOR.NAME = "Count"
+    cfg.TEST.EVALUATOR.ARGS.factor = 3
+    check_evaluation(cfg)
+    assert evaluate(cfg, [(1,), (2,)]) == {"val": {"count": 6}}
+
+
+def test_no_metrics_says_what_to_set():
+    cfg = make_cfg([])
+    check_evaluation(cfg)  # a trainer may bring its own evaluator
+    with pytest.raises(ConfigError, match=r"TEST\.METRICS is empty"):
+        build_evaluator(cfg, "val")
+
+
+def test_two_metrics_of_one_name_are_refused():
+    with pytest.raises(ConfigError, match=r"TEST\.METRICS\[1\].*'accuracy'"):
+        build_evaluator(make_cfg(["Accuracy", "Accuracy"]), "val")
+
+
+@pytest.mark.parametrize(
+    ("metric", "message"),
+    [("Acuracy", "Accuracy"), ({"NAME": "Accuracy", "ARGS": {"topk": 1}}, r"TEST\.METRICS\[0\]\.ARGS\.topk.*top_k")],
+)
+def test_wrong_metrics_are_found_without_building(metric, message):
+    with pytest.raises(ConfigError, match=message):
+        check_evaluation(make_cfg([metric]))
+
+
+def test_wrong_evaluator_arguments_are_found_without_building():
+    cfg = make_cfg()
+    cfg.TEST.EVALUATOR.ARGS.dataset = "val"
+    with pytest.raises(ConfigError, match=r"TEST\.EVALUATOR\.ARGS\.dataset"):
+        check_evaluation(cfg)

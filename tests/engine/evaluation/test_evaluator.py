@@ -1,0 +1,143 @@
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.engine.evaluation import (
+    DatasetEvaluator,
+    DatasetEvaluators,
+    inference_context,
+    inference_on_dataset,
+)
+
+
+class Collect(DatasetEvaluator):
+    def __init__(self, name="all"):
+        self.name = name
+        self.seen = ["stale"]
+
+    def reset(self):
+        self.seen = []
+
+    def process(self, inputs, outputs):
+        self.seen.append((inputs, outputs))
+
+    def evaluate(self):
+        return {self.name: {"batches": len(self.seen)}}
+
+
+def make_model():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
+    model[1].eval()  # as a frozen layer has it
+    return model
+
+
+def modes(model):
+    return [module.training for module in model.modules()]
+
+
+def test_every_batch_is_predicted_and_processed():
+    model, evaluator = make_model(), Collect()
+    batches = [torch.randn(3, 2) for _ in range(4)]
+    assert inference_on_dataset(model, batches, evaluator) == {"all": {"batches": 4}}
+    model.eval()
+    assert all(torch.equal(outputs, model(inputs)) for inputs, outputs in evaluator.seen)
+    assert not any(outputs.requires_grad for _, outputs in evaluator.seen)
+
+
+def test_predict_says_how_the_model_is_called():
+    evaluator = Collect()
+    batches = [(torch.randn(3, 2), "targets")]
+    inference_on_dataset(make_model(), batches, evaluator, predict=lambda model, batch: model(batch[0]))
+    assert evaluator.seen[0][1].shape == (3, 2)
+
+
+@pytest.mark.parametrize("evaluator", [None, []])
+def test_model_can_be_run_without_an_evaluator(evaluator):
+    assert inference_on_dataset(make_model(), [torch.randn(3, 2)], evaluator) == {}
+
+
+def test_evaluator_that_returns_nothing_gives_an_empty_result():
+    assert inference_on_dataset(make_model(), [torch.randn(3, 2)], DatasetEvaluator()) == {}
+
+
+def test_any_callable_is_a_model():
+    evaluator = Collect()
+    inference_on_dataset(lambda batch: batch + 1, [1, 2], evaluator)
+    assert evaluator.seen == [(1, 2), (2, 3)]
+
+
+def test_each_module_is_back_in_its_own_mode():
+    model = make_model()
+    before = modes(model)
+    inference_on_dataset(model, [torch.randn(3, 2)], None)
+    assert modes(model) == before == [True, True, False, True]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_modes_are_restored_after_an_error(error):
+    model = make_model()
+    before = modes(model)
+
+    def fail(model, batch):
+        assert modes(model) == [False] * 4
+        raise error
+
+    with pytest.raises(error):
+        inference_on_dataset(model, [0], None, predict=fail)
+    assert modes(model) == before
+
+
+def test_inference_context_works_by_itself():
+    model = make_model()
+    with inference_context(model):
+        assert not model.training
+    assert model.training
+
+
+def test_what_is_made_in_evaluation_can_be_trained_on():
+    class Caching(nn.Linear):
+        cache = None
+
+        def forward(self, x):
+            if self.cache is None:
+                self.cache = torch.ones(2)
+            return super().forward(x) * self.cache
+
+    model = Caching(2, 2)
+    inference_on_dataset(model, [torch.randn(3, 2)], None)
+    model(torch.randn(3, 2)).sum().backward()
+    assert model.weight.grad is not None
+
+
+def test_batches_move_to_the_models_device():
+    evaluator = Collect()
+    inference_on_dataset(nn.Linear(2, 2, device="meta"), [torch.randn(3, 2)], evaluator)
+    assert evaluator.seen[0][0].is_meta
+    inference_on_dataset(lambda batch: batch, [torch.randn(3, 2)], evaluator, device="meta")
+    assert evaluator.seen[0][0].is_meta
+
+
+def test_callbacks_are_called_in_their_places():
+    calls = []
+    names = ("on_start", "before_inference", "after_inference", "on_end")
+    callbacks = {name: lambda name=name: calls.append(name) for name in names}
+    inference_on_dataset(lambda batch: batch, [1, 2], None, callbacks)
+    assert calls == ["on_start", *["before_inference", "after_inference"] * 2, "on_end"]
+
+
+def test_speed_is_logged_once(caplog):
+    with caplog.at_level(logging.INFO):
+        inference_on_dataset(lambda batch: batch, range(50), None)
+    assert [record.message.split(" took")[0] for record in caplog.records] == ["Inference on 50 batches"]
+
+
+def test_several_evaluators_are_one():
+    results = inference_on_dataset(lambda batch: batch, [1, 2], [Collect("a"), DatasetEvaluator(), Collect("b")])
+    assert results == {"a": {"batches": 2}, "b": {"batches": 2}}
+
+
+def test_results_with_one_name_are_refused():
+    with pytest.raises(ValueError, match="'all'"):
+        DatasetEvaluators([Collect(), Collect()]).evaluate()

@@ -1,0 +1,118 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import comm
+from hookline.engine.evaluation import Accuracy, Loss, MeanSquaredError
+
+SIZES = (5, 1, 8, 3)
+
+
+def feed(metric, preds, target):
+    """Feed a metric batches of unequal sizes."""
+    for part_preds, part_target in zip(preds.split(SIZES), target.split(SIZES), strict=True):
+        metric.update(part_preds, part_target)
+    return metric.compute()
+
+
+def random(*shape, seed=0):
+    return torch.randn(sum(SIZES), *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def classes(number, *shape, seed=1):
+    return torch.randint(number, (sum(SIZES), *shape), generator=torch.Generator().manual_seed(seed))
+
+
+def make_loss(name="CrossEntropyLoss", **args):
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE = "cpu"
+    cfg.MODEL.LOSS.NAME = name
+    cfg.MODEL.LOSS.ARGS.update(args)
+    return cfg
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (2, 3)])
+def test_accuracy_counts_exactly(shape):
+    scores, target = random(5, *shape), classes(5, *shape)
+    hits = (scores.argmax(1) == target).sum().item()
+    assert feed(Accuracy(), scores, target) == hits / target.numel()
+    assert feed(Accuracy(), scores.argmax(1), target) == hits / target.numel()
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 5])
+def test_top_k_accuracy(top_k):
+    scores, target = random(5), classes(5)
+    rank = (scores > scores.gather(1, target[:, None])).sum(1)  # how many classes score higher
+    metric = Accuracy(top_k)
+    assert feed(metric, scores, target) == (rank < top_k).double().mean().item()
+    assert metric.name == ("accuracy" if top_k == 1 else f"accuracy_top{top_k}")
+
+
+@pytest.mark.parametrize(("preds", "target"), [((4, 3), (5,)), ((4,), (4,)), ((4, 3), (4, 3)), ((4, 3, 2), (4,))])
+def test_accuracy_refuses_shapes_that_do_not_fit(preds, target):
+    with pytest.raises(ValueError, match="Accuracy needs"):
+        Accuracy().update(torch.zeros(preds), torch.zeros(target, dtype=torch.int64))
+
+
+def test_mean_squared_error_is_over_all_elements():
+    preds, target = random(3), random(3, seed=2)
+    assert feed(MeanSquaredError(), preds, target) == pytest.approx((preds - target).square().mean().item())
+    with pytest.raises(ValueError, match="same shape"):
+        MeanSquaredError().update(torch.zeros(4), torch.zeros(4, 1))
+
+
+@pytest.mark.parametrize(
+    "args",
+    [{}, {"label_smoothing": 0.1}, {"weight": [0.1, 2.0, 0.5, 1.0, 3.0]}, {"ignore_index": 2}, {"ignore_index": -100}],
+)
+def test_loss_is_that_of_one_large_batch(args):
+    args = {key: torch.tensor(value) if key == "weight" else value for key, value in args.items()}
+    scores, target = random(5), classes(5)
+    metric = Loss(make_loss())
+    metric._loss = nn.CrossEntropyLoss(**args)
+    target[5] = args.get("ignore_index", target[5])  # a batch of one, ignored
+    assert feed(metric, scores, target) == pytest.approx(metric._loss(scores, target).item())
+
+
+def test_loss_that_sums_is_given_per_sample():
+    scores, target = random(5), classes(5)
+    expected = nn.functional.cross_entropy(scores, target).item()
+    assert feed(Loss(make_loss(reduction="sum")), scores, target) == pytest.approx(expected)
+
+
+def test_loss_of_regression():
+    preds, target = random(3), random(3, seed=2)
+    expected = nn.functional.huber_loss(preds, target).item()
+    assert feed(Loss(make_loss("HuberLoss")), preds, target) == pytest.approx(expected)
+
+
+def test_loss_metric_needs_a_loss():
+    with pytest.raises(ConfigError, match=r"MODEL\.LOSS\.NAME"):
+        Loss(make_loss(""))
+
+
+def test_reset_forgets_everything_and_nothing_has_no_mean():
+    metric = Accuracy()
+    metric.update(torch.tensor([1]), torch.tensor([1]))
+    assert metric.compute() == 1.0
+    metric.reset()
+    assert math.isnan(metric.compute())
+
+
+def test_ranks_with_unequal_shares_are_added_up(monkeypatch):
+    # this rank has seen two samples, one of them right; another one three, all right; a third one none
+    monkeypatch.setattr(comm, "all_gather", lambda share: [share, (3.0, 3.0), (0.0, 0.0)])
+    metric = Accuracy()
+    metric.update(torch.tensor([1, 0]), torch.tensor([1, 1]))
+    assert metric.compute() == 4 / 5
+
+
+def test_many_batches_do_not_lose_precision():
+    metric = MeanSquaredError()
+    preds, target = torch.full((1000,), 0.1), torch.zeros(1000)
+    for _ in range(3000):
+        metric.update(preds, target)
+    assert metric.compute() == pytest.approx(0.1**2, rel=1e-6)

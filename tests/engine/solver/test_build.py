@@ -1,0 +1,159 @@
+import pytest
+import torch
+from fvcore.common.param_scheduler import ParamScheduler
+from torch import nn
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine.solver import build_lr_scheduler, build_optimizer, check_solver
+
+FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
+ALL = [*FUSED, "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop"]
+
+
+def make_cfg(name="SGD", args=None, **solver):
+    cfg = get_cfg()
+    cfg.SOLVER.OPTIMIZER.NAME = name
+    cfg.SOLVER.OPTIMIZER.ARGS.update(args or {})
+    for key, value in solver.items():
+        cfg.SOLVER[key] = value
+    return cfg
+
+
+def make_model():
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+class PlainOptimizer(torch.optim.Optimizer):
+    """An optimizer with none of the usual arguments."""
+
+    def __init__(self, params, lr, scale=1.0):
+        super().__init__(params, {"lr": lr, "scale": scale})
+
+    def step(self, closure=None):
+        return None
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_registered_optimizer_trains(name):
+    model = make_model()
+    before = [parameter.clone() for parameter in model.parameters()]
+    optimizer = build_optimizer(make_cfg(name, BASE_LR=0.1), model)
+    model(torch.randn(5, 3)).square().mean().backward()
+    optimizer.step()
+    assert type(optimizer).__name__ == name
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert all(not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    assert bool(optimizer.defaults.get("fused")) == (name in FUSED)
+
+
+def test_sgd_takes_its_settings_from_the_keys_beside():
+    optimizer = build_optimizer(make_cfg(MOMENTUM=0.8, NESTEROV=True, WEIGHT_DECAY=0.2), make_model())
+    assert [(g["momentum"], g["nesterov"]) for g in optimizer.param_groups] == [(0.8, True)] * 2
+    assert [(len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups] == [(4, 0.2), (2, 0.0)]
+
+
+def test_arguments_win_over_the_keys_beside():
+    cfg = make_cfg(args={"weight_decay": 0.3, "momentum": 0.0, "fused": False}, WEIGHT_DECAY=0.2, MOMENTUM=0.8)
+    group = build_optimizer(cfg, make_model()).param_groups[0]
+    assert (group["weight_decay"], group["momentum"], group["fused"]) == (0.3, 0.0, False)
+
+
+def test_biases_have_settings_of_their_own():
+    cfg = make_cfg(BASE_LR=0.1, BIAS_LR_FACTOR=2.0, WEIGHT_DECAY_BIAS=0.0, WEIGHT_DECAY_NORM=None, WEIGHT_DECAY=0.5)
+    groups = build_optimizer(cfg, make_model()).param_groups
+    assert [(len(g["params"]), g["lr"], g["weight_decay"]) for g in groups] == [(3, 0.1, 0.5), (3, 0.2, 0.0)]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [nn.Linear(2, 2, dtype=torch.complex64), nn.EmbeddingBag(4, 2, sparse=True), nn.Linear(2, 2, device="meta")],
+)
+def test_parameters_that_cannot_be_fused_are_not(model):
+    assert not build_optimizer(make_cfg(), model).defaults["fused"]
+
+
+def test_optimizer_without_the_usual_arguments_is_given_none_of_them():
+    cfg = make_cfg(f"{__name__}:PlainOptimizer", {"scale": 2.0}, BASE_LR=0.3, WEIGHT_DECAY_NORM=None)
+    # the module of a test is not importable by name: take the class itself
+    from hookline.engine.solver import OPTIMIZER_REGISTRY
+
+    OPTIMIZER_REGISTRY.register(PlainOptimizer)
+    cfg.SOLVER.OPTIMIZER.NAME = "PlainOptimizer"
+    cfg.SOLVER.WEIGHT_DECAY_NORM = get_cfg().SOLVER.WEIGHT_DECAY_NORM
+    (group,) = build_optimizer(cfg, make_model()).param_groups
+    assert (group["lr"], group["scale"]) == (0.3, 2.0)
+    assert "weight_decay" not in group
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        (make_cfg("AdamW", MOMENTUM=0.5), r"SOLVER\.MOMENTUM is 0\.5.*AdamW"),
+        (make_cfg("AdamW", NESTEROV=True), r"SOLVER\.NESTEROV"),
+        (make_cfg(args={"lr": 0.1}), r"SOLVER\.OPTIMIZER\.ARGS\.lr.*SOLVER\.BASE_LR"),
+        (make_cfg("AdamW", {"beta": (0.9, 0.99)}), r"SOLVER\.OPTIMIZER\.ARGS\.beta.*betas"),
+        (make_cfg("AdmW"), "AdamW"),
+        (make_cfg(LR_SCHEDULER_NAME="WarmupCosinLR"), "WarmupCosineLR"),
+        (make_cfg(LR_SCHEDULER_ARGS={"power": 2.0}), r"SOLVER\.LR_SCHEDULER_ARGS\.power"),
+        (make_cfg(LR_SCHEDULER_NAME="torch.optim.lr_scheduler:ExponentialLR"), "gamma"),
+    ],
+)
+def test_wrong_settings_are_found_without_building(cfg, message):
+    with pytest.raises(ConfigError, match=message):
+        check_solver(cfg)
+
+
+def test_good_settings_pass():
+    check_solver(make_cfg("AdamW", {"betas": [0.9, 0.95]}))
+    check_solver(make_cfg("", LR_SCHEDULER_NAME=""))
+
+
+def test_model_with_nothing_to_train_is_refused():
+    with pytest.raises(ConfigError, match="requires a gradient"):
+        build_optimizer(make_cfg(), make_model().requires_grad_(False))
+
+
+def test_clipping_is_left_to_the_trainer():
+    cfg = make_cfg()
+    cfg.SOLVER.CLIP_GRADIENTS.ENABLED = True
+    assert type(build_optimizer(cfg, make_model())) is torch.optim.SGD
+
+
+def test_torch_schedulers_are_built_with_their_arguments():
+    cfg = make_cfg(
+        LR_SCHEDULER_NAME="torch.optim.lr_scheduler:StepLR", LR_SCHEDULER_ARGS={"step_size": 2}, WARMUP_ITERS=0
+    )
+    optimizer = build_optimizer(cfg, make_model())
+    scheduler = build_lr_scheduler(cfg, optimizer)
+    assert isinstance(scheduler, torch.optim.lr_scheduler.StepLR)
+    assert scheduler.step_size == 2
+
+
+def test_warmup_that_a_schedule_cannot_have_is_an_error():
+    cfg = make_cfg(LR_SCHEDULER_NAME="OneCycleLR", WARMUP_ITERS=50)
+    with pytest.raises(ConfigError, match=r"SOLVER\.WARMUP_ITERS"):
+        build_lr_scheduler(cfg, build_optimizer(cfg, make_model()))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("MAX_ITER", "20ep"), ("WARMUP_ITERS", "1ep"), ("STEPS", ("1ep",)), ("MAX_ITER", 0)]
+)
+def test_unresolved_lengths_are_refused(key, value):
+    cfg = make_cfg(**{key: value})
+    with pytest.raises(ConfigError, match=rf"SOLVER\.{key}"):
+        build_lr_scheduler(cfg, build_optimizer(make_cfg(), make_model()))
+
+
+def test_fvcore_schedules_can_be_named():
+    cfg = make_cfg(
+        LR_SCHEDULER_NAME="fvcore.common.param_scheduler:LinearParamScheduler",
+        LR_SCHEDULER_ARGS={"start_value": 0.5, "end_value": 0.0},
+        BASE_LR=1.0,
+        MAX_ITER=10,
+        WARMUP_ITERS=0,
+        STEPS=(),
+    )
+    optimizer = build_optimizer(cfg, make_model())
+    scheduler = build_lr_scheduler(cfg, optimizer)
+    assert isinstance(scheduler._multiplier, ParamScheduler)
+    assert optimizer.param_groups[0]["lr"] == 0.5

@@ -1,0 +1,132 @@
+import pytest
+import torch
+from fvcore.common.param_scheduler import (
+    ConstantParamScheduler,
+    CosineParamScheduler,
+    MultiStepParamScheduler,
+    StepWithFixedGammaParamScheduler,
+)
+
+from hookline.engine.solver import LRMultiplier, WarmupParamScheduler
+
+
+def make_optimizer(*lrs):
+    return torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], "lr": lr} for lr in lrs or (1.0,)])
+
+
+def learning_rates(schedule, max_iter, optimizer=None):
+    """The learning rate of every update, and the one after the last."""
+    optimizer = optimizer or make_optimizer()
+    multiplier = LRMultiplier(optimizer, schedule, max_iter)
+    values = [optimizer.param_groups[0]["lr"]]
+    for _ in range(max_iter):
+        optimizer.step()
+        multiplier.step()
+        values.append(optimizer.param_groups[0]["lr"])
+    return values
+
+
+def test_multistep_with_linear_warmup_is_right_at_every_step():
+    multistep = MultiStepParamScheduler([1.0, 0.1, 0.01, 0.001], milestones=[10, 15, 20], num_updates=30)
+    values = learning_rates(WarmupParamScheduler(multistep, 0.001, 5 / 30), 30, make_optimizer(5.0))
+    expected = [5 * (0.001 + 0.999 * i / 5) for i in range(5)] + [5.0] * 5 + [0.5] * 5 + [0.05] * 5 + [0.005] * 11
+    assert values == pytest.approx(expected)
+
+
+def test_groups_keep_their_ratio():
+    optimizer = make_optimizer(1.0, 0.1)
+    LRMultiplier(optimizer, CosineParamScheduler(0.5, 0.0), 10)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.5, 0.05])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        ConstantParamScheduler(0.5),
+        StepWithFixedGammaParamScheduler(base_value=4.0, num_decays=3, gamma=0.5, num_updates=12),
+    ],
+)
+@pytest.mark.parametrize("warmup", [0.0, 0.25, 1.0])
+def test_schedules_that_are_undefined_at_the_end_stay_where_they_were(schedule, warmup):
+    values = learning_rates(WarmupParamScheduler(schedule, 1.0, warmup), 12)
+    assert values[-1] == pytest.approx(0.5)
+
+
+def test_schedule_stays_at_its_end_when_training_goes_on():
+    optimizer = make_optimizer()
+    multiplier = LRMultiplier(optimizer, CosineParamScheduler(1.0, 0.1), 4)
+    for _ in range(7):
+        optimizer.step()
+        multiplier.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("linear", [0.01, 0.2575, 0.505, 0.7525, 1.0]),
+        ("constant", [0.01, 0.01, 0.01, 0.01, 1.0]),
+        ("exponential", [0.01, 0.01**0.75, 0.1, 0.01**0.25, 1.0]),
+    ],
+)
+def test_warmup_methods(method, expected):
+    values = learning_rates(WarmupParamScheduler(ConstantParamScheduler(1.0), 0.01, 4 / 8, method), 8)
+    assert values[:5] == pytest.approx(expected)
+
+
+def test_warmup_joins_the_schedule_where_it_goes_on():
+    values = learning_rates(WarmupParamScheduler(CosineParamScheduler(1.0, 0.0), 0.0, 0.5), 10)
+    assert values[5] == pytest.approx(0.5)  # the cosine has run meanwhile
+    assert values[4] == pytest.approx(0.4)
+
+
+def test_rescaled_schedule_runs_whole_after_the_warmup():
+    schedule = WarmupParamScheduler(CosineParamScheduler(1.0, 0.0), 0.0, 0.5, rescale_interval=True)
+    values = learning_rates(schedule, 10)
+    assert values[5] == pytest.approx(1.0)
+    assert values[-1] == pytest.approx(0.0)
+
+
+def test_step_counts_are_exact_in_long_runs():
+    n = 5_000_000
+    schedule = WarmupParamScheduler(ConstantParamScheduler(1.0), 0.0, 1000 / n, "constant")
+    assert schedule(999 / n) == 0.0
+    assert schedule(1000 / n) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((0.1, 1.5), "warmup_length"), ((0.1, 0.5, "cubic"), "warmup_method"), ((0.0, 0.5, "exponential"), "positive")],
+)
+def test_impossible_warmups_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        WarmupParamScheduler(ConstantParamScheduler(1.0), *arguments)
+
+
+def test_state_is_plain_numbers_and_continues_the_schedule():
+    def make():
+        optimizer = make_optimizer(2.0)
+        return optimizer, LRMultiplier(optimizer, CosineParamScheduler(1.0, 0.0), 10)
+
+    optimizer, multiplier = make()
+    for _ in range(4):
+        optimizer.step()
+        multiplier.step()
+    state = multiplier.state_dict()
+    assert state == {"base_lrs": [2.0], "last_epoch": 4}
+
+    resumed_optimizer, resumed = make()
+    resumed_optimizer.load_state_dict(optimizer.state_dict())
+    resumed.load_state_dict(state)
+    assert resumed.get_last_lr() == multiplier.get_last_lr() == [optimizer.param_groups[0]["lr"]]
+    for scheduler, owner in ((multiplier, optimizer), (resumed, resumed_optimizer)):
+        owner.step()
+        scheduler.step()
+    assert resumed_optimizer.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"]
+
+
+def test_wrong_arguments_are_refused():
+    with pytest.raises(TypeError, match="ParamScheduler"):
+        LRMultiplier(make_optimizer(), lambda where: 1.0, 10)
+    with pytest.raises(ValueError, match="max_iter"):
+        LRMultiplier(make_optimizer(), ConstantParamScheduler(1.0), 0)

@@ -1,0 +1,77 @@
+import math
+import sys
+
+import pytest
+
+from hookline.hooks import HistoryBuffer
+
+
+def filled(values, max_length=10_000):
+    history = HistoryBuffer(max_length)
+    for iteration, value in enumerate(values):
+        history.update(value, iteration)
+    return history
+
+
+def test_reads_like_fvcores_buffer():
+    history = filled([4.0, 1.0, 3.0, 2.0])
+    assert history.latest() == 2.0
+    assert history.latest_iter() == 3
+    assert history.median(3) == 2.0
+    assert history.avg(2) == 2.5
+    assert history.global_avg() == 2.5
+    assert history.values() == [(4.0, 0), (1.0, 1), (3.0, 2), (2.0, 3)]
+    assert len(history) == 4
+
+
+def test_without_an_iteration_values_are_counted():
+    history = HistoryBuffer()
+    for value in (5.0, 6.0):
+        history.update(value)
+    assert history.values() == [(5.0, 0), (6.0, 1)]
+
+
+def test_a_window_longer_than_the_history_takes_all_of_it():
+    history = filled([1.0, 2.0, 6.0])
+    assert history.median(100) == 2.0
+    assert history.avg(100) == 3.0
+
+
+def test_keeps_a_bounded_number_of_values_and_the_mean_of_all():
+    history = filled([float(i) for i in range(1000)], max_length=10)
+    assert len(history) == 10
+    assert history.values() == [(float(i), i) for i in range(990, 1000)]
+    assert history.median(10_000) == 994.5
+    assert history.avg(10_000) == 994.5
+    assert history.global_avg() == 499.5
+
+
+def test_memory_does_not_grow_with_the_number_of_values():
+    def size(history):
+        return sum(sys.getsizeof(getattr(history, name)) for name in ("_values", "_iters"))
+
+    assert size(filled([0.0] * 100_000, max_length=100)) < 10_000
+
+
+def test_one_nan_in_the_window_makes_the_median_nan():
+    history = filled([1.0, 2.0, math.nan, 3.0, 4.0])
+    assert math.isnan(history.median(3))
+    assert history.median(2) == 3.5
+
+
+def test_counts_the_values_put_after_an_iteration():
+    history = HistoryBuffer()
+    for iteration in (0, 5, 10, 15):
+        history.update(1.0, iteration)
+    assert history.count_since(5) == 2
+    assert history.count_since(-1) == 4
+    assert history.count_since(15) == 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 7])
+def test_the_newest_values_survive_every_cut(length):
+    history = HistoryBuffer(length)
+    for iteration in range(5 * length + 1):
+        history.update(float(iteration), iteration)
+        kept = min(length, iteration + 1)
+        assert [it for _, it in history.values()] == list(range(iteration + 1 - kept, iteration + 1))
