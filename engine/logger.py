@@ -78,4 +78,4 @@ def setup_logger(
 @functools.cache
 def _open_log(path: str) -> IO[str]:
     """One stream a file, so that lines of several loggers do not overwrite each other."""
-    return open(path, "a", encoding="utf-8", buffering=1)
+    return open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open until the process ends)

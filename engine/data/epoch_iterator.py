@@ -30,6 +30,10 @@ class EpochIterator:
         self.length = length if length is not None else _length(loader)
         if self.length == 0:
             raise ValueError("the data loader is empty: it has no batches")
+        # An endless stream is not started over: its epochs are only counted, its place is the batches read in all.
+        sampler = _sampler(loader)
+        self._endless = _length(loader) is None and (length is not None or sampler not in (None, loader))
+        self._total = 0
         self.epoch = 0
         self.position = 0
         self._listener = listener
@@ -49,6 +53,7 @@ class EpochIterator:
         except StopIteration:
             batch = self._start_over()
         self.position += 1
+        self._total += 1
         return batch
 
     def prepare(self) -> None:
@@ -68,7 +73,9 @@ class EpochIterator:
     def next_epoch(self) -> None:
         """Count the next epoch; the loader is started over when it runs out."""
         if self._skipping:
-            self._skipping, self._iterator = False, None
+            self._skipping = False
+            if not self._endless:
+                self._iterator = None
         self.epoch += 1
         self.position = 0
 
@@ -78,7 +85,7 @@ class EpochIterator:
         state = {"epoch": epoch, "position": position}
         batch_size = getattr(_sampler(self.loader), "batch_size", None)
         if batch_size is not None:
-            state["samples"] = position * batch_size
+            state["samples"] = (self._total if self._endless else position) * batch_size
         return state
 
     def load_state_dict(self, state: dict[str, int]) -> bool:
@@ -88,23 +95,26 @@ class EpochIterator:
             Whether the loader could be positioned; if not, its epoch starts from the beginning.
         """
         self._iterator = None
-        self.epoch, self.position, self._skipped = state["epoch"], 0, 0
-        if state["position"] == 0:
+        self.epoch, self.position, self._skipped, self._total = state["epoch"], 0, 0, 0
+        samples = state.get("samples", 0)
+        if state["position"] == 0 and not samples:
             return True
         sampler = _sampler(self.loader)
-        if "samples" not in state or not _takes_start(sampler):
+        if not samples or not _takes_start(sampler):
             return False
-        self._skipped = state["samples"]
-        self.position = -(-self._skipped // sampler.batch_size)
+        self._skipped = samples
+        self._total = -(-samples // sampler.batch_size)
+        self.position = state["position"] if self._endless else self._total
         return True
 
     def _start(self) -> Iterator[Any]:
         sampler = _sampler(self.loader)
+        epoch = 0 if self._endless else self.epoch
         if self._skipped:
-            sampler.set_epoch(self.epoch, start=self._skipped)
+            sampler.set_epoch(epoch, start=self._skipped)
             self._skipped = 0
         elif sampler is not None:
-            sampler.set_epoch(self.epoch)
+            sampler.set_epoch(epoch)
         return iter(self.loader)
 
     def _roll(self) -> None:
@@ -117,6 +127,7 @@ class EpochIterator:
 
     def _start_over(self) -> Any:
         """The loader ran out: begin the next pass and read its first batch."""
+        self._endless = False
         if self.position:
             self._roll()
         self._iterator = self._start()

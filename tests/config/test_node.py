@@ -424,7 +424,8 @@ def test_a_dump_brings_back_every_value(write):
     cfg = get_cfg()
     cfg.SOLVER.BASE_LR = 1e-05
     cfg.SOLVER.MAX_ITER = "500"
-    cfg.SOLVER.STEPS = (1, "2ep", (3, 4))
+    cfg.SOLVER.STEPS = (1, "2ep")
+    cfg.TEST.EXPECTED_RESULTS = [["a", "b", 0.5, (3, 4)]]
     cfg.OUTPUT_DIR = "1e-5"
     cfg.DATASETS.TRAIN = ("a", {"NAME": "b", "ARGS": {"t": (1, 2), "s": "(1, 2)", "n": "None"}})
     values = {

@@ -62,7 +62,7 @@ def test_a_param_scheduler_multiplies_the_base_rate_over_the_whole_run():
 
 def test_a_param_scheduler_defined_below_one_lasts_until_the_last_step():
     trainer, rates = make_trainer(), Rates()
-    trainer.register_hooks([LRScheduler(scheduler=StepParamScheduler([1.0, 0.1], 4)), rates])
+    trainer.register_hooks([LRScheduler(scheduler=StepParamScheduler(4, [1.0, 0.1])), rates])
     trainer.train(0, 4)
     assert rates.used == pytest.approx([1.0, 1.0, 0.1, 0.1])
 

@@ -128,7 +128,7 @@ def test_callbacks_are_called_in_their_places():
 
 
 def test_speed_is_logged_once(caplog):
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         inference_on_dataset(lambda batch: batch, range(50), None)
     assert [record.message.split(" took")[0] for record in caplog.records] == ["Inference on 50 batches"]
 

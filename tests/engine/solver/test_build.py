@@ -4,7 +4,7 @@ from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine.solver import build_lr_scheduler, build_optimizer, check_solver
+from hookline.engine.solver import OPTIMIZER_REGISTRY, build_lr_scheduler, build_optimizer, check_solver
 
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
 ALL = [*FUSED, "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop"]
@@ -23,6 +23,7 @@ def make_model():
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
+@OPTIMIZER_REGISTRY.register()
 class PlainOptimizer(torch.optim.Optimizer):
     """An optimizer with none of the usual arguments."""
 
@@ -73,16 +74,11 @@ def test_parameters_that_cannot_be_fused_are_not(model):
 
 
 def test_optimizer_without_the_usual_arguments_is_given_none_of_them():
-    cfg = make_cfg(f"{__name__}:PlainOptimizer", {"scale": 2.0}, BASE_LR=0.3, WEIGHT_DECAY_NORM=None)
-    # the module of a test is not importable by name: take the class itself
-    from hookline.engine.solver import OPTIMIZER_REGISTRY
-
-    OPTIMIZER_REGISTRY.register(PlainOptimizer)
-    cfg.SOLVER.OPTIMIZER.NAME = "PlainOptimizer"
-    cfg.SOLVER.WEIGHT_DECAY_NORM = get_cfg().SOLVER.WEIGHT_DECAY_NORM
-    (group,) = build_optimizer(cfg, make_model()).param_groups
+    (group,) = build_optimizer(make_cfg("PlainOptimizer", {"scale": 2.0}, BASE_LR=0.3), make_model()).param_groups
     assert (group["lr"], group["scale"]) == (0.3, 2.0)
     assert "weight_decay" not in group
+    with pytest.raises(ConfigError, match=r"SOLVER\.WEIGHT_DECAY"):
+        check_solver(make_cfg("PlainOptimizer", WEIGHT_DECAY=0.2))
 
 
 @pytest.mark.parametrize(

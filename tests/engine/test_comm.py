@@ -1,0 +1,88 @@
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import torch
+
+from hookline.engine import comm
+
+
+def test_without_a_process_group_there_is_one_rank():
+    assert (comm.get_rank(), comm.get_world_size()) == (0, 1)
+    assert (comm.get_local_rank(), comm.get_local_size()) == (0, 1)
+    assert comm.is_main_process()
+    comm.synchronize()
+
+
+def test_without_a_process_group_the_environment_does_not_make_ranks(monkeypatch):
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert (comm.get_local_rank(), comm.get_local_size()) == (0, 1)
+
+
+def test_alone_collectives_return_ones_own():
+    data = {"a": object()}
+    assert comm.all_gather(data) == [data]
+    assert comm.gather(data) == [data]
+    losses = {"a": torch.tensor(1.0)}
+    reduced = comm.reduce_dict(losses)
+    assert reduced == losses
+    assert reduced is not losses
+
+
+def test_the_shared_seed_is_drawn_from_numpys_generator():
+    np.random.seed(3)
+    first = comm.shared_random_seed()
+    assert first != comm.shared_random_seed()
+    np.random.seed(3)
+    assert comm.shared_random_seed() == first
+
+
+RANK = """
+import json, sys
+import numpy as np, torch, torch.distributed as dist
+from hookline.engine import comm
+rank = int(sys.argv[1])
+dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+np.random.seed(rank)
+names = ("a", "b") if rank == 0 else ("b", "a")
+values = {"a": 1.0 + rank, "b": 10.0 * (1 + rank)}
+reduced = comm.reduce_dict({name: torch.tensor(values[name]) for name in names})
+summed = comm.reduce_dict({name: torch.tensor(values[name]) for name in names}, average=False)
+comm.synchronize()
+print(json.dumps({
+    "rank": [comm.get_rank(), comm.get_world_size(), comm.get_local_rank(), comm.get_local_size()],
+    "main": comm.is_main_process(),
+    "all_gather": comm.all_gather({"rank": rank}),
+    "gather": comm.gather("x" * (rank + 1), dst=1),
+    "seed": comm.shared_random_seed(),
+    "mean": {name: value.item() for name, value in reduced.items()},
+    "sum": {name: value.item() for name, value in summed.items()},
+}))
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_gather_and_reduce(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
+            env={**environment, "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    first, second = (json.loads(output.splitlines()[-1]) for output in outputs)
+    assert (first["rank"], second["rank"]) == ([0, 2, 0, 2], [1, 2, 1, 2])
+    assert (first["main"], second["main"]) == (True, False)
+    assert first["all_gather"] == second["all_gather"] == [{"rank": 0}, {"rank": 1}]
+    assert (first["gather"], second["gather"]) == ([], ["x", "xx"])
+    assert first["seed"] == second["seed"]
+    assert first["mean"] == {"a": 1.5, "b": 15.0}
+    assert first["sum"] == {"a": 3.0, "b": 30.0}

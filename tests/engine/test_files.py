@@ -1,0 +1,75 @@
+import os
+
+import pytest
+
+from hookline.engine.files import replace_file, replace_text
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "file"
+
+
+def test_a_file_is_created_or_replaced_in_one_go(path):
+    replace_text(str(path), "first")
+    replace_file(str(path), lambda file: file.write(b"second"))
+    assert path.read_text() == "second"
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_a_bare_name_is_a_file_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    replace_text("last_checkpoint", "ümlaut")
+    assert (tmp_path / "last_checkpoint").read_text(encoding="utf-8") == "ümlaut"
+
+
+def test_readers_see_the_old_content_until_the_new_is_whole(path):
+    path.write_text("old")
+
+    def write(file):
+        file.write(b"ne")
+        file.flush()
+        assert path.read_text() == "old"
+        file.write(b"w")
+
+    replace_file(str(path), write)
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()], ids=repr)
+def test_a_failed_write_leaves_what_was_there_and_nothing_else(path, there, error):
+    if there:
+        path.write_text("old")
+
+    def write(file):
+        file.write(b"half")
+        raise error
+
+    with pytest.raises(type(error)):
+        replace_file(str(path), write)
+    assert os.listdir(path.parent) == (["file"] if there else [])
+    assert not there or path.read_text() == "old"
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_an_error_of_the_disk_leaves_what_was_there_and_nothing_else(path, monkeypatch, call):
+    path.write_text("old")
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_text(str(path), "new")
+    assert path.read_text() == "old"
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_the_content_is_on_the_disk_before_it_has_the_name(path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (order.append("fsync"), fsync(descriptor)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
+    replace_text(str(path), "new")
+    assert order == ["fsync", "replace", "fsync"]  # the file, its name, the folder

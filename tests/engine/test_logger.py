@@ -1,0 +1,95 @@
+import logging
+import re
+
+import pytest
+
+from hookline.engine import setup_logger
+
+
+@pytest.fixture
+def logger():
+    logger = logging.getLogger("hookline_test_logger")
+    yield logger
+    logger.handlers.clear()
+
+
+def console(capsys):
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_console_shows_time_and_message(logger, capsys):
+    setup_logger(name=logger.name)
+    logger.info("hello %s", "there")
+    logger.debug("only for the file")
+    (line,) = console(capsys)
+    assert re.fullmatch(r"\d\d:\d\d:\d\d  hello there", line)
+
+
+def test_a_warning_is_called_so_and_has_no_colours_outside_of_a_terminal(logger, capsys):
+    setup_logger(name=logger.name)
+    logger.warning("careful")
+    (line,) = console(capsys)
+    assert line.endswith("  WARNING: careful")
+    assert "\033" not in line
+
+
+def test_the_file_has_everything_with_rank_time_name_and_level(logger, capsys, tmp_path):
+    setup_logger(str(tmp_path), name=logger.name)
+    logger.debug("details")
+    (line,) = (tmp_path / "log.txt").read_text().splitlines()
+    assert re.fullmatch(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} rank0\] hookline_test_logger DEBUG: details", line)
+
+
+def test_a_traceback_is_in_both(logger, capsys, tmp_path):
+    setup_logger(str(tmp_path), name=logger.name)
+    try:
+        raise ValueError("the reason")
+    except ValueError:
+        logger.exception("it failed")
+    assert "ValueError: the reason" in (tmp_path / "log.txt").read_text()
+    assert "ValueError: the reason" in capsys.readouterr().out
+
+
+def test_other_ranks_write_to_files_of_their_own_and_not_to_the_console(logger, capsys, tmp_path):
+    setup_logger(str(tmp_path), distributed_rank=1, name=logger.name)
+    logger.info("from another rank")
+    assert console(capsys) == []
+    assert "rank1] " in (tmp_path / "log.txt.rank1").read_text()
+    assert not (tmp_path / "log.txt").exists()
+
+
+def test_setting_up_twice_doubles_no_line(logger, capsys, tmp_path):
+    for _ in range(2):
+        setup_logger(str(tmp_path), name=logger.name)
+    logger.info("once")
+    assert len(console(capsys)) == 1
+    assert len((tmp_path / "log.txt").read_text().splitlines()) == 1
+
+
+def test_a_file_can_be_added_later_and_be_named(logger, capsys, tmp_path):
+    setup_logger(name=logger.name)
+    logger.info("before")
+    setup_logger(str(tmp_path / "sub" / "my.log"), name=logger.name)
+    logger.info("after")
+    assert len(console(capsys)) == 2
+    assert (tmp_path / "sub" / "my.log").read_text().endswith("after\n")
+
+
+def test_two_loggers_share_a_file_line_by_line(logger, capsys, tmp_path):
+    other = setup_logger(str(tmp_path), name="hookline_test_logger_2")
+    setup_logger(str(tmp_path), name=logger.name)
+    try:
+        for i in range(3):
+            logger.info("a%d", i)
+            other.info("b%d", i)
+    finally:
+        other.handlers.clear()
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line.rpartition(" ")[2] for line in lines] == ["a0", "b0", "a1", "b1", "a2", "b2"]
+
+
+def test_a_second_run_appends_to_the_file(logger, capsys, tmp_path):
+    (tmp_path / "log.txt").write_text("earlier\n")
+    setup_logger(str(tmp_path), name=logger.name)
+    logger.info("later")
+    assert (tmp_path / "log.txt").read_text().startswith("earlier\n[")

@@ -1,0 +1,85 @@
+"""Hooks that change the course of a run."""
+
+import math
+from typing import Any
+
+import torch
+
+from hookline.hooks import HookBase
+
+
+class OverrideLearningRate(HookBase):
+    """From iteration ``start`` on the learning rate is ``lr``, whatever the schedule says."""
+
+    after = ("LRScheduler",)
+
+    def __init__(self, lr: float, start: int = 0) -> None:
+        self.lr, self.start = lr, start
+
+    def override(self, iteration: int) -> None:
+        if iteration >= self.start:
+            for group in self.trainer.optimizer.param_groups:
+                group["lr"] = self.lr
+
+    def before_train(self) -> None:
+        self.override(self.trainer.start_iter)
+
+    def after_step(self) -> None:
+        self.override(self.trainer.iter + 1)  # the schedule has just set the next step's
+
+
+class FreezeUntil(HookBase):
+    """Parameters whose names begin with ``prefix`` are not trained before epoch ``epoch``."""
+
+    def __init__(self, prefix: str, epoch: int) -> None:
+        self.prefix, self.epoch = prefix, epoch
+
+    def before_epoch(self) -> None:  # comes after a resume too
+        for name, parameter in self.trainer.model.named_parameters():
+            if name.startswith(self.prefix):
+                parameter.requires_grad_(self.trainer.epoch >= self.epoch)
+
+
+class SaveOnLossSpike(HookBase):
+    """Saves a checkpoint when the loss is ``factor`` times its running mean, to look into what happened."""
+
+    def __init__(self, factor: float = 3.0, momentum: float = 0.9) -> None:
+        self.factor, self.momentum = factor, momentum
+        self.mean: float | None = None
+
+    def after_step(self) -> None:
+        loss, _ = self.trainer.storage.latest()["total_loss"]
+        if self.mean is None:
+            self.mean = loss
+        if loss > self.factor * self.mean:
+            self.trainer.storage.put_text("spike", f"loss {loss:.3g}, {self.mean:.3g} before")
+            self.trainer.request_save()
+        self.mean = self.momentum * self.mean + (1 - self.momentum) * loss
+
+
+class AverageWeights(HookBase):
+    """Keeps a moving average of the weights, saves it, and has it evaluated instead of the weights."""
+
+    def __init__(self, decay: float = 0.99) -> None:
+        self.decay, self.average, self.swapped = decay, {}, False
+
+    def before_train(self) -> None:
+        weights = self.trainer.model.state_dict()
+        self.average = {name: self.average.get(name, w).to(w.device, copy=True) for name, w in weights.items()}
+
+    def after_optimizer_step(self) -> None:
+        for name, weight in self.trainer.model.state_dict().items():
+            self.average[name].lerp_(weight, 1 - self.decay) if weight.is_floating_point() else None
+
+    def swap(self, *args: Any) -> None:
+        self.swapped = not self.swapped
+        weights = {name: weight.clone() for name, weight in self.trainer.model.state_dict().items()}
+        self.trainer.model.load_state_dict(self.average or weights)
+        self.average = weights
+
+    def on_exception(self, error: BaseException) -> None:
+        if self.swapped:  # the evaluation failed
+            self.swap()
+
+    before_eval = after_eval = swap
+    state_dict = lambda self: self.average

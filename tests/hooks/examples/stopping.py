@@ -1,0 +1,62 @@
+"""Hooks that end a run early."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hookline.hooks import HookBase, StopTraining
+
+
+class TargetReached(HookBase):
+    """Ends training as soon as an evaluation reaches a target. Raising StopTraining is one way to ask for it."""
+
+    def __init__(self, dataset: str, metric: str, target: float) -> None:
+        self.dataset, self.metric, self.target = dataset, metric, target
+
+    def after_eval(self, results: Mapping[str, Any]) -> None:
+        if results[self.dataset][self.metric] >= self.target:
+            raise StopTraining(f"{self.metric} has reached {self.target}")
+
+
+class LossStalls(HookBase):
+    """Ends training when the best loss is ``patience`` epochs old. ``request_stop`` is the other way to ask.
+
+    Saves the best loss, and its age.
+    """
+
+    def __init__(self, patience: int = 3) -> None:
+        self.patience = patience
+        self.best, self.age = float("inf"), 0
+
+    def after_epoch(self) -> None:
+        steps = self.trainer.iters_per_epoch or 20
+        loss = sum(self.trainer.comm.all_gather(self.trainer.storage.history("total_loss").avg(steps)))
+        self.best, self.age = (loss, 0) if loss < self.best else (self.best, self.age + 1)
+        if self.age >= self.patience:
+            self.trainer.request_stop(f"the loss has not gone down for {self.age} epochs")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "age": self.age}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best, self.age = state_dict["best"], state_dict["age"]
+
+
+class TimeLimit(HookBase):
+    """Ends training, in good order and with a checkpoint, when ``seconds`` have passed.
+
+    Clocks differ: the ranks tell each other, every ``check_every`` steps, and stop together.
+    """
+
+    def __init__(self, seconds: float, check_every: int = 10) -> None:
+        self.seconds, self.check_every = seconds, check_every
+
+    def before_train(self) -> None:
+        self.start = time.monotonic()
+
+    def after_step(self) -> None:
+        if (self.trainer.iter + 1) % self.check_every:
+            return
+        over = time.monotonic() - self.start >= self.seconds
+        if any(self.trainer.comm.all_gather(over)):
+            self.trainer.request_stop(f"the time limit of {self.seconds:g} s is over")

@@ -1,0 +1,59 @@
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("tensorboard", "sklearn", "matplotlib", "rich", "torchmetrics", "torch.utils.tensorboard", "torchvision")
+
+
+def python(code, cwd):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run([sys.executable, "-c", code], cwd=cwd, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+@pytest.mark.parametrize("module", ["hookline.engine", "hookline.hooks"])
+def test_importing_brings_in_nothing_heavy(tmp_path, module):
+    loaded = set(python(f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))", tmp_path))
+    assert module in loaded
+    assert loaded.isdisjoint(HEAVY)
+
+
+def test_config_is_imported_without_torch(tmp_path):
+    assert "torch" not in python("import json, sys, hookline.config; print(json.dumps(sorted(sys.modules)))", tmp_path)
+
+
+def test_nothing_but_hookline_is_installed_at_top_level(tmp_path):
+    names = ("engine", "hooks", "config", "tools", "tests", "configs")
+    code = f"import json; from importlib.util import find_spec; print(json.dumps([n for n in {names} if find_spec(n)]))"
+    assert python(code, tmp_path) == []
+
+
+def test_every_public_name_is_there():
+    import hookline.config
+    import hookline.engine
+    import hookline.hooks
+
+    for package in (hookline.config, hookline.engine, hookline.hooks):
+        for name in package.__all__:
+            assert getattr(package, name) is not None, name
+
+
+def test_what_ported_code_imports_from_the_engine_is_there():
+    from hookline.engine import (  # noqa: F401
+        AMPTrainer,
+        DefaultTrainer,
+        HookBase,
+        SimpleTrainer,
+        TrainerBase,
+        default_argument_parser,
+        default_setup,
+        default_writers,
+        hooks,
+        launch,
+    )
+
+    assert hooks.EvalHook.__module__ == "hookline.hooks.evaluation"
