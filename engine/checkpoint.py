@@ -71,7 +71,7 @@ class Checkpointer(_FvcoreCheckpointer):
             replace_file(path, lambda file: torch.save(data, file))
         else:
             with self.path_manager.open(path, "wb") as file:
-                torch.save(data, file)  # type: ignore[arg-type]
+                torch.save(data, file)
         if tag_last:
             self.tag_last_checkpoint(f"{name}.pth")
 

@@ -26,7 +26,7 @@ class _ConsoleFormatter(logging.Formatter):
         return f"{_LEVEL_COLORS[record.levelno]}{line}\033[0m" if self._color else line
 
 
-class _FileHandler(logging.StreamHandler):  # type: ignore[type-arg]
+class _FileHandler(logging.StreamHandler):
     """Of a log file that several loggers may share."""
 
     log_path: str
@@ -78,4 +78,4 @@ def setup_logger(
 @functools.cache
 def _open_log(path: str) -> IO[str]:
     """One stream a file, so that lines of several loggers do not overwrite each other."""
-    return open(path, "a", encoding="utf-8", buffering=1)  # noqa: SIM115 (open until the process ends)
+    return open(path, "a", encoding="utf-8", buffering=1)

@@ -65,7 +65,7 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
 class _ArgumentParser(argparse.ArgumentParser):
     """Takes options between and after the pairs of keys and values, too."""
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return self.parse_intermixed_args(args, namespace)
 
 

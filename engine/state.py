@@ -11,7 +11,8 @@ __all__ = ["capture_rng", "restore_rng", "to_plain"]
 
 def capture_rng() -> dict[str, Any]:
     """The state of python's, numpy's, torch's and each GPU's generator, loadable with ``weights_only=True``."""
-    name, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)  # type: ignore[misc]
+    legacy: Any = np.random.get_state(legacy=True)
+    name, keys, position, has_gauss, gauss = legacy
     state: dict[str, Any] = {
         "python": random.getstate(),
         "numpy": (name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)),

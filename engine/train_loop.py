@@ -69,7 +69,7 @@ class TrainerBase(HookHost):
         self.start_iter: int = 0
         self.max_iter: int = 0
         self.storage: EventStorage
-        # The last iteration whose step is done, which is what a checkpoint holds; None outside of train().
+        # The last iteration whose step is done, which is what a checkpoint holds; None before any.
         self._finished: int | None = None
         self._stop_reason: str | None = None
         self._error: BaseException | None = None
@@ -201,7 +201,6 @@ class TrainerBase(HookHost):
                     self._add_error(error, first)
         self._requests.clear()
         self._running = False
-        self._finished = None
         if first is not None and self._error is None:
             self._error = first
             raise first
@@ -257,7 +256,7 @@ class TrainerBase(HookHost):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; :attr:`iter` becomes the last finished iteration, so go on at ``iter + 1``."""
-        self.iter = state_dict["iteration"]
+        self.iter, self._finished = state_dict["iteration"], None
         self._load_hooks_state(state_dict.get("hooks", {}))
 
 
@@ -408,7 +407,8 @@ class SimpleTrainer(TrainerBase):
             self._dispatch("after_forward", batch, loss_dict)
         if weight != 1.0:
             loss_dict = {name: loss * weight for name, loss in loss_dict.items()}
-        losses = next(iter(loss_dict.values())) if len(loss_dict) == 1 else sum(loss_dict.values())
+        first, *others = loss_dict.values()
+        losses = sum(others, start=first)
         if listeners["before_backward"]:
             self._dispatch("before_backward", losses)
         self.backward(losses)
@@ -523,7 +523,9 @@ class SimpleTrainer(TrainerBase):
                 are next written, so that no step waits for them.
         """
         storage = storage or get_event_storage()
-        values = {name: loss.item() if loss.device.type == "cpu" else loss.detach() for name, loss in loss_dict.items()}
+        values: dict[str, Any] = {
+            name: loss.item() if loss.device.type == "cpu" else loss.detach() for name, loss in loss_dict.items()
+        }
         total = sum(values.values())
         if "total_loss" not in values:
             values["total_loss"] = total
@@ -565,10 +567,11 @@ class SimpleTrainer(TrainerBase):
         self._rng = state_dict.get("rng")
 
     def _restore_rng(self) -> None:
+        assert self._rng is not None
         if self._batches.position:  # in the middle of an epoch its iterator was there before
             self._batches.prepare()
-        rng, self._rng = self._rng, None
-        restore_rng(rng)
+        restore_rng(self._rng)
+        self._rng = None
 
 
 class AMPTrainer(SimpleTrainer):

@@ -51,7 +51,7 @@ class EvalHook(HookBase):
             results = {}
         if not isinstance(results, Mapping):
             raise TypeError(f"an eval_function must return a dict of numbers, not {results!r}")
-        metrics = {}
+        metrics: dict[str, Any] = {}
         for name, value in flatten_names(results).items():
             try:
                 metrics[name] = float(value)

@@ -46,7 +46,9 @@ class FunctionHook(HookBase):
                 f"there is no event {event!r}{suggest(event, EVENTS)}. For one of your own say custom=True"
             )
         if every is not None and event not in _PERIODIC:
-            raise ConfigError(f"every={every!r} means nothing at {event}: periods end in steps ({', '.join(_PERIODIC)})")
+            raise ConfigError(
+                f"every={every!r} means nothing at {event}: periods end in steps ({', '.join(_PERIODIC)})"
+            )
         self.function = function
         self.event = event
         self.display_name = f"@on({event}) {getattr(function, '__qualname__', repr(function))}"

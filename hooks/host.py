@@ -59,7 +59,7 @@ class HookHost:
         check_hooks([*self._hooks, *new])
         for hook in new:
             # A weak reference: trainer and hooks must not keep each other, and GPU memory, alive.
-            hook.trainer = weakref.proxy(self)  # type: ignore[assignment]
+            hook.trainer = weakref.proxy(self)
         self._hooks.extend(new)
         if self._running:
             self._joined.extend(new)
@@ -180,7 +180,7 @@ class HookHost:
         self._join_functions()
         check_hooks(self._hooks)
         for hook in self._hooks:
-            hook.trainer = weakref.proxy(self)  # type: ignore[assignment]
+            hook.trainer = weakref.proxy(self)
         self._costs.clear()
         self._bind_hooks()
         self._joined, self._left, self._running = [], [], True
@@ -223,7 +223,7 @@ class HookHost:
         """The hooks by the names their states are saved under."""
         keyed: dict[str, HookBase] = {}
         for hook in self._hooks:
-            base = hook.state_key or type(hook).__qualname__
+            base = hook.state_key or hook_name(hook)
             key, number = base, 1
             while key in keyed:
                 number += 1

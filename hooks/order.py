@@ -27,7 +27,9 @@ def check_hooks(hooks: Sequence[HookBase]) -> None:
     declared = "after" if any(_is(first, name) for name in second.after) else "before"
     owner = second if declared == "after" else first
     order = _sorted(hooks)
-    works = ", ".join(type(hook).__name__ for hook in order) if order else "none: the declarations contradict each other"
+    works = (
+        ", ".join(type(hook).__name__ for hook in order) if order else "none: the declarations contradict each other"
+    )
     raise HookOrderError(
         f"hook {type(first).__name__} (number {hooks.index(first)}) must be registered before "
         f"{type(second).__name__} (number {hooks.index(second)}), as {type(owner).__name__}.{declared} declares. "

@@ -36,7 +36,7 @@ class LRScheduler(HookBase):
         self._scheduler = scheduler
 
     def before_train(self) -> None:
-        self._optimizer = self._optimizer or self.trainer.optimizer
+        self._optimizer = self._optimizer or self.trainer.optimizer  # type: ignore[attr-defined]
         if isinstance(self.scheduler, ParamScheduler):
             self._scheduler = self._multiply(self.scheduler)
         self._group = self.get_best_param_group_id(self._optimizer)

@@ -65,7 +65,8 @@ class IterationTimer(HookBase):
             self._steps_time / self._steps,
             per_second,
         )
-        logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(max(total - self._steps_time, 0.0)))
+        rest = max(total - self._steps_time, 0.0)
+        logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(rest))
         self._report_hooks(time.perf_counter() - self._start)
 
     def _report_hooks(self, total: float) -> None:

@@ -12,7 +12,7 @@ import logging
 
 import torch
 
-from hookline.config import CfgNode, component, get_cfg
+from hookline.config import CfgNode, Duration, component, get_cfg
 from hookline.engine import config_errors_exit, default_argument_parser, default_setup, default_writers, launch
 from hookline.engine.checkpoint import Checkpointer, PeriodicCheckpointer
 from hookline.engine.data import EpochIterator, build_test_loader, build_train_loader, move_to_device
@@ -20,7 +20,6 @@ from hookline.engine.defaults import resolve_lengths
 from hookline.engine.evaluation import build_evaluator, format_results, inference_on_dataset
 from hookline.engine.modeling import ModelAdapter, build_loss, build_model, resolve_device
 from hookline.engine.solver import build_grad_clipper, build_lr_scheduler, build_optimizer
-from hookline.config import Duration
 from hookline.hooks import EventStorage
 
 logger = logging.getLogger("hookline.plain")

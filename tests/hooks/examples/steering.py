@@ -58,7 +58,7 @@ class SaveOnLossSpike(HookBase):
 
 
 class AverageWeights(HookBase):
-    """Keeps a moving average of the weights, saves it, and has it evaluated instead of the weights."""
+    """Keeps a moving average of the weights, and has it evaluated in their place. Saves it."""
 
     def __init__(self, decay: float = 0.99) -> None:
         self.decay, self.average, self.swapped = decay, {}, False
@@ -69,17 +69,22 @@ class AverageWeights(HookBase):
 
     def after_optimizer_step(self) -> None:
         for name, weight in self.trainer.model.state_dict().items():
-            self.average[name].lerp_(weight, 1 - self.decay) if weight.is_floating_point() else None
+            keep = self.decay if weight.is_floating_point() else 0  # counters are taken as they are
+            self.average[name].copy_(keep * self.average[name] + (1 - keep) * weight)
 
     def swap(self, *args: Any) -> None:
-        self.swapped = not self.swapped
         weights = {name: weight.clone() for name, weight in self.trainer.model.state_dict().items()}
-        self.trainer.model.load_state_dict(self.average or weights)
-        self.average = weights
+        self.trainer.model.load_state_dict(self.average)
+        self.average, self.swapped = weights, not self.swapped
+
+    before_eval = after_eval = swap
 
     def on_exception(self, error: BaseException) -> None:
         if self.swapped:  # the evaluation failed
             self.swap()
 
-    before_eval = after_eval = swap
-    state_dict = lambda self: self.average
+    def state_dict(self) -> dict[str, Any]:
+        return self.average
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.average = state_dict

@@ -1,0 +1,661 @@
+"""The loop: what comes when, what happens when something goes wrong, and what a step computes."""
+
+import gc
+import logging
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.engine import AMPTrainer, SimpleTrainer, TrainerBase
+from hookline.engine.modeling import ModelAdapter
+from hookline.hooks import (
+    EVENTS,
+    CallbackHook,
+    EvalHook,
+    EventStorage,
+    HookBase,
+    StopTraining,
+    get_event_storage,
+    has_event_storage,
+)
+
+
+class LossModel(nn.Module):
+    """Returns a dict of losses, as detectron2's models do."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return {"loss": self.fc(x).pow(2).mean()}
+
+
+def batches(count=4, size=2):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.rand(size, 3, generator=generator) for _ in range(count)]
+
+
+def make_trainer(loader=None, **kwargs):
+    torch.manual_seed(0)
+    model = LossModel()
+    loader = batches() if loader is None else loader
+    return SimpleTrainer(model, loader, torch.optim.SGD(model.parameters(), 0.1), **kwargs)
+
+
+class Recorder(HookBase):
+    """Notes every event."""
+
+    def __init__(self):
+        self.events = []
+
+
+def _record(event):
+    return lambda self, *args, **kwargs: self.events.append(event)
+
+
+for _event in EVENTS:
+    if not _event.endswith("state_dict"):
+        setattr(Recorder, _event, _record(_event))
+
+STEP = [
+    "before_step",
+    "before_fetch",
+    "after_fetch",
+    "before_forward",
+    "after_forward",
+    "before_backward",
+    "after_backward",
+    "before_optimizer_step",
+    "after_optimizer_step",
+    "before_zero_grad",
+    "after_zero_grad",
+    "after_step",
+]
+
+
+def test_events_come_in_the_documented_order():
+    trainer, recorder = make_trainer(batches(2)), Recorder()
+    trainer.register_hooks([recorder])
+    trainer.train(0, 3)
+    assert recorder.events == [
+        "on_registered",
+        "before_train",
+        "before_epoch",
+        *STEP,
+        *STEP,
+        "after_epoch",
+        "before_epoch",
+        *STEP,
+        "after_train",
+        "on_write",
+    ]
+
+
+def test_micro_batches_repeat_the_events_of_forward_and_backward_only():
+    trainer, recorder = make_trainer(batches(1, size=4), accumulation_steps=2), Recorder()
+    trainer.register_hooks([recorder])
+    trainer.train(0, 1)
+    assert [recorder.events.count(event) for event in STEP] == [1, 1, 1, 2, 2, 2, 2, 1, 1, 1, 1, 1]
+
+
+def test_arguments_of_events():
+    seen = {}
+    trainer = make_trainer()
+    trainer.register_hooks(
+        [
+            CallbackHook(
+                after_fetch=lambda t, batch: seen.update(fetched=batch),
+                after_forward=lambda t, batch, outputs: seen.update(batch=batch, outputs=outputs),
+                before_backward=lambda t, losses: seen.update(losses=losses),
+            )
+        ]
+    )
+    trainer.train(0, 1)
+    assert seen["fetched"] is seen["batch"]
+    assert set(seen["outputs"]) == {"loss"}
+    assert seen["losses"] is seen["outputs"]["loss"]
+
+
+def test_gradients_are_there_after_backward_and_before_the_update():
+    norms = {}
+
+    def note(name):
+        return lambda trainer: norms.update({name: trainer.model.fc.weight.grad})
+
+    trainer = make_trainer()
+    trainer.register_hooks([CallbackHook(after_backward=note("backward"), before_optimizer_step=note("final"))])
+    trainer.register_hooks([CallbackHook(after_step=note("after"))])
+    trainer.train(0, 1)
+    assert norms["backward"] is not None
+    assert norms["final"] is norms["backward"]
+    assert norms["after"] is None
+
+
+def test_gradients_can_be_read_in_after_step_when_cleared_before_the_forward_pass():
+    found = []
+    trainer = make_trainer(zero_grad_before_forward=True)
+    trainer.register_hooks([CallbackHook(after_step=lambda t: found.append(t.model.fc.weight.grad.norm().item()))])
+    trainer.train(0, 2)
+    assert all(norm > 0 for norm in found)
+
+
+def test_storage_iter_is_trainer_iter_through_every_step():
+    def check(trainer, *args):
+        assert trainer.storage.iter == trainer.iter == get_event_storage().iter
+
+    trainer = make_trainer()
+    trainer.register_hooks([CallbackHook(**dict.fromkeys([*STEP, "before_epoch", "after_epoch"], check))])
+    assert trainer.train(3, 9).iteration == 9
+
+
+def test_iter_is_max_iter_after_training_and_the_final_evaluation_is_logged_there():
+    trainer = make_trainer()
+    seen = []
+    trainer.register_hooks([EvalHook(0, lambda: {"accuracy": 0.5})])
+    trainer.register_hooks([CallbackHook(after_train=lambda t: seen.append((t.iter, t.storage.latest()["accuracy"])))])
+    trainer.train(0, 5)
+    assert seen == [(5, (0.5, 5))]
+
+
+# ---------------------------------------------------------------------------- the end
+
+
+def test_train_returns_why_and_where_it_ended():
+    trainer = make_trainer()
+    result = trainer.train(0, 3)
+    assert (result.reason, result.iteration) == ("completed", 3)
+    assert result.metrics["total_loss"] == result.metrics["loss"] > 0
+
+
+def test_a_stop_request_ends_training_with_the_present_step():
+    trainer, recorder = make_trainer(), Recorder()
+    trainer.register_hooks([CallbackHook(before_step=lambda t: t.request_stop("enough") if t.iter == 2 else None)])
+    trainer.register_hooks([recorder])
+    result = trainer.train(0, 100)
+    assert (result.reason, result.iteration) == ("enough", 3)
+    assert recorder.events[-3:] == ["after_step", "after_train", "on_write"]
+    assert trainer.state_dict()["iteration"] == 2
+
+
+def test_stop_training_raised_by_a_hook_is_a_stop_request():
+    trainer, recorder = make_trainer(), Recorder()
+
+    def stop(trainer):
+        raise StopTraining("converged")
+
+    trainer.register_hooks([CallbackHook(after_step=stop), recorder])
+    result = trainer.train(0, 100)
+    assert (result.reason, result.iteration) == ("converged", 1)
+    assert recorder.events.count("after_step") == 1, "the hooks after it have their turn"
+    assert "on_exception" not in recorder.events
+
+
+def test_stop_training_raised_by_the_data_leaves_the_step_undone():
+    def loader():
+        yield from batches(2)
+        raise StopTraining("no more data")
+
+    result = make_trainer(loader()).train(0, 100)
+    assert (result.reason, result.iteration) == ("no more data", 2)
+
+
+def test_the_first_reason_counts():
+    trainer = make_trainer()
+    trainer.register_hooks([CallbackHook(after_step=lambda t: (t.request_stop("first"), t.request_stop("second")))])
+    assert trainer.train(0, 9).reason == "first"
+
+
+def test_max_iter_may_be_changed_while_training():
+    trainer = make_trainer()
+
+    def shorten(trainer):
+        trainer.max_iter = 4
+
+    trainer.register_hooks([CallbackHook(before_train=shorten)])
+    assert trainer.train(0, 100).iteration == 4
+
+
+def test_a_stopped_run_is_not_evaluated_at_its_end():
+    calls = []
+    trainer = make_trainer()
+    trainer.register_hooks([EvalHook(0, lambda: calls.append(1)), CallbackHook(after_step=lambda t: t.request_stop())])
+    trainer.train(0, 9)
+    assert calls == []
+
+
+# ---------------------------------------------------------------------------- errors
+
+
+class Boom(Exception):
+    pass
+
+
+def raising(message):
+    def raise_(trainer, *args):
+        raise Boom(message)
+
+    return raise_
+
+
+def test_every_hook_gets_after_train_and_the_first_error_wins(caplog):
+    trainer, recorder = make_trainer(), Recorder()
+    trainer.register_hooks(
+        [CallbackHook(after_train=raising("second")), recorder, CallbackHook(after_step=raising("first"))]
+    )
+    with pytest.raises(Boom, match="first") as info:
+        trainer.train(0, 3)
+    assert recorder.events[-3:] == ["on_exception", "after_train", "on_write"]
+    assert any("second" in note for note in info.value.__notes__)
+    assert "second" in caplog.text
+
+
+def test_an_error_in_after_train_is_raised_when_it_is_the_first():
+    trainer, recorder = make_trainer(), Recorder()
+    trainer.register_hooks([CallbackHook(after_train=raising("late")), recorder])
+    with pytest.raises(Boom, match="late"):
+        trainer.train(0, 2)
+    assert recorder.events[-2:] == ["after_train", "on_write"]
+
+
+def test_the_failing_hook_and_event_are_named():
+    class Faulty(HookBase):
+        def before_step(self):
+            raise Boom("x")
+
+    trainer = make_trainer()
+    trainer.register_hooks([Faulty()])
+    with pytest.raises(Boom) as info:
+        trainer.train(0, 2)
+    assert info.value.__notes__ == ["(in hook Faulty.before_step, at iteration 0)"]
+
+
+def test_a_failure_on_the_last_iteration_is_not_evaluated():
+    calls = []
+    trainer = make_trainer()
+    trainer.register_hooks(
+        [
+            EvalHook(1, lambda: calls.append(1)),
+            CallbackHook(before_step=lambda t: raising("last")(t) if t.iter == 2 else None),
+        ]
+    )
+    with pytest.raises(Boom):
+        trainer.train(0, 3)
+    assert len(calls) == 2
+
+
+def test_on_exception_is_given_the_error_also_for_ctrl_c():
+    seen = []
+
+    def interrupt(trainer):
+        raise KeyboardInterrupt
+
+    trainer = make_trainer()
+    trainer.register_hooks([CallbackHook(after_step=interrupt, on_exception=lambda t, error: seen.append(type(error)))])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(0, 3)
+    assert seen == [KeyboardInterrupt]
+
+
+def test_a_failing_on_exception_does_not_hide_the_error():
+    trainer, recorder = make_trainer(), Recorder()
+    trainer.register_hooks([CallbackHook(after_step=raising("first"), on_exception=raising("handler")), recorder])
+    with pytest.raises(Boom, match="first"):
+        trainer.train(0, 3)
+    assert "on_exception" in recorder.events
+
+
+def test_metrics_of_the_steps_before_an_error_are_in_the_storage():
+    trainer = make_trainer()
+    trainer.register_hooks([CallbackHook(before_step=lambda t: raising("x")(t) if t.iter == 3 else None)])
+    with pytest.raises(Boom):
+        trainer.train(0, 9)
+    assert trainer.storage.latest()["loss"][1] == 2
+
+
+def test_nothing_is_left_behind_by_a_failed_run():
+    trainer = make_trainer()
+
+    def fail_in_a_scope(trainer):
+        with trainer.storage.name_scope("scope"):
+            raise Boom("x")
+
+    hook = CallbackHook(after_step=fail_in_a_scope)
+    trainer.register_hooks([hook])
+    with pytest.raises(Boom):
+        trainer.train(0, 2)
+    assert not has_event_storage()
+    trainer.remove_hook(hook)
+    assert "loss" in trainer.train(0, 2).metrics
+
+
+def test_nan_losses_end_the_run_before_they_reach_the_weights():
+    trainer = make_trainer([torch.full((2, 3), float("nan"))])
+    before = trainer.model.fc.weight.clone()
+    with pytest.raises(FloatingPointError, match="iteration 0"):
+        trainer.train(0, 5)
+    assert torch.equal(trainer.model.fc.weight, before)
+    assert str(trainer.storage.latest()["loss"][0]) == "nan"
+
+
+# ---------------------------------------------------------------------------- again
+
+
+def test_training_a_second_time_works():
+    trainer, recorder, calls = make_trainer(), Recorder(), []
+    trainer.register_hooks([recorder, CallbackHook(after_train=lambda t: calls.append(t.iter))])
+    trainer.train(0, 3)
+    first = list(recorder.events)
+    trainer.train(3, 5)
+    assert calls == [3, 5]
+    assert recorder.events[len(first)] == "before_train"
+
+
+def test_a_trainer_is_freed_without_the_garbage_collector():
+    gc.disable()
+    try:
+        trainer = make_trainer()
+        trainer.register_hooks([Recorder(), EvalHook(0, lambda: {})])
+        trainer.train(0, 2)
+        model = weakref.ref(trainer.model)
+        del trainer
+        assert model() is None
+    finally:
+        gc.enable()
+
+
+# ---------------------------------------------------------------------------- data
+
+
+def test_a_finite_loader_is_started_over():
+    epochs = []
+    trainer = make_trainer(batches(3))
+    trainer.register_hooks([CallbackHook(before_epoch=lambda t: epochs.append((t.iter, t.epoch)))])
+    assert trainer.train(0, 7).iteration == 7
+    assert epochs == [(0, 0), (3, 1), (6, 2)]
+
+
+def test_a_loader_without_a_length_has_epochs_too():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            yield from batches(2)
+
+    seen = []
+    trainer = make_trainer(torch.utils.data.DataLoader(Stream(), batch_size=None))
+    trainer.register_hooks(
+        [
+            CallbackHook(
+                before_epoch=lambda t: seen.append(("begin", t.iter, t.epoch)),
+                after_epoch=lambda t: seen.append(("end", t.iter, t.epoch)),
+            )
+        ]
+    )
+    trainer.train(0, 3)
+    assert seen == [("begin", 0, 0), ("end", 2, 0), ("begin", 2, 1)]
+
+
+def test_an_exhausted_generator_is_a_clear_error():
+    with pytest.raises(RuntimeError, match="generator that can be read only once"):
+        make_trainer(iter(batches(2))).train(0, 5)
+
+
+def test_skip_epoch_ends_the_epoch_with_the_present_step():
+    seen = []
+    trainer = make_trainer(batches(10))
+    trainer.register_hooks(
+        [
+            CallbackHook(
+                after_step=lambda t: t.skip_epoch() if t.iter == 1 else None,
+                before_epoch=lambda t: seen.append((t.iter, t.epoch)),
+                after_fetch=lambda t, batch: seen.append(batch),
+            )
+        ]
+    )
+    trainer.train(0, 3)
+    assert [item for item in seen if isinstance(item, tuple)] == [(0, 0), (2, 1)]
+    assert torch.equal(seen[-1], batches(10)[0])
+
+
+def test_reset_data_loader_goes_on_with_the_new_one():
+    trainer = make_trainer()
+    trainer.train(0, 2)
+    trainer.reset_data_loader(lambda: batches(1))
+    trainer.train(2, 4)
+    assert trainer.iters_per_epoch == 1
+
+
+# ---------------------------------------------------------------------------- what a step computes
+
+
+def by_hand(steps, loss_of=lambda model, x: model(x)["loss"], dtype=None):
+    torch.manual_seed(0)
+    model = LossModel()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    data = batches()
+    for i in range(steps):
+        with torch.autocast("cpu", dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            loss = loss_of(model, data[i % len(data)])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+def same(a, b):
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+def test_a_step_is_the_one_written_by_hand():
+    trainer = make_trainer()
+    trainer.train(0, 6)
+    assert same(trainer.model.state_dict(), by_hand(6))
+
+
+def test_bfloat16_is_the_autocast_written_by_hand():
+    torch.manual_seed(0)
+    model = LossModel()
+    trainer = AMPTrainer(model, batches(), torch.optim.SGD(model.parameters(), 0.1), precision=torch.bfloat16)
+    assert trainer.grad_scaler is None
+    trainer.train(0, 6)
+    assert same(model.state_dict(), by_hand(6, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4, 7])
+def test_accumulation_gives_the_gradient_of_the_whole_batch(parts):
+    whole, cut = make_trainer(batches(2, size=7)), make_trainer(batches(2, size=7), accumulation_steps=parts)
+    results = [trainer.train(0, 4) for trainer in (whole, cut)]
+    for name, value in whole.model.state_dict().items():
+        torch.testing.assert_close(cut.model.state_dict()[name], value)
+    assert results[0].metrics["loss"] == pytest.approx(results[1].metrics["loss"])
+    assert results[0].iteration == results[1].iteration
+
+
+def test_a_clipper_is_called_once_a_step_and_its_norm_is_logged():
+    clips = []
+
+    def clip(parameters):
+        clips.append(len(parameters))
+        return torch.nn.utils.clip_grad_norm_(parameters, 1e-3)
+
+    trainer = make_trainer(clip_gradients=clip)
+    trainer.train(0, 3)
+    assert clips == [2, 2, 2]
+    assert trainer.storage.history("grad_norm").latest() > 0
+
+
+def test_an_adapter_trains_a_module_with_xy_batches():
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    data = [(x, torch.tensor([0, 1])) for x in batches()]
+    trainer = SimpleTrainer(
+        model, data, torch.optim.SGD(model.parameters(), 0.5), adapter=ModelAdapter(nn.CrossEntropyLoss())
+    )
+    losses = []
+    trainer.register_hooks([CallbackHook(after_step=lambda t: losses.append(t.storage.latest()["loss"][0]))])
+    trainer.train(0, 60)
+    assert sum(losses[-4:]) < sum(losses[:4])
+    assert set(model.state_dict()) == {"weight", "bias"}
+
+
+def test_a_single_loss_is_logged_under_its_own_name():
+    trainer = make_trainer()
+    trainer.train(0, 1)
+    latest = trainer.storage.latest()
+    assert latest["loss"] == latest["total_loss"]
+
+
+def test_several_losses_are_summed():
+    class Two(LossModel):
+        def forward(self, x):
+            return {"a": self.fc(x).pow(2).mean(), "b": self.fc(x).abs().mean()}
+
+    model = Two()
+    trainer = SimpleTrainer(model, batches(), torch.optim.SGD(model.parameters(), 0.1))
+    latest = trainer.train(0, 1).metrics
+    assert latest["total_loss"] == pytest.approx(latest["a"] + latest["b"])
+
+
+def test_gather_metric_period_thins_the_metrics():
+    trainer = make_trainer(gather_metric_period=3)
+    trainer.train(0, 7)
+    assert [it for _, it in trainer.storage.history("loss").values()] == [2, 5]
+
+
+# ---------------------------------------------------------------------------- prediction
+
+
+def test_predict_yields_outputs_in_eval_mode_and_tells_hooks():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.9))
+    trainer = SimpleTrainer(
+        model, batches(), torch.optim.SGD(model.parameters(), 0.1), adapter=ModelAdapter(nn.CrossEntropyLoss())
+    )
+    recorder, seen = Recorder(), []
+    trainer.register_hooks([recorder, CallbackHook(after_predict=lambda t, results: seen.append(results))])
+    outputs = list(trainer.predict(batches(3)))
+    model.eval()
+    assert all(torch.equal(out, model(x)) for out, x in zip(outputs, batches(3), strict=True))
+    assert not outputs[0].requires_grad
+    assert recorder.events[-2:] == ["before_predict", "after_predict"]
+    assert seen == [{"batches": 3}]
+
+
+def test_predict_leaves_the_model_in_training_mode():
+    trainer = make_trainer()
+    list(trainer.predict(batches(1)))
+    assert trainer.model.training
+
+
+# ---------------------------------------------------------------------------- steps of one's own
+
+
+class Bare(TrainerBase):
+    def run_step(self):
+        self.storage.put_scalar("x", self.iter)
+
+
+def test_a_trainer_needs_no_model():
+    assert Bare().train(0, 5).metrics == {"x": 4.0}
+
+
+def test_a_step_that_never_emits_an_event_a_hook_waits_for_is_warned_of_once(caplog):
+    class Waits(HookBase):
+        def after_backward(self):
+            pass
+
+    trainer = Bare()
+    trainer.register_hooks([Waits()])
+    with caplog.at_level(logging.WARNING):
+        trainer.train(0, 5)
+    warnings = [record.message for record in caplog.records if "after_backward" in record.message]
+    assert len(warnings) == 1
+    assert "Waits" in warnings[0]
+    assert "Bare.run_step()" in warnings[0]
+
+
+def test_a_complete_step_is_not_warned_of(caplog):
+    trainer = make_trainer()
+    trainer.register_hooks([Recorder()])
+    with caplog.at_level(logging.WARNING):
+        trainer.train(0, 2)
+    assert caplog.records == []
+
+
+def test_run_step_must_be_defined():
+    with pytest.raises(NotImplementedError, match="TrainerBase must define run_step"):
+        TrainerBase().train(0, 1)
+
+
+# ---------------------------------------------------------------------------- requests
+
+
+def test_requests_are_served_at_the_end_of_the_step_evaluation_first_and_saving_last():
+    order = []
+
+    class Serves(HookBase):
+        def on_eval(self):
+            order.append("eval")
+
+        def on_write(self):
+            order.append("write")
+
+        def on_save(self):
+            order.append("save")
+
+        def after_epoch(self):
+            order.append("epoch")
+
+    trainer = make_trainer(batches(1))
+    trainer.register_hooks(
+        [CallbackHook(before_step=lambda t: (t.request_save(), t.request_write(), t.request_eval()))]
+    )
+    trainer.register_hooks([Serves()])
+    trainer.train(0, 1)
+    assert order == ["epoch", "eval", "write", "save", "write"]
+
+
+def test_a_checkpoint_holds_the_last_finished_iteration():
+    states = []
+    trainer = make_trainer()
+    trainer.register_hooks(
+        [
+            CallbackHook(
+                before_step=lambda t: states.append(t.state_dict()["iteration"]),
+                after_step=lambda t: states.append(t.state_dict()["iteration"]),
+                after_train=lambda t: states.append(t.state_dict()["iteration"]),
+            )
+        ]
+    )
+    trainer.train(5, 7)
+    assert states == [4, 5, 5, 6, 6]
+
+
+def test_a_resumed_trainer_goes_on_bit_for_bit():
+    def run(until, state=None, start=0):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+        data = [(x, torch.tensor([0, 1])) for x in batches()]
+        trainer = SimpleTrainer(
+            model,
+            data,
+            torch.optim.SGD(model.parameters(), 0.1, momentum=0.9),
+            adapter=ModelAdapter(nn.CrossEntropyLoss()),
+        )
+        if state:
+            model.load_state_dict(state["model"])
+            trainer.load_state_dict(state["trainer"])
+            torch.manual_seed(999)  # what happens between loading and training must not matter
+        trainer.train(start, until)
+        return {"model": model.state_dict(), "trainer": trainer.state_dict()}
+
+    whole = run(8)
+    resumed = run(8, run(4), 4)
+    assert same(whole["model"], resumed["model"])
+
+
+def test_storage_may_be_used_around_training():
+    with EventStorage() as outer:
+        make_trainer().train(0, 1)
+        assert get_event_storage() is outer

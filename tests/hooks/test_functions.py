@@ -1,0 +1,136 @@
+"""Plain functions as hooks."""
+
+import pytest
+
+from hookline.config import ConfigError
+from hookline.engine import TrainerBase
+from hookline.hooks import off, on
+
+
+class Trainer(TrainerBase):
+    def run_step(self):
+        pass
+
+
+class OtherTrainer(Trainer):
+    pass
+
+
+@pytest.fixture
+def decorated():
+    """Functions that a test decorated for trainers to come, taken back at its end."""
+    functions = []
+    yield functions.append
+    for function in functions:
+        off(function)
+
+
+def test_a_function_joins_every_trainer_that_trains_from_now_on(decorated):
+    seen = []
+
+    @on("after_step", every=2)
+    def note(trainer):
+        seen.append((type(trainer.storage).__name__, trainer.iter))
+
+    decorated(note)
+    for cls in (Trainer, OtherTrainer):
+        cls().train(0, 4)
+    assert [it for _, it in seen] == [1, 3, 1, 3]
+
+
+def test_a_function_joins_once_however_often_a_trainer_trains(decorated):
+    seen = []
+    decorated(on("before_train")(lambda trainer: seen.append(1)))
+    trainer = Trainer()
+    trainer.train(0, 1)
+    trainer.train(1, 2)
+    assert len(trainer._hooks) == 1
+    assert len(seen) == 2
+
+
+def test_a_function_may_be_meant_for_one_trainer():
+    seen, mine, other = [], Trainer(), Trainer()
+
+    @on("after_train", trainer=mine)
+    def note(trainer):
+        seen.append(trainer.iter)
+
+    mine.train(0, 2)
+    other.train(0, 3)
+    assert seen == [2]
+
+
+def test_a_function_may_be_meant_for_trainers_of_a_name(decorated):
+    seen = []
+
+    @on("after_step", trainer="OtherTrainer")
+    def by_class(trainer):
+        seen.append("class")
+
+    @on("after_step", trainer="critic")
+    def by_name(trainer):
+        seen.append("name")
+
+    decorated(by_class)
+    decorated(by_name)
+    Trainer().train(0, 1)
+    assert seen == []
+    critic = Trainer()
+    critic.name = "critic"
+    critic.train(0, 1)
+    OtherTrainer().train(0, 1)
+    assert seen == ["name", "class"]
+
+
+def test_once_and_when():
+    seen, trainer = [], Trainer()
+    on("after_step", once=True, trainer=trainer)(lambda t: seen.append(("once", t.iter)))
+    on("after_step", when=lambda t: t.iter % 3 == 2, trainer=trainer)(lambda t: seen.append(("when", t.iter)))
+    trainer.train(0, 7)
+    assert seen == [("once", 0), ("when", 2), ("when", 5)]
+
+
+def test_once_is_remembered_over_a_resume():
+    def make(seen):
+        trainer = Trainer()
+
+        @on("after_step", once=True, trainer=trainer)
+        def note(trainer):
+            seen.append(trainer.iter)
+
+        return trainer
+
+    seen = []
+    first = make(seen)
+    first.train(0, 2)
+    second = make(seen)
+    second.load_state_dict(first.state_dict())
+    second.train(2, 4)
+    assert seen == [0]
+
+
+def test_events_pass_their_arguments():
+    seen, trainer = [], Trainer()
+    on("on_exception", trainer=trainer)(lambda t, error: seen.append(str(error)))
+    on("verify", trainer=trainer, custom=True)(lambda t, value: seen.append(value))
+    trainer.emit("verify", 3)
+    trainer.run_step = lambda: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 1)
+    assert seen == [3, "division by zero"]
+
+
+def test_mistakes_show_at_the_decorator():
+    with pytest.raises(ConfigError, match="no event 'after_stp'; did you mean 'after_step'"):
+        on("after_stp")(print)
+    with pytest.raises(ConfigError, match="means nothing at before_train"):
+        on("before_train", every=3)(print)
+    with pytest.raises(ConfigError, match="not a duration"):
+        on("after_step", every="3 parsecs")(print)
+
+
+def test_the_function_itself_is_unchanged():
+    def function(trainer):
+        return 5
+
+    assert on("after_step", trainer=Trainer())(function) is function

@@ -1,0 +1,296 @@
+"""Registering, finding and removing hooks; their order, their states and their costs."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.engine import SimpleTrainer, TrainerBase
+from hookline.hooks import CallbackHook, HookBase, HookOrderError, IterationTimer
+
+
+class Trainer(TrainerBase):
+    def run_step(self):
+        pass
+
+
+class Counter(HookBase):
+    """Counts its steps, and saves the count."""
+
+    def __init__(self, start=0):
+        self.count = start
+
+    def after_step(self):
+        self.count += 1
+
+    def state_dict(self):
+        return {"count": self.count}
+
+    def load_state_dict(self, state_dict):
+        self.count = state_dict["count"]
+
+
+def test_none_is_skipped_and_what_is_no_hook_is_refused():
+    trainer = Trainer()
+    trainer.register_hooks([None, Counter()])
+    assert len(trainer._hooks) == 1
+    with pytest.raises(TypeError, match="must be a HookBase"):
+        trainer.register_hooks([object()])
+
+
+def test_hooks_are_called_in_the_order_they_were_registered_in():
+    seen = []
+    trainer = Trainer()
+    trainer.register_hooks([CallbackHook(after_step=lambda t, n=n: seen.append(n)) for n in range(3)])
+    trainer.train(0, 1)
+    assert seen == [0, 1, 2]
+
+
+def test_the_list_of_hooks_may_be_edited_by_hand():
+    seen = []
+    trainer = Trainer()
+    trainer.register_hooks([CallbackHook(after_step=lambda t, n=n: seen.append(n)) for n in range(3)])
+    trainer._hooks = trainer._hooks[:1] + trainer._hooks[1:][::-1]
+    trainer.train(0, 1)
+    assert seen == [0, 2, 1]
+
+
+def test_hooks_that_override_nothing_are_never_called():
+    class Silent(HookBase):
+        def __getattribute__(self, name):
+            if name == "after_step":
+                raise AssertionError("asked for in a step")
+            return super().__getattribute__(name)
+
+    trainer = Trainer()
+    trainer.register_hooks([Silent()])
+    trainer.train(0, 2)
+    assert not trainer.listens("after_step")
+
+
+def test_a_hook_is_found_by_its_class_and_by_its_name():
+    trainer, counter = Trainer(), Counter()
+    trainer.register_hooks([CallbackHook(), counter])
+    assert trainer.find_hook(Counter) is counter
+    assert trainer.find_hook("Counter") is counter
+    assert trainer.find_hooks(HookBase) == trainer._hooks
+    assert trainer.find_hook(IterationTimer) is None
+
+
+def test_hooks_are_removed_by_instance_and_by_class():
+    trainer, one, two = Trainer(), Counter(), Counter()
+    trainer.register_hooks([one, two, CallbackHook()])
+    assert trainer.remove_hook(one) == [one]
+    assert trainer.remove_hook(Counter) == [two]
+    assert trainer.remove_hook(Counter) == []
+    trainer.train(0, 1)
+    assert (one.count, two.count) == (0, 0)
+
+
+def test_adding_while_running_takes_effect_at_the_next_step():
+    seen = []
+
+    class Late(HookBase):
+        def before_train(self):
+            seen.append(("before_train", self.trainer.iter))
+
+        def before_step(self):
+            seen.append(("before_step", self.trainer.iter))
+
+        def after_step(self):
+            seen.append(("after_step", self.trainer.iter))
+
+    trainer = Trainer()
+    trainer.register_hooks([CallbackHook(before_step=lambda t: t.register_hooks([Late()]) if t.iter == 1 else None)])
+    trainer.train(0, 3)
+    assert seen == [("before_train", 2), ("before_step", 2), ("after_step", 2)]
+
+
+def test_removing_while_running_takes_effect_at_the_next_step():
+    seen = []
+    leaving = CallbackHook(after_step=lambda t: seen.append(t.iter), after_train=lambda t: seen.append("left"))
+    trainer = Trainer()
+    trainer.register_hooks(
+        [CallbackHook(before_step=lambda t: t.remove_hook(leaving) if t.iter == 1 else None), leaving]
+    )
+    trainer.train(0, 4)
+    assert seen == [0, 1, "left"]
+
+
+def test_custom_events_reach_the_hooks_that_have_them():
+    class Verifier(HookBase):
+        def verify_batch(self, batch, strict=False):
+            self.seen = (batch, strict)
+
+    verifier = Verifier()
+    trainer = Trainer()
+    trainer.register_hooks([CallbackHook(), verifier])
+    trainer.emit("verify_batch", [1, 2], strict=True)
+    assert verifier.seen == ([1, 2], True)
+    assert trainer.listens("verify_batch")
+    assert not trainer.listens("verify_something")
+
+
+# ---------------------------------------------------------------------------- order
+
+
+class Source(HookBase):
+    pass
+
+
+class Sink(HookBase):
+    after = (Source,)
+
+
+class Early(HookBase):
+    before = ("Source",)
+
+
+def test_the_wrong_order_is_an_error_that_names_both_and_shows_one_that_works():
+    trainer = Trainer()
+    with pytest.raises(HookOrderError) as info:
+        trainer.register_hooks([Sink(), Counter(), Source(), Early()])
+    message = str(info.value)
+    assert "Source (number 2) must be registered before Sink (number 0), as Sink.after declares" in message
+    assert "An order that works: Counter, Early, Source, Sink" in message
+    assert trainer._hooks == []
+
+
+def test_the_right_order_is_fine_whenever_hooks_join():
+    trainer = Trainer()
+    trainer.register_hooks([Early(), Source()])
+    trainer.register_hooks([Sink()])
+    trainer.train(0, 1)
+    with pytest.raises(HookOrderError, match=r"Early.before declares"):
+        trainer.register_hooks([Early()])
+
+
+def test_constraints_on_absent_hooks_do_not_matter():
+    trainer = Trainer()
+    trainer.register_hooks([Sink(), Early()])
+    assert len(trainer._hooks) == 2
+
+
+def test_an_order_broken_by_hand_is_found_when_training_starts():
+    trainer = Trainer()
+    trainer.register_hooks([Source(), Sink()])
+    trainer._hooks.reverse()
+    with pytest.raises(HookOrderError):
+        trainer.train(0, 1)
+
+
+def test_contradicting_declarations_are_said_to_contradict():
+    class Other(HookBase):
+        after = (Sink,)
+        before = (Source,)
+
+    with pytest.raises(HookOrderError, match="contradict"):
+        Trainer().register_hooks([Source(), Sink(), Other()])
+
+
+def test_a_hook_that_must_be_single_is_refused_a_second_time():
+    trainer = Trainer()
+    trainer.register_hooks([IterationTimer()])
+    with pytest.raises(HookOrderError, match="there is a IterationTimer already"):
+        trainer.register_hooks([IterationTimer()])
+
+
+def test_one_instance_cannot_stand_twice():
+    hook = Counter()
+    with pytest.raises(HookOrderError, match="registered twice"):
+        Trainer().register_hooks([hook, hook])
+
+
+# ---------------------------------------------------------------------------- state
+
+
+def test_two_stateful_hooks_of_one_class_both_keep_their_state():
+    first = Trainer()
+    first.register_hooks([Counter(10), Counter(20)])
+    first.train(0, 2)
+    second = Trainer()
+    second.register_hooks([Counter(), Counter()])
+    second.load_state_dict(first.state_dict())
+    assert [hook.count for hook in second._hooks] == [12, 22]
+
+
+def test_saving_again_and_again_saves_the_same():
+    trainer = Trainer()
+    trainer.register_hooks([Counter(1), Counter(2)])
+    for _ in range(3):
+        state = trainer.state_dict()
+        trainer.load_state_dict(state)
+    assert state["hooks"] == {"Counter": {"count": 1}, "Counter#2": {"count": 2}}
+    assert [hook.count for hook in trainer._hooks] == [1, 2]
+
+
+def test_states_find_their_hooks_by_key_in_another_order():
+    class Left(Counter):
+        state_key = "left"
+
+    class Right(Counter):
+        state_key = "right"
+
+    first, second = Trainer(), Trainer()
+    first.register_hooks([Left(1), Right(2)])
+    second.register_hooks([Right(), Left()])
+    second.load_state_dict(first.state_dict())
+    assert [hook.count for hook in second._hooks] == [2, 1]
+
+
+def test_a_collision_of_state_keys_is_an_error():
+    class Keyed(Counter):
+        state_key = "mine"
+
+    with pytest.raises(HookOrderError, match="same state_key, 'mine'"):
+        Trainer().register_hooks([Keyed(), Keyed()])
+
+
+def test_hooks_absent_on_either_side_are_reported_by_name(caplog):
+    class Gone(Counter):
+        pass
+
+    class New(Counter):
+        pass
+
+    first, second = Trainer(), Trainer()
+    first.register_hooks([Gone(3)])
+    second.register_hooks([New(7)])
+    with caplog.at_level(logging.INFO):
+        second.load_state_dict(first.state_dict())
+    assert second._hooks[0].count == 7
+    assert "holds the state of a hook Gone, which this run does not have" in caplog.text
+    assert "holds no state of hook New: it starts fresh" in caplog.text
+
+
+# ---------------------------------------------------------------------------- cost
+
+
+def test_the_cost_of_each_hook_is_known_and_reported(caplog):
+    import time
+
+    class Slow(HookBase):
+        def after_step(self):
+            time.sleep(0.002)
+
+    model = nn.Linear(1, 1)
+    trainer = SimpleTrainer(nn.Sequential(model), [torch.ones(1, 1)], torch.optim.SGD(model.parameters(), 0.1))
+    trainer.adapter.losses = lambda model, batch: {"loss": model(batch).sum()}
+    trainer.register_hooks([IterationTimer(), Slow(), Counter()])
+    with caplog.at_level(logging.INFO):
+        trainer.train(0, 10)
+    costs = trainer.hook_costs()
+    assert next(iter(costs)) == "Slow"
+    assert costs["Slow"][1] == costs["Counter"][1] == 10
+    assert costs["Slow"][0] >= 0.02
+    assert "Time spent in hooks" in caplog.text
+    assert "Slow" in caplog.text
+
+
+def test_hooks_are_described_in_order_with_their_events():
+    trainer = Trainer()
+    trainer.register_hooks([Counter(), CallbackHook(before_train=print, after_train=print)])
+    lines = trainer.describe_hooks().splitlines()
+    assert lines[0].split() == ["0", "Counter", "after_step"]
+    assert lines[1].split() == ["1", "CallbackHook", "before_train,", "after_train"]
