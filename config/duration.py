@@ -91,7 +91,7 @@ class Duration:
             ConfigError: it is not a list, or one of it is no length.
         """
         if not isinstance(values, list | tuple):
-            raise ConfigError(f"{values!r} is not a list; give one of lengths, such as (3000, 4000) or ('10ep', '15ep')")
+            raise ConfigError(f"{values!r} is not a list; write lengths as (3000, 4000) or ('10ep', '15ep')")
         return [cls.parse_length(value) for value in values]
 
     @classmethod

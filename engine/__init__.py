@@ -5,6 +5,7 @@ from ..hooks import CallbackHook, EventStorage, HookBase, StopTraining, get_even
 from .defaults import DefaultTrainer
 from .launch import launch
 from .logger import setup_logger
+from .simple_trainer import AMPTrainer, SimpleTrainer
 from .start import (
     check_config,
     config_errors_exit,
@@ -13,7 +14,7 @@ from .start import (
     default_writers,
     seed_all_rng,
 )
-from .train_loop import AMPTrainer, SimpleTrainer, TrainerBase, TrainResult
+from .train_loop import TrainerBase, TrainResult
 
 __all__ = [
     "AMPTrainer",

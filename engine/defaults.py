@@ -23,8 +23,9 @@ from .evaluation import (
 )
 from .logger import setup_logger
 from .modeling import ModelAdapter, build_loss, build_model, model_summary, resolve_device
+from .simple_trainer import SimpleTrainer
 from .solver import build_grad_clipper, build_lr_scheduler, build_optimizer
-from .train_loop import SimpleTrainer, TrainResult
+from .train_loop import TrainResult
 
 __all__ = ["DefaultTrainer", "resolve_lengths"]
 

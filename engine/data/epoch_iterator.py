@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from ..fast_path import iterate
+
 __all__ = ["EpochIterator"]
 
 
@@ -115,7 +117,7 @@ class EpochIterator:
             self._skipped = 0
         elif sampler is not None:
             sampler.set_epoch(epoch)
-        return iter(self.loader)
+        return iterate(self.loader)
 
     def _roll(self) -> None:
         """The epoch turned out to have ended, in the middle of a step."""

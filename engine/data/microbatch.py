@@ -46,10 +46,15 @@ def _size(batch: Any) -> int | None:
         children = list(batch)
     else:
         return None
-    if isinstance(batch, list) and not any(isinstance(child, torch.Tensor) for child in children):
+    if _is_samples(batch):
         return len(batch)
     sizes = (_size(child) for child in children)
     return next((size for size in sizes if size is not None), None)
+
+
+def _is_samples(batch: Any) -> bool:
+    """Whether it is a list of samples, as against a list of fields, some of which are tensors over all samples."""
+    return isinstance(batch, list) and not any(isinstance(child, torch.Tensor) for child in batch)
 
 
 def _cut(batch: Any, start: int, end: int, size: int) -> Any:
@@ -57,7 +62,7 @@ def _cut(batch: Any, start: int, end: int, size: int) -> Any:
         return batch[start:end] if batch.ndim and batch.shape[0] == size else batch
     if isinstance(batch, Mapping):
         return {key: _cut(value, start, end, size) for key, value in batch.items()}
-    if isinstance(batch, list) and len(batch) == size and not isinstance(batch[0], torch.Tensor):
+    if _is_samples(batch):
         return batch[start:end]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(_cut(value, start, end, size) for value in batch))

@@ -312,6 +312,8 @@ def damage(path, how):
         path.write_bytes(b"")
     elif how == "garbage":
         path.write_bytes(b"garbage" * 100)
+    elif how == "text":
+        path.write_bytes(b"torn")
     elif how == "missing":
         path.unlink()
     elif how == "bit":
@@ -319,7 +321,7 @@ def damage(path, how):
         path.write_bytes(whole[:middle] + bytes([whole[middle] ^ 0x40]) + whole[middle + 1 :])
 
 
-@pytest.mark.parametrize("how", ["cut", "empty", "garbage", "missing", "bit"])
+@pytest.mark.parametrize("how", ["cut", "empty", "garbage", "text", "missing", "bit"])
 def test_a_resume_passes_over_a_damaged_checkpoint_with_a_warning(folder, log, how):
     checkpointer = Checkpointer(net(), str(folder))
     for iteration in (1, 2, 3):

@@ -41,7 +41,7 @@ def test_the_shared_seed_is_drawn_from_numpys_generator():
 
 
 RANK = """
-import json, sys
+import json, os, sys
 import numpy as np, torch, torch.distributed as dist
 from hookline.engine import comm
 rank = int(sys.argv[1])
@@ -60,25 +60,43 @@ print(json.dumps({
     "seed": comm.shared_random_seed(),
     "mean": {name: value.item() for name, value in reduced.items()},
     "sum": {name: value.item() for name, value in summed.items()},
-}))
-dist.destroy_process_group()
+}), flush=True)
+os._exit(0)
 """
 
 
-def test_two_processes_gather_and_reduce(tmp_path):
+AGAIN = """
+import sys
+import torch.distributed as dist
+from hookline.engine import comm
+rank = int(sys.argv[1])
+for turn in range(2):
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}_{turn}", rank=rank, world_size=2)
+    print(comm.all_gather(rank), flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def run_ranks(code, folder):
+    """Run ``code`` in two processes; returns their exit codes and what they printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
+            [sys.executable, "-c", code, str(rank), str(folder / "store")],
             env={**environment, "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    first, second = (json.loads(output.splitlines()[-1]) for output in outputs)
+    outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
+    return [process.returncode for process in processes], outputs
+
+
+def test_two_processes_gather_and_reduce(tmp_path):
+    codes, outputs = run_ranks(RANK, tmp_path)
+    assert codes == [0, 0]
+    first, second = (json.loads(lines[-1]) for lines in outputs)
     assert (first["rank"], second["rank"]) == ([0, 2, 0, 2], [1, 2, 1, 2])
     assert (first["main"], second["main"]) == (True, False)
     assert first["all_gather"] == second["all_gather"] == [{"rank": 0}, {"rank": 1}]
@@ -86,3 +104,9 @@ def test_two_processes_gather_and_reduce(tmp_path):
     assert first["seed"] == second["seed"]
     assert first["mean"] == {"a": 1.5, "b": 15.0}
     assert first["sum"] == {"a": 3.0, "b": 30.0}
+
+
+def test_a_process_group_can_be_destroyed_and_made_anew(tmp_path):
+    codes, outputs = run_ranks(AGAIN, tmp_path)
+    assert outputs == [["[0, 1]", "[0, 1]"]] * 2
+    assert codes == [0, 0]

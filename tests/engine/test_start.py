@@ -22,9 +22,9 @@ from hookline.engine.start import set_aside
 from hookline.hooks import CommonMetricPrinter, JSONWriter, TensorboardXWriter
 
 SOUND = [
-    "MODEL.NAME", "MLP", "MODEL.ARGS", "{in_features: 8, num_classes: 4}", "MODEL.DEVICE", "cpu",
+    "MODEL.NAME", "MLP", "MODEL.ARGS", {"in_features": 8, "num_classes": 4}, "MODEL.DEVICE", "cpu",
     "MODEL.LOSS.NAME", "CrossEntropyLoss",
-    "DATASETS.TRAIN", "[synthetic]", "DATASETS.TEST", "[synthetic]", "TEST.METRICS", "[Accuracy]",
+    "DATASETS.TRAIN", ["synthetic"], "DATASETS.TEST", ["synthetic"], "TEST.METRICS", ["Accuracy"],
 ]  # fmt: skip
 
 
@@ -98,29 +98,28 @@ def test_the_defaults_pass_the_check():
     ("overrides", "message"),
     [
         (["MODEL.NAME", "MPL"], "MODEL.NAME.*'MPL'.*did you mean 'MLP'"),
-        (["MODEL.ARGS.hiden", "[3]"], r"MODEL\.ARGS\.hiden.*hidden"),
-        (["MODEL.ARGS", "{in_features: 8}"], r"MODEL\.ARGS.*num_classes"),
+        (["MODEL.ARGS.hiden", [3]], r"MODEL\.ARGS\.hiden.*hidden"),
         (["MODEL.ARGS.in_features", "eight"], r"MODEL\.ARGS\.in_features.*'eight'"),
         (["MODEL.LOSS.NAME", "CrossEntropy"], "MODEL.LOSS.NAME.*CrossEntropyLoss"),
         (["MODEL.DEVICE", "gpu"], "MODEL.DEVICE.*'gpu'"),
-        (["DATASETS.TRAIN", "[sinthetic]"], r"DATASETS\.TRAIN\[0\].*synthetic"),
-        (["DATASETS.TEST", "[{NAME: synthetic, ARGS: {sise: 3}}]"], r"DATASETS\.TEST\[0\]\.ARGS\.sise.*size"),
+        (["DATASETS.TRAIN", ["sinthetic"]], r"DATASETS\.TRAIN\[0\].*synthetic"),
+        (["DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"sise": 3}}]], r"DATASETS\.TEST\[0\]\.ARGS\.sise.*size"),
         (["DATALOADER.BATCH_SIZE", "0"], "DATALOADER.BATCH_SIZE"),
         (["DATALOADER.SAMPLER_TRAIN", "EpochSample"], "DATALOADER.SAMPLER_TRAIN.*EpochSampler"),
         (["SOLVER.OPTIMIZER.NAME", "AdmaW"], "SOLVER.OPTIMIZER.NAME.*AdamW"),
         (["SOLVER.OPTIMIZER.ARGS.lr", "0.1"], r"SOLVER\.OPTIMIZER\.ARGS\.lr.*SOLVER\.BASE_LR"),
         (["SOLVER.LR_SCHEDULER_NAME", "WarmupCosinLR"], "SOLVER.LR_SCHEDULER_NAME.*WarmupCosineLR"),
         (["SOLVER.ACCUMULATION_STEPS", "0"], "SOLVER.ACCUMULATION_STEPS: must be at least 1, not 0"),
-        (["TEST.METRICS", "[Acuracy]"], r"TEST\.METRICS\[0\].*Accuracy"),
-        (["HOOKS", "[{NAME: IterationTimr}]"], r"HOOKS\[0\].*IterationTimer"),
-        (["HOOKS", "[{NAME: IterationTimer, ARGS: {warmup: 1}}]"], r"HOOKS\[0\]\.ARGS\.warmup.*warmup_iter"),
-        (["LOG.WRITERS", "[JSONWritr]"], r"LOG\.WRITERS\[0\].*JSONWriter"),
+        (["TEST.METRICS", ["Acuracy"]], r"TEST\.METRICS\[0\].*Accuracy"),
+        (["HOOKS", [{"NAME": "IterationTimr"}]], r"HOOKS\[0\].*IterationTimer"),
+        (["HOOKS", [{"NAME": "IterationTimer", "ARGS": {"warmup": 1}}]], r"HOOKS\[0\]\.ARGS\.warmup.*warmup_iter"),
+        (["LOG.WRITERS", ["JSONWritr"]], r"LOG\.WRITERS\[0\].*JSONWriter"),
         (["MODEL.WEIGHTS", "nowhere.pth"], "MODEL.WEIGHTS: there is no file nowhere.pth"),
         (["CHECKPOINT.BEST.METRIC", "synthetic/acuracy"], "CHECKPOINT.BEST.METRIC.*synthetic/accuracy"),
-        (["CHECKPOINT.BEST.METRIC", "a", "DATASETS.TEST", "[]"], "CHECKPOINT.BEST.METRIC.*DATASETS.TEST is empty"),
+        (["CHECKPOINT.BEST.METRIC", "a", "DATASETS.TEST", []], "CHECKPOINT.BEST.METRIC.*DATASETS.TEST is empty"),
         (["OUTPUT_DIR", ""], "OUTPUT_DIR: is empty"),
     ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
 )
 def test_an_unsound_config_is_an_error_that_names_key_and_remedy(make, tmp_path, overrides, message):
     with pytest.raises(ConfigError, match=message):
@@ -130,7 +129,7 @@ def test_an_unsound_config_is_an_error_that_names_key_and_remedy(make, tmp_path,
 
 def test_missing_weights_propose_the_nearest_file(make, tmp_path):
     (tmp_path / "model_final.pth").write_bytes(b"")
-    with pytest.raises(ConfigError, match="did you mean 'model_final.pth'"):
+    with pytest.raises(ConfigError, match="did you mean '.*model_final.pth'"):
         check_config(make("MODEL.WEIGHTS", str(tmp_path / "model_finl.pth")))
 
 
@@ -158,7 +157,7 @@ def test_the_log_shows_the_environment_and_what_differs_from_the_defaults(make, 
 
 
 def test_the_saved_config_fed_back_is_the_same_config(make, tmp_path):
-    cfg = make("SOLVER.MAX_ITER", "3ep", "HOOKS", "[{NAME: IterationTimer, ARGS: {warmup_iter: 1}}]", "SEED", "-1")
+    cfg = make("SOLVER.MAX_ITER", "3ep", "HOOKS", [{"NAME": "IterationTimer", "ARGS": {"warmup_iter": 1}}], "SEED", "-1")
     default_setup(cfg, arguments())
     again = get_cfg()
     again.merge_from_file(str(tmp_path / "run" / "config.yaml"))

@@ -1,6 +1,5 @@
 """Hooks that change the course of a run."""
 
-import math
 from typing import Any
 
 import torch
@@ -58,24 +57,21 @@ class SaveOnLossSpike(HookBase):
 
 
 class AverageWeights(HookBase):
-    """Keeps a moving average of the weights, and has it evaluated in their place. Saves it."""
+    """Keeps a moving average of the parameters, and has it evaluated in their place. Saves it."""
 
     def __init__(self, decay: float = 0.99) -> None:
         self.decay, self.average, self.swapped = decay, {}, False
 
-    def before_train(self) -> None:
-        weights = self.trainer.model.state_dict()
-        self.average = {name: self.average.get(name, w).to(w.device, copy=True) for name, w in weights.items()}
-
+    @torch.no_grad()
     def after_optimizer_step(self) -> None:
-        for name, weight in self.trainer.model.state_dict().items():
-            keep = self.decay if weight.is_floating_point() else 0  # counters are taken as they are
-            self.average[name].copy_(keep * self.average[name] + (1 - keep) * weight)
+        for name, weight in self.trainer.model.named_parameters():
+            self.average[name] = torch.lerp(self.average.get(name, weight).to(weight), weight, 1 - self.decay)
 
     def swap(self, *args: Any) -> None:
-        weights = {name: weight.clone() for name, weight in self.trainer.model.state_dict().items()}
-        self.trainer.model.load_state_dict(self.average)
-        self.average, self.swapped = weights, not self.swapped
+        self.swapped = not self.swapped
+        for name, weight in self.trainer.model.named_parameters():
+            average = self.average.get(name, weight.data).to(weight)  # a loaded one may be on another device
+            weight.data, self.average[name] = average, weight.data
 
     before_eval = after_eval = swap
 

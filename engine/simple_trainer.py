@@ -1,0 +1,390 @@
+"""What a step is: a batch, its losses and gradients, an update of the weights."""
+
+import logging
+import math
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..hooks.events import EventStorage, get_event_storage
+from .data.epoch_iterator import EpochIterator
+from .data.microbatch import split_batch
+from .data.transfer import move_to_device
+from .evaluation.evaluator import inference_context
+from .fast_path import FastOptimizer, backward
+from .modeling.adapters import ModelAdapter
+from .state import capture_rng, restore_rng
+from .train_loop import TrainerBase
+
+__all__ = ["AMPTrainer", "SimpleTrainer"]
+
+logger = logging.getLogger(__name__)
+
+
+class SimpleTrainer(TrainerBase):
+    """The usual step: one batch, one loss, one update.
+
+    Each part of :meth:`run_step` is a method a subclass may replace. For anything that does not fit, subclass
+    :class:`TrainerBase` and write ``run_step``, or write a loop of your own: the hooks' classes, the storage and
+    the writers work there as well.
+
+    Args:
+        model: given a batch, returns a dict of losses or one loss (or see ``adapter``). It is set to training mode.
+        data_loader: an iterable of batches. When it ends it is started over: that is an epoch.
+        optimizer: updates the model's parameters.
+        gather_metric_period: put the losses into the storage every so many iterations.
+        zero_grad_before_forward: clear gradients before the forward pass instead of after the update; then
+            they can still be read in ``after_step``.
+        async_write_metrics: accepted for detectron2's sake: metrics never wait for the device here.
+        adapter: how the model is called and its losses are found, where that is not the above.
+        accumulation_steps: micro-batches each batch is cut in; the gradient is that of the whole batch.
+        clip_gradients: called with the parameters before each update; may return their norm, which is logged.
+        precision: a dtype for torch.autocast, or None for full precision.
+        grad_scaler: for float16; one is made if ``precision`` is float16.
+        device: where batches are moved; None leaves them where they are.
+        iters_per_epoch: batches an epoch, for loaders that have no length or never end.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data_loader: Iterable[Any],
+        optimizer: torch.optim.Optimizer,
+        gather_metric_period: int = 1,
+        zero_grad_before_forward: bool = False,
+        async_write_metrics: bool = False,
+        *,
+        adapter: ModelAdapter | None = None,
+        accumulation_steps: int = 1,
+        clip_gradients: Callable[[list[nn.Parameter]], torch.Tensor | None] | None = None,
+        precision: torch.dtype | None = None,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        device: torch.device | str | None = None,
+        iters_per_epoch: int | None = None,
+    ) -> None:
+        super().__init__()
+        # Dropout and batch norm behave otherwise in evaluation; whoever wants that calls model.eval() afterwards.
+        model.train()
+        self.model = model
+        self.data_loader = data_loader
+        self.optimizer = optimizer
+        self.gather_metric_period = gather_metric_period
+        self.zero_grad_before_forward = zero_grad_before_forward
+        self.async_write_metrics = async_write_metrics
+        self.adapter = adapter or ModelAdapter()
+        self.accumulation_steps = accumulation_steps
+        self.clip_gradients = clip_gradients
+        self.precision = precision
+        self.device = torch.device(device) if device is not None else None
+        if grad_scaler is None and precision is torch.float16:
+            grad_scaler = torch.amp.GradScaler(self._device_type())
+        self.grad_scaler = grad_scaler
+        self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self))
+        self._fast = FastOptimizer(optimizer)
+        self._rng: dict[str, Any] | None = None
+
+    # ------------------------------------------------------------------ data
+
+    @property
+    def _data_loader_iter(self) -> EpochIterator:
+        return self._batches
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
+        return self._batches.epoch
+
+    @property
+    def iters_per_epoch(self) -> int | None:  # type: ignore[override]
+        return self._batches.length
+
+    @property
+    def epoch_ended(self) -> bool:  # type: ignore[override]
+        return self._batches.ended
+
+    def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
+        """Go on with another loader, made by ``data_loader_builder()`` once the old one has been let go."""
+        del self.data_loader, self._batches
+        self.data_loader = data_loader_builder()
+        self._batches = EpochIterator(self.data_loader, None, weakref.proxy(self))
+
+    def before_step(self) -> None:
+        self.storage.iter = self.iter
+        batches = self._batches
+        if batches.ended:
+            batches.next_epoch()
+        if self._joined or self._left:
+            self._change_hooks()
+        if batches.position == 0 or self.iter == self.start_iter:
+            self.before_epoch()
+        if self._rng is not None:
+            self._restore_rng()
+        self._dispatch("before_step")
+
+    def skip_epoch(self) -> None:
+        """Ask that the epoch end with the present step; the next one begins with the data's start."""
+        self._batches.skip_epoch()
+
+    # ------------------------------------------------------------------ the step
+
+    def run_step(self) -> None:
+        """Fetch a batch, compute its losses and gradients, update the weights."""
+        start = time.perf_counter()
+        batch = self.fetch()
+        data_time = time.perf_counter() - start
+        if self.zero_grad_before_forward:
+            self.zero_grad()
+        loss_dict = self.accumulate(batch) if self.accumulation_steps > 1 else self.forward_backward(batch)
+        self._write_metrics(loss_dict, data_time)
+        self.optimizer_step()
+        if not self.zero_grad_before_forward:
+            self.zero_grad()
+
+    def fetch(self) -> Any:
+        """Read the next batch and bring it to the device."""
+        listeners = self._listeners
+        if listeners["before_fetch"]:
+            self._dispatch("before_fetch")
+        batch = next(self._batches)
+        if self.device is not None:
+            batch = move_to_device(batch, self.device)
+        if listeners["after_fetch"]:
+            self._dispatch("after_fetch", batch)
+        return batch
+
+    def forward_backward(self, batch: Any, weight: float = 1.0) -> dict[str, torch.Tensor]:
+        """Losses and gradients of one (micro-)batch.
+
+        Args:
+            batch: as the loader gave it, or a part of it.
+            weight: its share of the whole batch.
+
+        Returns:
+            The losses by name, each times ``weight``.
+        """
+        listeners = self._listeners
+        if listeners["before_forward"]:
+            self._dispatch("before_forward", batch)
+        loss_dict = self.forward(batch)
+        if listeners["after_forward"]:
+            self._dispatch("after_forward", batch, loss_dict)
+        if weight != 1.0:
+            loss_dict = {name: loss * weight for name, loss in loss_dict.items()}
+        first, *others = loss_dict.values()
+        losses = sum(others, start=first)
+        if listeners["before_backward"]:
+            self._dispatch("before_backward", losses)
+        self.backward(losses)
+        self.after_backward()
+        return loss_dict
+
+    def accumulate(self, batch: Any) -> dict[str, torch.Tensor]:
+        """Losses and gradients of a batch, one micro-batch at a time, weighted by their shares of its samples."""
+        total: dict[str, torch.Tensor] = {}
+        for micro_batch, weight in split_batch(batch, self.accumulation_steps):
+            for name, loss in self.forward_backward(micro_batch, weight).items():
+                loss = loss.detach()
+                total[name] = total[name] + loss if name in total else loss
+        return total
+
+    def forward(self, batch: Any) -> dict[str, torch.Tensor]:
+        """The losses of a batch, by name."""
+        if self.precision is None:
+            return self.adapter.losses(self.model, batch)
+        with self._autocast():
+            return self.adapter.losses(self.model, batch)
+
+    def backward(self, losses: torch.Tensor) -> None:
+        """Add the gradients of ``losses`` to the parameters'."""
+        if self.grad_scaler is not None:
+            losses = self.grad_scaler.scale(losses)
+        backward(losses)
+
+    def optimizer_step(self) -> None:
+        """Clip the gradients, and update the weights."""
+        listeners, scaler = self._listeners, self.grad_scaler
+        if self.clip_gradients is not None:
+            if scaler is not None:
+                scaler.unscale_(self.optimizer)
+            norm = self.clip_gradients([p for group in self.optimizer.param_groups for p in group["params"]])
+            if norm is not None:
+                self.storage.put_scalar("grad_norm", norm)
+        if listeners["before_optimizer_step"]:
+            self._dispatch("before_optimizer_step")
+        if scaler is None:
+            self._fast_optimizer().step()
+        else:
+            scaler.step(self.optimizer)
+            scaler.update()
+        if listeners["after_optimizer_step"]:
+            self._dispatch("after_optimizer_step")
+
+    def zero_grad(self) -> None:
+        """Clear the gradients."""
+        listeners = self._listeners
+        if listeners["before_zero_grad"]:
+            self._dispatch("before_zero_grad")
+        self._fast_optimizer().zero_grad()
+        if listeners["after_zero_grad"]:
+            self._dispatch("after_zero_grad")
+
+    def _fast_optimizer(self) -> FastOptimizer:
+        if self._fast.optimizer is not self.optimizer:  # somebody gave the trainer another one
+            self._fast = FastOptimizer(self.optimizer)
+        return self._fast
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.precision is None:
+            return nullcontext()
+        return torch.autocast(self._device_type(), dtype=self.precision)
+
+    def _device_type(self) -> str:
+        if self.device is not None:
+            return self.device.type
+        parameter = next(self.model.parameters(), None)
+        return "cpu" if parameter is None else parameter.device.type
+
+    # ------------------------------------------------------------------ prediction
+
+    def predict(self, data_loader: Iterable[Any]) -> Iterator[Any]:
+        """What the model predicts, batch by batch, in eval mode; nothing is kept in memory.
+
+        Hooks get ``before_predict``, and ``after_predict({"batches": n})`` when the last one has been taken.
+
+        Args:
+            data_loader: batches, as for training or without targets.
+
+        Returns:
+            An iterator over the outputs for each batch.
+        """
+        self._dispatch("before_predict")
+        batches = 0
+        for batch in data_loader:
+            if self.device is not None:
+                batch = move_to_device(batch, self.device)
+            # Not around the loop: between two batches the caller may do what it wants with the model.
+            with inference_context(self.model), torch.no_grad(), self._autocast():
+                outputs = self.adapter.predict(self.model, batch)
+            batches += 1
+            yield outputs
+        self._dispatch("after_predict", {"batches": batches})
+
+    # ------------------------------------------------------------------ metrics
+
+    def _write_metrics(
+        self, loss_dict: Mapping[str, torch.Tensor], data_time: float, prefix: str = "", iter: int | None = None
+    ) -> None:
+        iteration = self.iter if iter is None else iter
+        if (iteration + 1) % self.gather_metric_period == 0:
+            self.write_metrics(loss_dict, data_time, iteration, prefix, self.storage)
+
+    @staticmethod
+    def write_metrics(
+        loss_dict: Mapping[str, torch.Tensor],
+        data_time: float,
+        cur_iter: int,
+        prefix: str = "",
+        storage: EventStorage | None = None,
+    ) -> None:
+        """Put the losses, their sum as ``total_loss``, and ``data_time`` (seconds) into the storage.
+
+        Raises:
+            FloatingPointError: a loss on the CPU is NaN or infinite. Losses on a GPU are looked at when they
+                are next written, so that no step waits for them.
+        """
+        storage = storage or get_event_storage()
+        values: dict[str, Any] = {
+            name: loss.item() if loss.device.type == "cpu" else loss.detach() for name, loss in loss_dict.items()
+        }
+        total = sum(values.values())
+        if "total_loss" not in values:
+            values["total_loss"] = total
+        if prefix:
+            values = {prefix + name: value for name, value in values.items()}
+        storage.put_scalars(cur_iter=cur_iter, data_time=data_time, **values)
+        if isinstance(total, float) and not math.isfinite(total):
+            raise FloatingPointError(f"the loss is NaN or infinite at iteration {cur_iter}: {values}")
+
+    def _serve_requests(self) -> None:
+        super()._serve_requests()
+        iteration = self.storage.nonfinite.get("total_loss")
+        if iteration is not None:
+            raise FloatingPointError(f"the loss is NaN or infinite at iteration {iteration}")
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        state = super().state_dict()
+        state["optimizer"] = self.optimizer.state_dict()
+        if self.grad_scaler is not None:
+            state["grad_scaler"] = self.grad_scaler.state_dict()
+        state["data"] = self._batches.state_dict()
+        state["rng"] = capture_rng()
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.optimizer.load_state_dict(state_dict["optimizer"])
+        if self.grad_scaler is not None and "grad_scaler" in state_dict:
+            self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
+        if "data" in state_dict and not self._batches.load_state_dict(state_dict["data"]):
+            logger.warning(
+                "The data loader cannot start in the middle of an epoch (its sampler has no set_epoch(epoch, start)): "
+                "epoch %d starts from its beginning",
+                self._batches.epoch,
+            )
+        # Restored right before the first step: what comes until then must not draw from it.
+        self._rng = state_dict.get("rng")
+
+    def _restore_rng(self) -> None:
+        assert self._rng is not None
+        if self._batches.position:  # in the middle of an epoch its iterator was there before
+            self._batches.prepare()
+        restore_rng(self._rng)
+        self._rng = None
+
+
+class AMPTrainer(SimpleTrainer):
+    """A :class:`SimpleTrainer` in mixed precision, with detectron2's arguments.
+
+    Args:
+        grad_scaler: one to use; by default a new one if ``precision`` is float16.
+        precision: dtype of the forward pass.
+        log_grad_scaler: put the scale into the storage as ``[metric]grad_scaler``.
+        **kwargs: as for :class:`SimpleTrainer`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data_loader: Iterable[Any],
+        optimizer: torch.optim.Optimizer,
+        gather_metric_period: int = 1,
+        zero_grad_before_forward: bool = False,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        precision: torch.dtype = torch.float16,
+        log_grad_scaler: bool = False,
+        async_write_metrics: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            model,
+            data_loader,
+            optimizer,
+            gather_metric_period,
+            zero_grad_before_forward,
+            async_write_metrics,
+            grad_scaler=grad_scaler,
+            precision=precision,
+            **kwargs,
+        )
+        self.log_grad_scaler = log_grad_scaler
+
+    def run_step(self) -> None:
+        super().run_step()
+        if self.log_grad_scaler and self.grad_scaler is not None:
+            self.storage.put_scalar("[metric]grad_scaler", self.grad_scaler.get_scale(), smoothing_hint=False)

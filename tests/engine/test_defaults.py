@@ -1,0 +1,436 @@
+import json
+import logging
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import DefaultTrainer, default_setup
+from hookline.engine.data import DATASET_REGISTRY
+from hookline.engine.defaults import resolve_lengths
+from hookline.engine.evaluation import DatasetEvaluator
+from hookline.hooks import CallbackHook, EventWriter, HookBase, IterationTimer, PeriodicWriter
+
+EPOCH = 10  # iterations in one
+TIMES = ("time", "data_time", "eta_seconds")
+
+
+@pytest.fixture(autouse=True)
+def logging_is_put_back():
+    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+@DATASET_REGISTRY.register()
+class noisy_points(Dataset):  # noqa: N801
+    """Points with noise that is drawn when they are read."""
+
+    def __len__(self):
+        return 80
+
+    def __getitem__(self, index):
+        return torch.full((8,), float(index % 4)) + torch.randn(8) + float(np.random.rand()), index % 4
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(*overrides, folder="run", resume=False):
+        cfg = get_cfg()
+        cfg.merge_from_list(
+            [
+                *("MODEL.NAME", "MLP", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
+                *("MODEL.ARGS", {"in_features": 8, "num_classes": 4, "hidden": [8], "dropout": 0.5}),
+                *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 77}}]),
+                *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 40, "seed": 1}}]),
+                *("DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", 30, "SOLVER.BASE_LR", 0.1),
+                *("SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.WARMUP_ITERS", 5),
+                *("SOLVER.CHECKPOINT_PERIOD", 7, "TEST.EVAL_PERIOD", "1ep", "TEST.METRICS", ["Accuracy", "Loss"]),
+                *("CHECKPOINT.BEST.METRIC", "synthetic/accuracy", "LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 1),
+                *("OUTPUT_DIR", str(tmp_path / folder), "SEED", 1),
+                *overrides,
+            ]
+        )
+        default_setup(cfg, type("Args", (), {"resume": resume, "eval_only": False}))
+        trainer = DefaultTrainer(cfg)
+        trainer.resume_or_load(resume=resume)
+        return trainer
+
+    return make
+
+
+def rows(trainer):
+    lines = Path(trainer.cfg.OUTPUT_DIR, "metrics.json").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMES} for line in lines]
+
+
+def weights(trainer):
+    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
+
+
+def assert_same_run(first, second):
+    assert weights(first).keys() == weights(second).keys()
+    for name, value in weights(first).items():
+        assert torch.equal(value, weights(second)[name]), name
+    assert rows(first) == rows(second)
+
+
+class At(HookBase):
+    """Does something in the step of one iteration."""
+
+    def __init__(self, iteration, action, event="after_step"):
+        self.iteration, self.action = iteration, action
+        setattr(self, event, self.act)
+
+    def act(self, *args):
+        if self.trainer.iter == self.iteration:
+            self.action()
+
+
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+class Crash(Exception):
+    pass
+
+
+def crash():
+    raise Crash
+
+
+# ---------------------------------------------------------------------------- a run
+
+
+def test_a_run_leaves_its_files_and_says_how_it_ended(make):
+    trainer = make("LOG.WRITERS", ["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], "LOG.PERIOD", 20)
+    result = trainer.train()
+    assert (result.reason, result.iteration) == ("completed", 30)
+    assert result.metrics["synthetic/accuracy"] == trainer._last_eval_results["synthetic"]["accuracy"]
+    names = set(os.listdir(trainer.cfg.OUTPUT_DIR))
+    events = {name for name in names if name.startswith("events.out.tfevents")}
+    assert len(events) == 1
+    assert names - events == {
+        *("config.yaml", "log.txt", "metrics.json", "last_checkpoint"),
+        *("model_0000006.pth", "model_0000013.pth", "model_0000020.pth", "model_0000027.pth"),
+        *("model_best.pth", "model_final.pth"),
+    }
+    assert [row["iteration"] for row in rows(trainer)] == [9, 19, 29, 30]
+
+
+def test_the_log_tells_the_story_of_the_run(make):
+    trainer = make("LOG.WRITERS", ["CommonMetricPrinter"], "LOG.PERIOD", 20)
+    trainer.train()
+    log = Path(trainer.cfg.OUTPUT_DIR, "log.txt").read_text()
+    for line in (
+        "Training for 30 iterations (3 epochs), 8 samples each, on cpu",
+        "Starting training from iteration 0",
+        "iter: 19/30  loss: ",
+        "Evaluation:  synthetic/accuracy: ",
+        "Best synthetic/accuracy so far: ",
+        "Overall training speed: ",
+        "Training ended at iteration 30: completed",
+        "synthetic  accuracy",
+    ):
+        assert line in log, line
+    assert log.rindex("eta: 0:00:00") > log.index("iter: 19/30")
+
+
+def test_lengths_in_epochs_are_resolved_by_the_loader(make):
+    trainer = make("SOLVER.MAX_ITER", "3ep", "SOLVER.WARMUP_ITERS", "0.5ep", "SOLVER.STEPS", ["1ep", "2ep"])
+    assert trainer.iters_per_epoch == EPOCH
+    assert (trainer.max_iter, trainer.cfg.SOLVER.WARMUP_ITERS, trainer.cfg.SOLVER.STEPS) == (30, 5, (10, 20))
+
+
+def test_a_length_in_epochs_of_unknown_length_is_an_error_that_names_the_key():
+    cfg = get_cfg()
+    cfg.SOLVER.MAX_ITER = "3ep"
+    with pytest.raises(ConfigError, match="SOLVER.MAX_ITER: '3ep' needs epochs of a known length"):
+        resolve_lengths(cfg, None)
+
+
+def test_resolving_lengths_leaves_the_callers_config_alone():
+    cfg = get_cfg()
+    cfg.SOLVER.MAX_ITER = "3ep"
+    cfg.freeze()
+    resolved = resolve_lengths(cfg, 10)
+    assert (cfg.SOLVER.MAX_ITER, resolved.SOLVER.MAX_ITER) == ("3ep", 30)
+    assert resolved.is_frozen()
+
+
+def test_hooks_of_the_config_are_given_their_arguments_and_what_they_ask_for(make):
+    hooks = [{"NAME": "EvalHook", "ARGS": {"eval_period": 4, "eval_after_train": False}}]
+    trainer = make("HOOKS", hooks, "TEST.EVAL_PERIOD", 0)
+    trainer.train()
+    evaluated = [row["iteration"] for row in rows(trainer) if "synthetic/accuracy" in row]
+    assert evaluated == [3, 7, 11, 15, 19, 23, 27, 30]
+
+
+def test_a_run_without_test_sets_is_not_evaluated(make):
+    trainer = make("DATASETS.TEST", [], "CHECKPOINT.BEST.METRIC", "")
+    trainer.train()
+    assert not any(name.startswith("synthetic") for row in rows(trainer) for name in row)
+
+
+@pytest.mark.parametrize(("expected", "met"), [(0.0, False), (0.5, True)])
+def test_expected_results_are_checked_at_the_end(make, expected, met):
+    trainer = make("TEST.EXPECTED_RESULTS", [["synthetic", "accuracy", expected, 0.5 if met else 1e-6]])
+    if met:
+        assert trainer.train().reason == "completed"
+    else:
+        with pytest.raises(SystemExit) as end:
+            trainer.train()
+        assert end.value.code == 1
+
+
+def test_a_run_can_be_trained_twice(make):
+    trainer = make()
+    trainer.train()
+    trainer.start_iter, trainer.max_iter = 30, 40
+    assert trainer.train().iteration == 40
+    iterations = [row["iteration"] for row in rows(trainer)]
+    assert iterations == sorted({*iterations})
+    assert iterations[-1] == 40
+
+
+def test_two_runs_with_one_seed_are_the_same_run(make):
+    first, second = make(folder="a"), make(folder="b")
+    first.train()
+    torch.manual_seed(1)
+    second = make(folder="c")
+    second.train()
+    assert_same_run(first, second)
+
+
+def test_micro_batches_make_the_same_gradient(make):
+    one = make("MODEL.ARGS.dropout", 0.0, folder="a")
+    one.train()
+    parts = make("MODEL.ARGS.dropout", 0.0, "SOLVER.ACCUMULATION_STEPS", 3, folder="b")
+    parts.train()
+    for name, value in weights(one).items():
+        torch.testing.assert_close(value, weights(parts)[name], rtol=1e-4, atol=1e-5)
+
+
+# ---------------------------------------------------------------------------- resuming
+
+
+@pytest.mark.parametrize("sampler", ["EpochSampler", "TrainingSampler"])
+@pytest.mark.parametrize("at", [0, 4, 9, 10, 14, 28])
+def test_an_interrupted_and_resumed_run_is_the_uninterrupted_run(make, at, sampler):
+    whole = make("DATALOADER.SAMPLER_TRAIN", sampler, folder="whole")
+    whole.train()
+    stopped = make("DATALOADER.SAMPLER_TRAIN", sampler)
+    stopped.register_hooks([At(at, interrupt, "before_step")])
+    result = stopped.train()
+    assert (result.reason, result.iteration) == ("interrupted by SIGINT", at + 1)
+    torch.rand(3)
+    resumed = make("DATALOADER.SAMPLER_TRAIN", sampler, resume=True)
+    assert resumed.start_iter == at + 1
+    resumed.train()
+    assert_same_run(whole, resumed)
+
+
+@pytest.mark.parametrize("at", [8, 13, 20, 29])
+def test_a_crashed_and_resumed_run_is_the_uninterrupted_run(make, at):
+    whole = make(folder="whole")
+    whole.train()
+    crashed = make()
+    crashed.register_hooks([At(at, crash)])
+    with pytest.raises(Crash):
+        crashed.train()
+    resumed = make(resume=True)
+    resumed.train()
+    assert_same_run(whole, resumed)
+
+
+def test_a_run_interrupted_again_and_again_is_the_uninterrupted_run(make):
+    whole = make(folder="whole")
+    whole.train()
+    resume = False
+    for at in (3, 9, 10, 17, 25):
+        trainer = make(resume=resume)
+        trainer.register_hooks([At(at, interrupt)])
+        trainer.train()
+        resume = True
+    trainer = make(resume=True)
+    trainer.train()
+    assert_same_run(whole, trainer)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_drawn_at_random_while_it_is_read_is_the_same_after_a_resume(make, workers):
+    overrides = ["DATASETS.TRAIN", ["noisy_points"], "DATALOADER.NUM_WORKERS", workers]
+    whole = make(*overrides, folder="whole")
+    whole.train()
+    stopped = make(*overrides)
+    stopped.register_hooks([At(14, interrupt)])
+    stopped.train()
+    resumed = make(*overrides, resume=True)
+    resumed.train()
+    assert_same_run(whole, resumed)
+
+
+@pytest.mark.parametrize("first", [10, 20, 25])
+def test_an_extended_run_is_the_long_run(make, first):
+    constant = ["SOLVER.LR_SCHEDULER_NAME", "WarmupMultiStepLR", "SOLVER.STEPS", [15], "SOLVER.WARMUP_ITERS", 0]
+    whole = make(*constant, folder="whole")
+    whole.train()
+    make(*constant, "SOLVER.MAX_ITER", first).train()
+    resumed = make(*constant, resume=True)
+    assert resumed.start_iter == first
+    resumed.train()
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(resumed)[name])
+    losses = {row["iteration"]: row["loss"] for row in rows(whole) if "loss" in row}
+    assert {row["iteration"]: row["loss"] for row in rows(resumed) if "loss" in row} == losses
+    iterations = [row["iteration"] for row in rows(resumed)]
+    assert iterations == sorted({*iterations})
+
+
+def test_resuming_a_complete_run_trains_no_further_step(make):
+    done = make()
+    done.train()
+    before = weights(done)
+    again = make(resume=True)
+    assert again.start_iter == 30
+    assert again.train().iteration == 30
+    for name, value in before.items():
+        assert torch.equal(value, weights(again)[name])
+
+
+def test_the_best_value_is_remembered_over_a_resume(make):
+    make().train()
+    again = make("SOLVER.MAX_ITER", 40, resume=True)
+    (best,) = [hook for hook in again._hooks if type(hook).__name__ == "BestCheckpointer"]
+    assert best.best_metric == max(row.get("synthetic/accuracy", 0) for row in rows(again))
+
+
+def test_a_resume_with_nothing_to_resume_starts_from_the_beginning(make, tmp_path):
+    trainer = make(resume=True)
+    assert trainer.start_iter == 0
+    assert "Nothing to resume" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_resume_after_damage_goes_on_from_the_newest_whole_checkpoint(make, tmp_path):
+    make().train()
+    loaded = []
+    (tmp_path / "run" / "model_final.pth").write_bytes(b"torn")
+    trainer = make(resume=True)
+    assert trainer.start_iter == 28
+    trainer = make(resume=True)
+    trainer.register_hooks([CallbackHook(after_load=lambda trainer, path: loaded.append(path))])
+    trainer.resume_or_load(resume=True)
+    assert loaded == [str(tmp_path / "run" / "model_0000027.pth")]
+
+
+def test_weights_to_start_from_are_loaded_without_the_rest_of_the_run(make, tmp_path):
+    first = make(folder="first")
+    first.train()
+    trainer = make("MODEL.WEIGHTS", str(tmp_path / "first" / "model_final.pth"))
+    assert trainer.start_iter == 0
+    for name, value in weights(first).items():
+        assert torch.equal(value, weights(trainer)[name])
+
+
+def test_weights_in_the_runs_own_folder_survive_its_start(make, tmp_path):
+    make().train()
+    path = tmp_path / "run" / "model_final.pth"
+    before = torch.load(path, weights_only=True)["model"]
+    trainer = make("MODEL.WEIGHTS", str(path))
+    for name, value in before.items():
+        assert torch.equal(value, weights(trainer)[name])
+    assert (tmp_path / "run" / "previous_001" / "metrics.json").exists()
+
+
+# ---------------------------------------------------------------------------- parts to replace
+
+
+class Fixed(DatasetEvaluator):
+    def __init__(self, name="task"):
+        self.name, self.batches = name, 0
+
+    def reset(self):
+        self.batches = 0
+
+    def process(self, inputs, outputs):
+        self.batches += 1
+
+    def evaluate(self):
+        return {self.name: {"batches": self.batches}}
+
+
+def test_an_evaluator_names_its_own_tasks_on_a_single_set(make):
+    trainer = make()
+    assert trainer.test(trainer.cfg, trainer.model, Fixed()) == {"task": {"batches": 5}}
+    assert trainer.test(trainer.cfg, trainer.model, [Fixed("synthetic")]) == {"synthetic": {"batches": 5}}
+
+
+def test_as_many_evaluators_as_sets_are_needed(make):
+    trainer = make()
+    with pytest.raises(ConfigError, match="1 sets, but 2 evaluators"):
+        trainer.test(trainer.cfg, trainer.model, [Fixed(), Fixed()])
+
+
+def test_parts_and_hooks_and_writers_are_replaced_in_a_subclass(make):
+    class Written(EventWriter):
+        times = 0
+
+        def write(self):
+            Written.times += 1
+
+    class Mine(DefaultTrainer):
+        @classmethod
+        def build_model(cls, cfg):
+            return nn.Sequential(nn.Flatten(), nn.Linear(8, 4))
+
+        @classmethod
+        def build_train_loader(cls, cfg):
+            return DataLoader([(torch.zeros(8), 1)] * 6, batch_size=2)
+
+        @classmethod
+        def build_evaluator(cls, cfg, dataset_name):
+            return Fixed(dataset_name)
+
+        def build_hooks(self):
+            kept = [hook for hook in super().build_hooks() if not isinstance(hook, IterationTimer)]
+            return [*kept, IterationTimer(warmup_iter=0)]
+
+        def build_writers(self):
+            return [Written()]
+
+    trainer = Mine(make("CHECKPOINT.BEST.METRIC", "").cfg)
+    assert trainer.iters_per_epoch == 3
+    result = trainer.train()
+    assert result.metrics["synthetic/batches"] == 5
+    assert Written.times == 31
+    assert len(trainer.storage.history("time")) == 30
+    assert trainer._trainer is trainer
+    assert any(isinstance(hook, PeriodicWriter) for hook in trainer._hooks)
+
+
+def test_a_config_for_another_number_of_processes_is_scaled():
+    cfg = get_cfg()
+    cfg.merge_from_list(
+        [
+            *("SOLVER.REFERENCE_WORLD_SIZE", 4, "DATALOADER.BATCH_SIZE", 32, "SOLVER.BASE_LR", 0.4),
+            *("SOLVER.MAX_ITER", 100, "SOLVER.STEPS", [60, 80], "SOLVER.WARMUP_ITERS", "2ep", "TEST.EVAL_PERIOD", 50),
+        ]
+    )
+    cfg.freeze()
+    scaled = DefaultTrainer.auto_scale_workers(cfg, 2)
+    assert (scaled.DATALOADER.BATCH_SIZE, scaled.SOLVER.BASE_LR, scaled.SOLVER.MAX_ITER) == (16, 0.2, 200)
+    assert (scaled.SOLVER.STEPS, scaled.SOLVER.WARMUP_ITERS, scaled.TEST.EVAL_PERIOD) == ((120, 160), "2ep", 100)
+    assert scaled.SOLVER.REFERENCE_WORLD_SIZE == 2
+    assert scaled.is_frozen()
+    assert cfg.DATALOADER.BATCH_SIZE == 32
+    assert DefaultTrainer.auto_scale_workers(scaled, 2) is scaled
+    assert DefaultTrainer.auto_scale_workers(get_cfg(), 8).DATALOADER.BATCH_SIZE == 16

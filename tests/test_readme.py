@@ -1,0 +1,140 @@
+"""What README.md, CONTRIBUTING.md and docs/ show is true: each snippet is run, each link and import leads somewhere."""
+
+import importlib
+import json
+import re
+import shlex
+import sys
+
+import pytest
+
+from .snippets import ROOT, Page, check_command, run_python, shell_commands
+
+PAGES = sorted(
+    str(path.relative_to(ROOT))
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("**/*.md"))
+)
+README = Page(ROOT / "README.md")
+MAIN_COMMAND, TEST_COMMAND = (s.text.strip() for s in README.runnable[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", PAGES)
+def test_every_snippet_of_a_page_runs(name, tmp_path):
+    page = Page(ROOT / name)
+    ran = page.run(tmp_path)
+    assert ran.count == len(page.runnable)
+    if name == "README.md":
+        check_what_the_readme_promises(tmp_path, ran.output)
+
+
+def check_what_the_readme_promises(folder, output):
+    listing = next(s.text for s in README.snippets if s.text.startswith("config.yaml "))
+    for pattern in (line.split()[0] for line in listing.splitlines()):
+        pattern = re.sub(r"\d{7}", "*", pattern)
+        # Cut to a few iterations, a run comes to no periodic checkpoint.
+        pattern = pattern.replace("model_*", "model_final")
+        assert list((folder / "output/digits_convnet").glob(pattern)), pattern
+    rows = [json.loads(line) for line in (folder / "output/with_hook/metrics.json").read_text().splitlines()]
+    assert any("weight_norm" in row for row in rows)
+    assert "my_task:rings/accuracy" in (folder / "output/my_task/metrics.json").read_text()
+    assert "iteration 49 of 160" in output
+    # The resumed run went on where the one before it ended.
+    assert "Starting training from iteration 0" not in output.split("--resume")[-1].split("--eval-only")[0]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_of_a_page_leads_somewhere(name):
+    text = re.sub(r"^(```|~~~).*?^\1", "", (ROOT / name).read_text(), flags=re.MULTILINE | re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
+        assert "://" in target or ((ROOT / name).parent / target).exists(), f"{name} links to {target}"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_module_that_a_page_names_is_there(name):
+    for module in set(re.findall(r"`(hookline(?:\.\w+)*)`", (ROOT / name).read_text())):
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError:
+            parent, _, attribute = module.rpartition(".")
+            assert hasattr(importlib.import_module(parent), attribute), f"{name}: {module}"
+
+
+def test_sessions_shown_in_the_readme_answer_as_shown(tmp_path):
+    for name in ("tools", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    sessions = [s.text for s in README.snippets if s.language == "console"]
+    assert sessions
+    for session in sessions:
+        for part in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
+            command, *answer = part.splitlines()
+            program, *arguments = shlex.split(command)
+            assert program == "python"
+            done = run_python(arguments, tmp_path)
+            assert (done.stdout + done.stderr).splitlines() == answer
+    assert not (tmp_path / "output").exists()
+
+
+def test_set_up_takes_one_command_for_the_main_job_and_one_for_the_tests():
+    for command, last in (
+        (MAIN_COMMAND, ".venv/bin/python tools/train_net.py --config-file configs/digits/convnet.yaml"),
+        (TEST_COMMAND, ".venv/bin/python -m pytest"),
+    ):
+        assert "\n" not in command
+        venv, install, run = shell_commands(command)
+        assert venv == "python3 -m venv .venv"
+        assert "-r requirements.txt -e " in install
+        assert check_command(venv)
+        assert check_command(install)
+        assert run == last
+
+
+def test_ci_runs_the_test_command_of_the_readme():
+    script = (ROOT / ".ci/run").read_text()
+    lines = [line.replace('"$venv/bin/', ".venv/bin/").replace('"', "") for line in script.splitlines()]
+    for command in shell_commands(TEST_COMMAND)[1:]:
+        assert command.replace('"', "") in lines
+    # Its environment is elsewhere, so that a developer's is left alone.
+    assert 'python3 -m venv "$venv"' in script.splitlines()
+
+
+def test_a_snippet_in_no_language_is_an_error_rather_than_skipped(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nx = 1\n```\n\n```\nx = 2\n```\n")
+    with pytest.raises(ValueError, match=r"page.md:6 \(no language\)"):
+        Page(page)
+
+
+def test_a_snippet_that_fails_is_named_by_its_line(tmp_path):
+    (tmp_path / "page.md").write_text("text\n\n```python\nx = 1\nassert x == 2\n```\n")
+    (tmp_path / "run").mkdir()
+    with pytest.raises(AssertionError, match='"<the page>", line 5'):
+        Page(tmp_path / "page.md").run(tmp_path / "run")
+
+
+def test_snippets_of_a_page_share_names_and_files(tmp_path):
+    (tmp_path / "page.md").write_text(
+        "```python\nimport one\n```\n\n- in a list:\n\n  ```python\n  # one.py\n  value = 7\n  ```\n\n"
+        "```python\nassert one.value == 7\n```\n\n```bash\ncat one.py  # a comment\n```\n\n```text\nnot run\n```\n"
+    )
+    (tmp_path / "run").mkdir()
+    page = Page(tmp_path / "page.md")
+    ran = page.run(tmp_path / "run")
+    assert ran.count == len(page.runnable) == 4
+    assert "value = 7" in ran.output
+
+
+def test_a_yaml_snippet_with_a_key_that_is_not_there_fails(tmp_path):
+    (tmp_path / "page.md").write_text("```yaml\nSOLVER: {MAX_ITERS: 3}\n```\n")
+    (tmp_path / "run").mkdir()
+    with pytest.raises(AssertionError, match=r"did you mean 'SOLVER\.MAX_ITER'"):
+        Page(tmp_path / "page.md").run(tmp_path / "run")
+
+
+def test_commands_that_set_up_are_checked_for_what_they_name():
+    with pytest.raises(AssertionError, match="no such file"):
+        check_command(".venv/bin/pip install -r nothing.txt")
+    with pytest.raises(AssertionError, match="no extra"):
+        check_command('pip install -e ".[nothing]"')
+    assert not check_command(f"{sys.executable} tools/train_net.py")

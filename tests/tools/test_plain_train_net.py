@@ -1,0 +1,106 @@
+import json
+import logging
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / "tools" / "plain_train_net.py"
+SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
+
+
+@pytest.fixture(autouse=True)
+def logging_is_put_back():
+    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch, capfd):
+    def run(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(TOOL), "--config-file", str(SYNTHETIC), *map(str, arguments)])
+        capfd.readouterr()
+        code = 0
+        try:
+            runpy.run_path(str(TOOL), run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+        logging.getLogger("hookline").handlers.clear()
+        return code, *capfd.readouterr()
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return run
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+
+
+def weights(folder):
+    return torch.load(folder / "model_final.pth", weights_only=True)["model"]
+
+
+CONSTANT = ("SOLVER.LR_SCHEDULER_NAME", "WarmupMultiStepLR", "SOLVER.WARMUP_ITERS", 0)
+
+
+def test_it_trains_and_writes_what_a_run_leaves(tool, tmp_path):
+    code, out, err = tool("OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 50, "SOLVER.CHECKPOINT_PERIOD", "1ep")
+    assert (code, err) == (0, "")
+    names = os.listdir(tmp_path / "run")
+    assert {"config.yaml", "log.txt", "metrics.json", "model_0000015.pth", "model_final.pth"} <= set(names)
+    assert [row["iteration"] for row in rows(tmp_path / "run")] == [19, 39, 49, 50]
+    assert rows(tmp_path / "run")[-1]["synthetic/accuracy"] > 0.4
+    assert re.search(r"synthetic +accuracy +0\.\d+", out)
+
+
+def test_a_resumed_run_is_the_whole_run(tool, tmp_path):
+    tool("OUTPUT_DIR", "whole", "SOLVER.MAX_ITER", 60, *CONSTANT)
+    tool("OUTPUT_DIR", "parts", "SOLVER.MAX_ITER", 40, *CONSTANT)
+    code, out, _ = tool("OUTPUT_DIR", "parts", "SOLVER.MAX_ITER", 60, *CONSTANT, "--resume")
+    assert code == 0
+    assert "Starting training from iteration 40\n" in out
+    assert [row["iteration"] for row in rows(tmp_path / "parts")] == [19, 39, 59, 60]
+    whole, parts = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert rows(tmp_path / "parts")[-1]["synthetic/accuracy"] == rows(tmp_path / "whole")[-1]["synthetic/accuracy"]
+
+
+def test_eval_only_prints_what_the_run_ended_with(tool, tmp_path):
+    tool("OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 20)
+    last = rows(tmp_path / "run")[-1]["synthetic/accuracy"]
+    code, out, _ = tool("OUTPUT_DIR", "run", "MODEL.WEIGHTS", "run/model_final.pth", "--eval-only")
+    assert code == 0
+    assert re.search(rf"synthetic +accuracy +{last:.5g}\n", out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["SOLVER.BASE_LRR", "0.1"], ["SOLVER.BASE_LRR", "did you mean 'SOLVER.BASE_LR'"]),
+        (["MODEL.NAME", "MPL"], ["MODEL.NAME", "did you mean 'MLP'"]),
+        (["MODEL.WEIGHTS", "nowhere.pth"], ["MODEL.WEIGHTS", "nowhere.pth"]),
+        (["--num-gpus", "2"], ["--num-gpus 2"]),
+    ],
+)
+def test_a_mistake_is_exit_code_two_and_one_message_and_no_folder(tool, tmp_path, arguments, words):
+    code, out, err = tool("OUTPUT_DIR", "run", *arguments)
+    assert code == 2
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    assert all(word in err for word in words)
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_learning_rate_follows_the_schedule(tool, tmp_path):
+    tool("OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 60, *CONSTANT, "SOLVER.STEPS", "(30,)", "SOLVER.BASE_LR", 0.1)
+    assert [row["lr"] for row in rows(tmp_path / "run") if "lr" in row] == pytest.approx([0.1, 0.01, 0.01])

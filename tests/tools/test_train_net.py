@@ -1,0 +1,267 @@
+import json
+import logging
+import os
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / "tools" / "train_net.py"
+DIGITS = ROOT / "configs" / "digits" / "convnet.yaml"
+SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
+TIMES = ("time", "data_time", "eta_seconds")
+
+# A hook that ends the process it is in, in the middle of a run.
+SIGNALS = """
+import os, signal
+from hookline.hooks import HookBase
+
+class SendSignal(HookBase):
+    def __init__(self, at: int, name: str):
+        self.at, self.number = at, getattr(signal, name)
+
+    def before_step(self):
+        if self.trainer.iter == self.at:
+            os.kill(os.getpid(), self.number)
+"""
+
+
+@pytest.fixture(autouse=True)
+def logging_is_put_back():
+    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def tool(tmp_path, monkeypatch, capfd):
+    """Run the tool in this process; returns its exit code, standard output and standard error."""
+
+    def run(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(TOOL), *map(str, arguments)])
+        capfd.readouterr()
+        code = 0
+        try:
+            runpy.run_path(str(TOOL), run_name="__main__")
+        except SystemExit as end:
+            code = end.code
+        logging.getLogger("hookline").handlers.clear()
+        out, err = capfd.readouterr()
+        return code, out, err
+
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    return run
+
+
+def start(folder, *arguments):
+    """Start the tool in a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+    return subprocess.Popen(
+        [sys.executable, str(TOOL), *map(str, arguments)],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    out, err = process.communicate(timeout=100)
+    return process.returncode, out, err
+
+
+def rows(folder):
+    lines = (folder / "metrics.json").read_text().splitlines()
+    return [{name: value for name, value in json.loads(line).items() if name not in TIMES} for line in lines]
+
+
+def tiny(folder, *overrides):
+    return (
+        *("--config-file", DIGITS, "OUTPUT_DIR", folder, "MODEL.DEVICE", "cpu"),
+        *("MODEL.ARGS.width", 2, "MODEL.ARGS.dropout", 0.3, "SOLVER.MAX_ITER", "3ep", "SOLVER.BASE_LR", 0.02),
+        *("LOG.WRITERS", '["JSONWriter"]', "LOG.PERIOD", 1, *overrides),
+    )
+
+
+# ---------------------------------------------------------------------------- training and evaluating
+
+
+def test_eval_only_prints_the_accuracy_of_the_runs_best(tool, tmp_path):
+    folder = tmp_path / "run"
+    code, out, err = tool(*tiny(folder))
+    assert (code, err) == (0, "")
+    best = max(row["digits_test/accuracy"] for row in rows(folder) if "digits_test/accuracy" in row)
+    assert best > 0.15
+
+    before = (folder / "metrics.json").read_bytes()
+    code, out, err = tool(*tiny(folder, "MODEL.WEIGHTS", folder / "model_best.pth"), "--eval-only")
+    assert (code, err) == (0, "")
+    assert re.search(rf"digits_test +accuracy +{best:.5g}\n", out)
+    assert (folder / "metrics.json").read_bytes() == before
+    assert not (folder / "previous_001").exists()
+
+
+def test_eval_only_with_resume_evaluates_the_last_checkpoint(tool, tmp_path):
+    folder = tmp_path / "run"
+    tool(*tiny(folder, "SOLVER.MAX_ITER", "1ep"))
+    last = rows(folder)[-1]["digits_test/accuracy"]
+    code, out, _ = tool(*tiny(folder), "--eval-only", "--resume")
+    assert code == 0
+    assert re.search(rf"digits_test +accuracy +{last:.5g}\n", out)
+
+
+def test_eval_only_with_nothing_to_resume_is_an_error(tool, tmp_path):
+    code, out, err = tool(*tiny(tmp_path / "run"), "--eval-only", "--resume")
+    assert code == 2
+    assert err.startswith("error: ")
+    assert "accuracy" not in out
+
+
+@pytest.mark.parametrize(("expected", "code"), [(0.5, 0), (3.0, 1)])
+def test_a_missed_expectation_is_exit_code_one(tool, tmp_path, expected, code):
+    overrides = ["TEST.EXPECTED_RESULTS", f'[["synthetic", "accuracy", {expected}, 0.5]]', "OUTPUT_DIR", tmp_path / "run"]
+    arguments = ["--config-file", SYNTHETIC, *overrides, "SOLVER.MAX_ITER", 5, "LOG.WRITERS", '["JSONWriter"]']
+    assert tool(*arguments)[0] == code
+    weights = ["MODEL.WEIGHTS", tmp_path / "run" / "model_final.pth"]
+    assert tool(*arguments, *weights, "--eval-only")[0] == code
+
+
+def test_a_second_run_in_the_same_folder_sets_the_first_aside(tool, tmp_path):
+    folder = tmp_path / "run"
+    arguments = ["--config-file", SYNTHETIC, "OUTPUT_DIR", folder, "SOLVER.MAX_ITER", 5, "LOG.WRITERS", '["JSONWriter"]']
+    tool(*arguments)
+    first = (folder / "metrics.json").read_bytes()
+    assert tool(*arguments)[0] == 0
+    assert (folder / "previous_001" / "metrics.json").read_bytes() == first
+    assert (folder / "metrics.json").exists()
+
+
+def test_the_saved_config_repeats_the_run(tool, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    tool("--config-file", SYNTHETIC, "OUTPUT_DIR", first, "SEED", -1, "SOLVER.MAX_ITER", 10, "LOG.WRITERS", '["JSONWriter"]')
+    assert tool("--config-file", first / "config.yaml", "OUTPUT_DIR", second)[0] == 0
+    assert rows(first) == rows(second)
+
+
+# ---------------------------------------------------------------------------- real processes, signals
+
+
+def test_a_run_killed_and_interrupted_and_resumed_is_the_uninterrupted_run(tmp_path):
+    (tmp_path / "send_signal.py").write_text(SIGNALS)
+
+    def at(iteration, name):
+        args = {"at": iteration, "name": name}
+        return "HOOKS", json.dumps([{"NAME": "send_signal:SendSignal", "ARGS": args}])
+
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    uninterrupted = start(tmp_path, *tiny(whole))
+    period = "SOLVER.CHECKPOINT_PERIOD", 10
+
+    code, out, err = finish(start(tmp_path, *tiny(broken, *period, *at(13, "SIGKILL"))))
+    assert code == -9
+    code, out, err = finish(start(tmp_path, *tiny(broken, *period, *at(34, "SIGINT")), "--resume"))
+    assert code == 0, err
+    assert "interrupted by SIGINT" in out
+    assert "Starting training from iteration 10\n" in out
+    code, out, err = finish(start(tmp_path, *tiny(broken, *period), "--resume"))
+    assert code == 0, err
+    assert "Starting training from iteration 35\n" in out
+    assert finish(uninterrupted)[0] == 0
+
+    iterations = [row["iteration"] for row in rows(broken)]
+    assert iterations == list(range(70))
+    assert rows(broken) == rows(whole)
+    expected, model = (torch.load(run / "model_final.pth", weights_only=True)["model"] for run in (whole, broken))
+    assert expected.keys() == model.keys()
+    for name, value in expected.items():
+        assert torch.equal(value, model[name]), name
+
+
+# ---------------------------------------------------------------------------- errors
+
+ERRORS = {
+    "misspelt key": (["SOLVER.BASE_LRR", "0.1"], ["SOLVER.BASE_LRR", "did you mean 'SOLVER.BASE_LR'"]),
+    "wrong type": (["SOLVER.BASE_LR", "fast"], ["SOLVER.BASE_LR", "float", "'fast'"]),
+    "not a duration": (["SOLVER.MAX_ITER", "3 weeks"], ["SOLVER.MAX_ITER", "'3 weeks'", "ep"]),
+    "key without value": (["SOLVER.BASE_LR"], ["SOLVER.BASE_LR"]),
+    "missing weights": (["MODEL.WEIGHTS", "model_finl.pth"], ["MODEL.WEIGHTS", "model_finl.pth"]),
+    "unknown model": (["MODEL.NAME", "ConvNett"], ["MODEL.NAME", "did you mean 'ConvNet'"]),
+    "unknown argument": (["MODEL.ARGS.hiden", "[3]"], ["MODEL.ARGS.hiden", "did you mean 'hidden'"]),
+    "unknown hook": (["HOOKS", '[{"NAME": "EvalHok"}]'], ["HOOKS[0]", "did you mean 'EvalHook'"]),
+    "a default hook once more": (["HOOKS", '[{"NAME": "SignalHandler"}]'], ["HOOKS[0]", "SignalHandler"]),
+    "unknown argument of a hook": (
+        ["HOOKS", '[{"NAME": "EvalHook", "ARGS": {"period": 3}}]'],
+        ["HOOKS[0].ARGS.period", "eval_period"],
+    ),
+    "no test set to choose the best by": (["DATASETS.TEST", "[]"], ["CHECKPOINT.BEST.METRIC", "DATASETS.TEST"]),
+    "more than one process": (["--num-gpus", "2"], ["--num-gpus 2", "use --num-gpus 1"]),
+    "empty folder": (["OUTPUT_DIR", ""], ["OUTPUT_DIR"]),
+    "a file for a folder": (["OUTPUT_DIR", "file"], ["OUTPUT_DIR", "file"]),
+    "a folder below a file": (["OUTPUT_DIR", "file/run"], ["OUTPUT_DIR", "file/run"]),
+    "nothing to evaluate": (["--eval-only"], ["MODEL.WEIGHTS", "--eval-only"]),
+    "no test set": (
+        ["--eval-only", "DATASETS.TEST", "[]", "CHECKPOINT.BEST.METRIC", ""],
+        ["DATASETS.TEST", "--eval-only"],
+    ),
+}
+
+
+def assert_error(result, *words):
+    code, _, err = result
+    assert code == 2, err
+    assert err.startswith("error: ")
+    assert "Traceback" not in err
+    assert err.count("error: ") == 1
+    for word in words:
+        assert word in err
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_a_mistake_is_exit_code_two_and_one_message_and_no_folder(tool, tmp_path, name):
+    arguments, words = ERRORS[name]
+    (tmp_path / "file").write_text("")
+    before = sorted(os.listdir(tmp_path))
+    assert_error(tool("--config-file", SYNTHETIC, "OUTPUT_DIR", "run", *arguments), *words)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_a_missing_config_file_is_named_with_the_nearest_one(tool, tmp_path):
+    (tmp_path / "convnet.yaml").write_text("SEED: 1")
+    assert_error(tool("--config-file", "convnt.yaml"), "convnt.yaml", "convnet.yaml")
+    assert os.listdir(tmp_path) == ["convnet.yaml"]
+
+
+def test_a_mistake_in_a_config_file_is_named_with_the_file(tool, tmp_path):
+    (tmp_path / "mine.yaml").write_text(f"_BASE_: {SYNTHETIC}\nSOLVER: {{BASE_LRR: 0.1}}\n")
+    assert_error(tool("--config-file", "mine.yaml"), "mine.yaml", "SOLVER.BASE_LRR", "SOLVER.BASE_LR")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"), [([], "MODEL.NAME"), (["MODEL.NAME", "MLP"], "DATASETS.TRAIN")], ids=["nothing", "no data"]
+)
+def test_what_every_run_needs_is_asked_for(tool, tmp_path, arguments, key):
+    assert_error(tool(*arguments), key, "configs/digits/mlp.yaml")
+    assert os.listdir(tmp_path) == []
+
+
+def test_as_a_process_of_its_own_a_mistake_ends_it_with_code_two(tmp_path):
+    result = finish(start(tmp_path, "--config-file", SYNTHETIC, "SOLVER.BASE_LRR", "0.1"))
+    assert_error(result, "SOLVER.BASE_LRR", "did you mean 'SOLVER.BASE_LR'")
+    assert os.listdir(tmp_path) == []
+
+
+def test_an_unknown_option_is_an_error_of_the_command_line(tool, tmp_path):
+    code, _, err = tool("--config-fil", SYNTHETIC, "--rezume")
+    assert code == 2
+    assert "--rezume" in err
+    assert os.listdir(tmp_path) == []
