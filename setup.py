@@ -27,7 +27,7 @@ setup(
     description="A training engine for PyTorch: one loop, with hooks along it",
     long_description=(ROOT / "README.md").read_text(),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=packages,

@@ -2,25 +2,23 @@
 
 import logging
 import os
-import pickle
 import zipfile
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from fvcore.common.checkpoint import Checkpointer as _FvcoreCheckpointer
-from fvcore.common.checkpoint import PeriodicCheckpointer
+from fvcore.common.checkpoint import PeriodicCheckpointer, _IncompatibleKeys
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ..config import ConfigError
+from ..config.files import replace_file, replace_text
 from . import comm
-from .files import replace_file, replace_text
 from .state import to_plain
 
 __all__ = ["Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
-
-# What torch.load raises for files that are cut short, altered or something else altogether.
-_DAMAGED = (RuntimeError, pickle.UnpicklingError, EOFError, zipfile.BadZipFile, ValueError, OSError, KeyError)
 
 
 class Checkpointer(_FvcoreCheckpointer):
@@ -43,6 +41,8 @@ class Checkpointer(_FvcoreCheckpointer):
         save_to_disk = comm.is_main_process() if save_to_disk is None else save_to_disk
         super().__init__(unwrap_model(model), save_dir, save_to_disk=save_to_disk, **checkpointables)
         self.logger = logging.getLogger(__name__)
+        self.loaded_from = ""
+        """The file that :meth:`load` loaded last."""
 
     def save(self, name: str, *, tag_last: bool = True, **kwargs: Any) -> None:
         """Save everything as ``<save_dir>/<name>.pth``.
@@ -60,7 +60,8 @@ class Checkpointer(_FvcoreCheckpointer):
             return
         if os.path.basename(name) != name:
             raise ValueError(f"a checkpoint's name must not contain a folder: {name!r}")
-        data: dict[str, Any] = {"model": _strip(self.model.state_dict())}
+        weights = to_plain(self.model.state_dict())
+        data: dict[str, Any] = {"model": {_plain_name(key): value for key, value in weights.items()}}
         for key, obj in self.checkpointables.items():
             data[key] = to_plain(obj.state_dict())
         data.update(to_plain(kwargs))
@@ -100,7 +101,9 @@ class Checkpointer(_FvcoreCheckpointer):
             local = path if os.path.isfile(path) else self._fetch(path)
             if not os.path.isfile(local):
                 raise ConfigError(f"there is no checkpoint {path!r}")
-        return super().load(path, checkpointables)
+        extra = super().load(path, checkpointables)
+        self.loaded_from = path
+        return extra
 
     def _fetch(self, path: str) -> str:
         try:
@@ -122,7 +125,7 @@ class Checkpointer(_FvcoreCheckpointer):
         if resume and self.has_checkpoint():
             for candidate in self._candidates():
                 try:
-                    self._load_file(candidate)
+                    self._verify(candidate)
                 except ConfigError as error:
                     self.logger.warning("%s; trying the checkpoint before it", error)
                     continue
@@ -133,13 +136,31 @@ class Checkpointer(_FvcoreCheckpointer):
     def _candidates(self) -> Iterable[str]:
         """The last checkpoint, then the others of this run from the newest on, the best one's copy left out."""
         last = self.get_checkpoint_file()
-        files = [path for path in self.get_all_checkpoint_files() if path != last and "_best" not in path]
+        files = [path for path in self.get_all_checkpoint_files() if path != last]
+        files = [path for path in files if "_best" not in os.path.basename(path)]
         return [last, *sorted(files, key=os.path.getmtime, reverse=True)]
+
+    def _verify(self, path: str) -> None:
+        """Make sure that a file is whole, and holds all that a resume needs.
+
+        Raises:
+            ConfigError: it does not.
+        """
+        try:
+            with zipfile.ZipFile(path) as archive:
+                bad = archive.testzip()  # compares the CRC of each record; torch.load does not
+        except (OSError, zipfile.BadZipFile) as error:
+            raise ConfigError(f"{path} is damaged, or is not a checkpoint ({_first_line(error)})") from error
+        if bad is not None:
+            raise ConfigError(f"{path} is damaged: the checksum of {bad} is wrong")
+        missing = self.checkpointables.keys() - self._load_file(path).keys()
+        if missing:
+            raise ConfigError(f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}")
 
     def _load_file(self, f: str) -> dict[str, Any]:
         try:
             checkpoint = torch.load(f, map_location="cpu", weights_only=True)
-        except _DAMAGED as error:
+        except Exception as error:  # of any kind, as the bytes happen to be
             raise ConfigError(f"{f} is damaged, or is not a checkpoint ({_first_line(error)})") from error
         if not isinstance(checkpoint, dict):
             raise ConfigError(f"{f} is not a checkpoint: it holds a {type(checkpoint).__name__}, not a dict")
@@ -149,12 +170,29 @@ class Checkpointer(_FvcoreCheckpointer):
             raise ConfigError(f"{f} is not a checkpoint: it has no 'model', only {', '.join(map(str, checkpoint))}")
         return checkpoint
 
-    def _load_model(self, checkpoint: Any) -> Any:
-        weights = _strip(checkpoint["model"])
+    def _load_model(self, checkpoint: Any) -> _IncompatibleKeys:
+        own = self.model.state_dict()
         # Where parts of the model are compiled, its own names are longer than the plain ones that are saved.
-        own_names = {_plain_name(name): name for name in self.model.state_dict()}
-        checkpoint["model"] = {own_names.get(name, name): value for name, value in weights.items()}
-        return super()._load_model(checkpoint)
+        own_names = {_plain_name(name): name for name in own}
+        weights = {_plain_name(name): value for name, value in checkpoint.pop("model").items()}
+        if weights and all(name.startswith("module.") for name in weights) and not weights.keys() & own_names.keys():
+            weights = {name.removeprefix("module."): value for name, value in weights.items()}
+        wrong = []
+        matched = {}
+        for name, value in weights.items():
+            there = own.get(own_names.get(name, name))
+            if isinstance(value, np.ndarray):
+                value = torch.from_numpy(value)
+            if not isinstance(there, torch.Tensor | None) or (there is not None and is_lazy(there)):
+                matched[own_names.get(name, name)] = value  # extra state, or a parameter that has no shape yet
+            elif there is not None and there.shape != value.shape:
+                wrong.append((name, tuple(value.shape), tuple(there.shape)))
+            else:
+                matched[own_names.get(name, name)] = value
+        incompatible = self.model.load_state_dict(matched, strict=False)
+        mismatched = {name for name, _, _ in wrong}
+        missing = [name for name in incompatible.missing_keys if _plain_name(name) not in mismatched]
+        return _IncompatibleKeys(missing, incompatible.unexpected_keys, wrong)
 
 
 DetectionCheckpointer = Checkpointer
@@ -174,14 +212,6 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 
 def _plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
-
-
-def _strip(weights: dict[str, Any]) -> dict[str, Any]:
-    """The same weights under the plain model's names."""
-    plain = {_plain_name(name): value for name, value in weights.items()}
-    if plain and all(name.startswith("module.") for name in plain):
-        plain = {name.removeprefix("module."): value for name, value in plain.items()}
-    return plain
 
 
 def _is_local(path: str) -> bool:

@@ -61,12 +61,14 @@ def synchronize() -> None:
         dist.barrier()
 
 
-@functools.lru_cache(maxsize=1)
 def _object_group() -> "dist.ProcessGroup | None":
-    """A gloo group for python objects: NCCL would move their bytes through the GPUs."""
-    if dist.get_backend() == "nccl":
-        return dist.new_group(backend="gloo")
-    return dist.group.WORLD
+    """A group for python objects: gloo's, since NCCL would move their bytes through the GPUs."""
+    return _gloo_group() if dist.get_backend() == "nccl" else dist.group.WORLD
+
+
+@functools.lru_cache(maxsize=1)
+def _gloo_group() -> "dist.ProcessGroup":
+    return dist.new_group(backend="gloo")
 
 
 def all_gather(data: Any, group: "dist.ProcessGroup | None" = None) -> list[Any]:

@@ -98,8 +98,8 @@ class DefaultTrainer(SimpleTrainer):
         self.checkpointer.resume_or_load(self.cfg.MODEL.WEIGHTS, resume=resume)
         if resume and self.checkpointer.has_checkpoint():
             # The checkpoint holds the last finished iteration.
-            self.start_iter = self.iter + 1
-            self.emit("after_load", self.checkpointer.get_checkpoint_file())
+            self.start_iter = self.finished_iter + 1
+            self.emit("after_load", self.checkpointer.loaded_from)
         elif resume:
             logger.info("Nothing to resume in %s: starting from the beginning", self.cfg.OUTPUT_DIR)
 
@@ -131,7 +131,7 @@ class DefaultTrainer(SimpleTrainer):
     # ------------------------------------------------------------------ parts
 
     def build_hooks(self) -> list[hooks.HookBase | None]:
-        """The hooks of a usual run, in the order they are called in; then those of the config's HOOKS."""
+        """The hooks of a usual run, in the order they are called in, those of the config's HOOKS among them."""
         cfg = self.cfg
         # The time of a step ends where the other hooks begin.
         ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.SignalHandler(), hooks.LRScheduler()]
@@ -141,20 +141,26 @@ class DefaultTrainer(SimpleTrainer):
             ret.append(
                 hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=max_to_keep)
             )
-        ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, self._test_and_keep_results))
-        if cfg.CHECKPOINT.BEST.METRIC:
-            best = cfg.CHECKPOINT.BEST
-            ret.append(hooks.BestCheckpointer(0, self.checkpointer, best.METRIC, best.MODE))
+        # Weakly, or trainer and hook would keep each other alive, and with them workers and GPU memory.
+        this = weakref.proxy(self)
+
+        def evaluate() -> Mapping[str, Any]:
+            return this._test_and_keep_results()
+
+        ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, evaluate))
         offered = {
             "cfg": cfg,
             "checkpointer": self.checkpointer,
             "model": self.model,
             "optimizer": self.optimizer,
-            "eval_function": self._test_and_keep_results,
+            "eval_function": evaluate,
         }
         for index, entry in enumerate(cfg.HOOKS):
             name, args = component(entry)
             ret.append(hooks.HOOK_REGISTRY.build(name, args, offered=offered, key=f"HOOKS[{index}].ARGS"))
+        if cfg.CHECKPOINT.BEST.METRIC:  # after all evaluations, those of the config's HOOKS too
+            best = cfg.CHECKPOINT.BEST
+            ret.append(hooks.BestCheckpointer(0, self.checkpointer, best.METRIC, best.MODE))
         if comm.is_main_process():
             # Acts at the end of the step too: what any hook puts is written with the step.
             ret.append(hooks.PeriodicWriter(self.build_writers(), period=cfg.LOG.PERIOD))

@@ -97,10 +97,10 @@ def _plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
     step = type(optimizer).step
     if not getattr(step, "hooked", False) or optimizer.defaults.get("differentiable", False):
         return None
-    wrapped = getattr(step, "__wrapped__", None)  # without profile_hook_step
+    wrapped: Any = getattr(step, "__wrapped__", None)  # without profile_hook_step
     if getattr(wrapped, "__name__", "") != "step" or wrapped.__code__.co_name != "_use_grad":
         return None
-    return wrapped.__wrapped__  # type: ignore[union-attr]  # without _use_grad: step() above switches gradients off
+    return wrapped.__wrapped__  # without _use_grad: step() above switches gradients off
 
 
 def iterate(loader: Any) -> Iterator[Any]:

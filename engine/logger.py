@@ -4,7 +4,7 @@ import functools
 import logging
 import os
 import sys
-from typing import IO
+from typing import IO, Any
 
 __all__ = ["setup_logger"]
 
@@ -24,6 +24,17 @@ class _ConsoleFormatter(logging.Formatter):
             return line
         line = f"{record.asctime}  {record.levelname}: {record.message}"
         return f"{_LEVEL_COLORS[record.levelno]}{line}\033[0m" if self._color else line
+
+
+class _ConsoleHandler(logging.StreamHandler):
+    """Writes to what ``sys.stdout`` is at that moment: programs, notebooks and tests put other streams there."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stdout
 
 
 class _FileHandler(logging.StreamHandler):
@@ -56,8 +67,8 @@ def setup_logger(
     logger = logging.getLogger(name)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    if distributed_rank == 0 and not any(type(handler) is logging.StreamHandler for handler in logger.handlers):
-        console = logging.StreamHandler(sys.stdout)
+    if distributed_rank == 0 and not any(isinstance(handler, _ConsoleHandler) for handler in logger.handlers):
+        console = _ConsoleHandler()
         console.setLevel(logging.INFO)
         console.setFormatter(_ConsoleFormatter(color and sys.stdout.isatty()))
         logger.addHandler(console)

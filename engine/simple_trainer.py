@@ -150,7 +150,8 @@ class SimpleTrainer(TrainerBase):
         if listeners["before_fetch"]:
             self._dispatch("before_fetch")
         batch = next(self._batches)
-        if self.device is not None:
+        # Loaders read into the host's memory: for a model on the CPU there is nothing to move.
+        if self.device is not None and self.device.type != "cpu":
             batch = move_to_device(batch, self.device)
         if listeners["after_fetch"]:
             self._dispatch("after_fetch", batch)
@@ -207,9 +208,9 @@ class SimpleTrainer(TrainerBase):
     def optimizer_step(self) -> None:
         """Clip the gradients, and update the weights."""
         listeners, scaler = self._listeners, self.grad_scaler
+        if scaler is not None and (self.clip_gradients is not None or listeners["before_optimizer_step"]):
+            scaler.unscale_(self.optimizer)
         if self.clip_gradients is not None:
-            if scaler is not None:
-                scaler.unscale_(self.optimizer)
             norm = self.clip_gradients([p for group in self.optimizer.param_groups for p in group["params"]])
             if norm is not None:
                 self.storage.put_scalar("grad_norm", norm)

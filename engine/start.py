@@ -16,11 +16,11 @@ import torch
 import hookline
 
 from ..config import CfgNode, ConfigError, UnknownKeyError, component, suggest, suggest_file
+from ..config.files import replace_text
 from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from . import comm
 from .data import check_data
 from .evaluation import build_metrics, check_evaluation
-from .files import replace_text
 from .logger import setup_logger
 from .modeling import check_model
 from .report import describe_config
@@ -110,6 +110,10 @@ def _check_hooks(cfg: CfgNode) -> None:
     for index, entry in enumerate(cfg.HOOKS):
         name, args = component(entry)
         HOOK_REGISTRY.check(name, args, offered=HOOK_OFFERS, key=f"HOOKS[{index}].ARGS")
+        if name in ("IterationTimer", "SignalHandler"):
+            raise ConfigError(
+                f"HOOKS[{index}]: every run has a {name} already, and there can be only one; leave it out"
+            )
     for index, entry in enumerate(cfg.LOG.WRITERS):
         name, args = component(entry)
         WRITER_REGISTRY.check(name, args, offered=WRITER_OFFERS, key=f"LOG.WRITERS[{index}].ARGS")
@@ -145,7 +149,7 @@ def _check_best(cfg: CfgNode) -> None:
         )
 
 
-def default_setup(cfg: CfgNode, args: Any) -> None:
+def default_setup(cfg: CfgNode, args: Any = None) -> None:
     """Check the config, make the run's folder, start its log, and seed the random number generators.
 
     1. :func:`check_config`; nothing is written if it fails.

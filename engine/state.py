@@ -1,6 +1,7 @@
 """The state of the process that a checkpoint must hold: random number generators, as plain data."""
 
 import random
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -44,22 +45,33 @@ def to_plain(value: Any) -> Any:
 
 
 def _plain(value: Any, where: str) -> Any:
-    if value is None or isinstance(value, bool | str | bytes | torch.Tensor | torch.Size | torch.dtype | torch.device):
-        return value if type(value) is not torch.nn.Parameter else value.detach()
+    if value is None or isinstance(value, bool | torch.Size | torch.dtype | torch.device):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.detach() if isinstance(value, torch.nn.Parameter) else value
+    if isinstance(value, Enum):
+        return _plain(value.value, where)
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, bytes):
+        return bytes(value)
     if isinstance(value, np.generic):
         return value.item()
-    if isinstance(value, int | float | complex):
-        return value if type(value) in (int, float, complex) else _number(value)
-    if isinstance(value, np.ndarray):
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, complex):
+        return complex(value)
+    if isinstance(value, np.ndarray) and value.dtype != object:
         return torch.from_numpy(value.copy())
     if isinstance(value, dict) or hasattr(value, "items"):
-        plain = {_plain(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-        return plain
+        return {_plain(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
     if isinstance(value, tuple):
         return tuple(_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
     if isinstance(value, set | frozenset):
         return {_plain(item, where) for item in value}
-    if hasattr(value, "__iter__"):
+    if hasattr(value, "__iter__") and not isinstance(value, np.ndarray):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     if hasattr(value, "__fspath__"):
         return value.__fspath__()
@@ -67,8 +79,3 @@ def _plain(value: Any, where: str) -> Any:
         f"{where} is a {type(value).__name__}, which cannot be saved: checkpoints hold tensors and plain data "
         "(numbers, strings, lists, dicts), so that loading one never runs code"
     )
-
-
-def _number(value: Any) -> Any:
-    """An int or float out of a subclass of it, such as an IntEnum."""
-    return int(value) if isinstance(value, int) else float(value)

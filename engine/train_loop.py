@@ -56,11 +56,12 @@ class TrainerBase(HookHost):
         self.start_iter: int = 0
         self.max_iter: int = 0
         self.storage: EventStorage
-        # The last iteration whose step is done, which is what a checkpoint holds; None before any.
-        self._finished: int | None = None
+        # The last iteration whose step is done, which is what a checkpoint holds; -1 before any.
+        self._finished: int = -1
         self._stop_reason: str | None = None
         self._error: BaseException | None = None
         self._requests: set[str] = set()
+        self._storage_state: Mapping[str, Any] | None = None
 
     # ------------------------------------------------------------------ the loop
 
@@ -85,7 +86,11 @@ class TrainerBase(HookHost):
         self._requests.clear()
         self._start_hooks()
         logger.debug("Hooks, in the order they are called in:\n%s", self.describe_hooks())
-        with EventStorage(start_iter) as self.storage:
+        self.storage = EventStorage(start_iter)
+        if self._storage_state is not None:  # a resume: windows go on where they were
+            self.storage.load_state_dict(self._storage_state)
+            self._storage_state = None
+        with self.storage:
             try:
                 self.before_train()
                 while self.iter < self.max_iter and self._stop_reason is None:
@@ -96,8 +101,8 @@ class TrainerBase(HookHost):
             except StopTraining as stop:  # raised by a step; those of hooks are requests already
                 self.request_stop(str(stop))
             except BaseException as error:
-                self._error = error
-                self._report(error)
+                self._requests.clear()  # of a step that will not end
+                self._fail(error)
                 raise
             finally:
                 self.after_train()
@@ -126,7 +131,7 @@ class TrainerBase(HookHost):
     @property
     def finished_iter(self) -> int:
         """The last iteration whose step is done: what a checkpoint holds, and one before what a resume starts with."""
-        return self.iter if self._finished is None else self._finished
+        return self._finished
 
     @property
     def completed(self) -> bool:
@@ -173,10 +178,10 @@ class TrainerBase(HookHost):
 
     def after_train(self) -> None:
         """Give every hook its ``after_train``, whatever the others raise; the first error of the run wins."""
-        if self._error is None and self._finished is not None:
+        if self._error is None:
             # Every step that began is done: put what comes now (a last evaluation) after the last of them.
             self.iter = self.storage.iter = self._finished + 1
-        first: BaseException | None = None
+        before = self._error
         for event in ("after_train", "on_write", "on_save"):
             if event == "on_save" and event not in self._requests:
                 continue
@@ -184,13 +189,11 @@ class TrainerBase(HookHost):
                 try:
                     self._run((one,), event, (), {})
                 except BaseException as error:
-                    first = first or error
-                    self._add_error(error, first)
+                    self._fail(error)
         self._requests.clear()
         self._running = False
-        if first is not None and self._error is None:
-            self._error = first
-            raise first
+        if self._error is not before:
+            raise self._error  # type: ignore[misc]
 
     def _serve_requests(self) -> None:
         """At the end of a step, when all hooks had their say: evaluate, then write, then save all of it."""
@@ -202,18 +205,25 @@ class TrainerBase(HookHost):
     def _warn_of_silent_events(self) -> None:
         """Tell of hooks that wait for events which this trainer's step does not emit."""
         for event in STEP_EVENTS:
-            silent = [call for call, cost in self._listeners[event] if not cost[1]]
+            silent = [hook for _, cost, hook in self._listeners[event] if not cost[1]]
             if silent:
                 logger.warning(
                     "%s waits for the event %s, which %s.run_step() did not emit: it will not be called. "
                     "Call self.emit(%r) there, or the method of SimpleTrainer that does",
-                    ", ".join(hook_name(getattr(call, "__self__", None)) for call in silent),
+                    ", ".join(map(hook_name, silent)),
                     event,
                     type(self).__name__,
                     event,
                 )
 
-    def _report(self, error: BaseException) -> None:
+    def _fail(self, error: BaseException) -> None:
+        """An error ends the run: the first is told to all hooks, later ones must not hide it."""
+        if self._error is not None:
+            if error is not self._error:
+                logger.error("Another exception, after the one that ended training", exc_info=error)
+                self._error.add_note(f"then also: {type(error).__name__}: {error}")
+            return
+        self._error = error
         if isinstance(error, Exception):
             logger.error("Exception during training, at iteration %d", self.iter, exc_info=error)
         else:
@@ -222,29 +232,25 @@ class TrainerBase(HookHost):
             try:
                 self._run((one,), "on_exception", (error,), {})
             except BaseException as other:
-                self._add_error(other, error)
-
-    def _add_error(self, error: BaseException, first: BaseException) -> None:
-        """Keep a later error from hiding the first one: log it, and note it there."""
-        first = self._error or first
-        if error is not first:
-            logger.error("Another exception, after the one that ended training", exc_info=error)
-            first.add_note(f"then also: {type(error).__name__}: {error}")
+                self._fail(other)
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the trainer: the last finished iteration, and the state of each hook."""
+        """What a checkpoint holds of the trainer: the last finished iteration, hooks' states, windows of metrics."""
         state: dict[str, Any] = {"iteration": self.finished_iter}
         hooks = self._hooks_state()
         if hooks:
             state["hooks"] = hooks
+        if self._running:
+            state["storage"] = self.storage.state_dict()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; :attr:`iter` becomes the last finished iteration, so go on at ``iter + 1``."""
-        self.iter, self._finished = state_dict["iteration"], None
+        self.iter = self._finished = state_dict["iteration"]
         self._load_hooks_state(state_dict.get("hooks", {}))
+        self._storage_state = state_dict.get("storage")
 
 
 def __getattr__(name: str) -> Any:

@@ -12,7 +12,7 @@ from .host import HookHost
 from .order import HookOrderError, check_hooks
 from .schedule import LRScheduler
 from .timing import IterationTimer
-from .writers import WRITER_REGISTRY, EventWriter, JSONWriter, PeriodicWriter, TensorboardXWriter
+from .writers import WRITER_REGISTRY, EventWriter, JSONWriter, PeriodicWriter, RowWriter, TensorboardXWriter
 
 __all__ = [
     "EVENTS",
@@ -37,6 +37,7 @@ __all__ = [
     "LRScheduler",
     "PeriodicCheckpointer",
     "PeriodicWriter",
+    "RowWriter",
     "SanityCheck",
     "SignalHandler",
     "StopTraining",

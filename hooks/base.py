@@ -176,11 +176,9 @@ STEP_EVENTS: tuple[str, ...] = EVENTS[EVENTS.index("before_fetch") : EVENTS.inde
 """Those that ``run_step`` emits."""
 
 
-def listener(hook: HookBase, event: str) -> Callable[..., None] | None:
-    """The hook's method for ``event``, or None if it does nothing there."""
-    if event not in hook.__dict__ and getattr(type(hook), event, None) is getattr(HookBase, event, None):
-        return None
-    return getattr(hook, event)
+def overrides(hook: HookBase, event: str) -> bool:
+    """Whether the hook does something at ``event``."""
+    return event in hook.__dict__ or getattr(type(hook), event, None) is not getattr(HookBase, event, None)
 
 
 class CallbackHook(HookBase):
@@ -218,18 +216,20 @@ class Every:
     """Tells at the end of a step whether a period ended with it: the one place where periods are counted.
 
     Args:
-        period: a duration: ``20``, ``"500it"``, ``"2ep"``, ``"30min"``; 0 never ends.
+        period: a duration: ``20``, ``"500it"``, ``"2ep"``, ``"30min"``; 0 never ends. The end of an epoch of a loader
+            without a length is seen one step late.
         at_end: also say yes at the last step of the run.
     """
 
     def __init__(self, period: "Duration | int | str | None", at_end: bool = False) -> None:
         self.period = Duration.parse(period)
         self.at_end = at_end
-        self._last = time.monotonic()
+        self.start()
 
     def start(self) -> None:
-        """Start the clock of a period in seconds."""
+        """Training starts: so does the clock of a period in seconds."""
         self._last = time.monotonic()
+        self._epoch: int | None = None
 
     def __call__(self, trainer: "TrainerBase") -> bool:
         """Whether the step that ends now ends a period. To be asked once a step."""
@@ -249,8 +249,11 @@ class Every:
         return True
 
     def _epochs_ended(self, trainer: "TrainerBase", epochs: float) -> bool:
-        if epochs == int(epochs):
+        if epochs == int(epochs) and trainer.iters_per_epoch:
             return trainer.epoch_ended and (trainer.epoch + 1) % epochs == 0
+        if epochs == int(epochs):  # of a loader without a length the end is seen when the next epoch has begun
+            before, self._epoch = self._epoch, trainer.epoch
+            return before is not None and trainer.epoch // epochs > before // epochs
         if not trainer.iters_per_epoch:
             raise ConfigError(f"a period of {epochs} epochs needs a data loader with a length")
         steps = epochs * trainer.iters_per_epoch

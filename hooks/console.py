@@ -33,14 +33,13 @@ class CommonMetricPrinter(EventWriter):
 
     def write(self) -> None:
         storage = get_event_storage()
-        iteration = storage.iter
-        if iteration == self._max_iter:
-            return  # after the end there is no progress to report
-        if self._last_write is not None and self._last_write[0] == iteration:
-            return  # it was asked for twice in one step
         metrics = storage.latest_with_smoothing_hint(self._window_size)
-        parts = [self._eta(storage, iteration), self._iteration(iteration)]
         smoothed = storage.smoothing_hints()
+        # What was put at each step tells how far training is; at the very end storage.iter is one beyond.
+        iteration = max((it for name, (_, it) in metrics.items() if smoothed[name]), default=storage.iter)
+        if iteration == self._max_iter or (self._last_write is not None and iteration <= self._last_write[0]):
+            return  # no progress to report
+        parts = [self._eta(storage, iteration), self._iteration(iteration)]
         losses = {name: value for name, (value, _) in metrics.items() if "loss" in name and smoothed[name]}
         if len(losses) == 2:  # the sum of one loss is that loss
             losses.pop("total_loss", None)
@@ -65,7 +64,7 @@ class CommonMetricPrinter(EventWriter):
         left = max(self._max_iter - iteration - 1, 0)
         histories = storage.histories()
         if "time" in histories:
-            step = histories["time"].median(1000)
+            step = histories["time"].median(200)
             storage.put_scalar("eta_seconds", step * left, smoothing_hint=False)
         elif self._last_write is not None and iteration > self._last_write[0]:
             step = (time.perf_counter() - self._last_write[1]) / (iteration - self._last_write[0])

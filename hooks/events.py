@@ -4,7 +4,6 @@ Putting a metric appends to a list; nothing is converted, smoothed or copied fro
 """
 
 import logging
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -69,6 +68,7 @@ class EventStorage:
         # Every value gets a number, so that a writer can ask for what came since its last turn.
         self._seq = 0
         self._last_seq: dict[str, int] = {}
+        self._rows: tuple[Any, list[Row]] = (None, [])
         self._points: deque[tuple[int, int, str, float]] = deque(maxlen=_MAX_POINTS)
         self._images: deque[tuple[int, int, str, torch.Tensor]] = deque(maxlen=_MAX_IMAGES)
         self._histograms: deque[tuple[int, int, dict[str, Any]]] = deque(maxlen=_MAX_IMAGES)
@@ -234,6 +234,9 @@ class EventStorage:
             The rows with ascending iterations, and the number to pass next time.
         """
         self._resolve()
+        key = (window_size, since, self._seq)
+        if key == self._rows[0]:  # another writer asked for the same a moment ago
+            return self._rows[1], self._seq
         rows: dict[int, dict[str, float]] = {}
         for seq, iteration, name, value in self._points:
             if seq > since:
@@ -242,7 +245,8 @@ class EventStorage:
             if seq > since:
                 iteration = self._history[name].latest_iter()
                 rows.setdefault(iteration, {})[name] = self._smoothed(name, window_size)
-        return sorted(rows.items()), self._seq
+        self._rows = (key, sorted(rows.items()))
+        return self._rows[1], self._seq
 
     def images(self, since: int = 0) -> list[tuple[int, str, torch.Tensor]]:
         """(iteration, name, image) of the images that came after number ``since``; see :meth:`rows`."""
@@ -268,6 +272,29 @@ class EventStorage:
     def _vis_data(self) -> list[tuple[str, torch.Tensor, int]]:
         return [(name, image, iteration) for _, iteration, name, image in self._images]
 
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """The windows of the metrics, and what writers have not taken yet; images and the like are left out."""
+        self._resolve()
+        return {
+            "histories": {name: history.state_dict() for name, history in self._history.items()},
+            "smoothing_hints": dict(self._smoothing_hints),
+            "seq": self._seq,
+            "last_seq": dict(self._last_seq),
+            "points": list(self._points),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over the state of an earlier run's storage."""
+        for name, state in state_dict["histories"].items():
+            self._history[name] = HistoryBuffer()
+            self._history[name].load_state_dict(state)
+        self._smoothing_hints = dict(state_dict["smoothing_hints"])
+        self._seq = state_dict["seq"]
+        self._last_seq = dict(state_dict["last_seq"])
+        self._points.extend(tuple(point) for point in state_dict["points"])
+
     # ------------------------------------------------------------------ inside
 
     def _next_seq(self) -> int:
@@ -286,21 +313,22 @@ class EventStorage:
             return
         pending, self._pending = self._pending, []
         _fetch_tensors(pending)
+        histories, hints, last_seq, seq = self._history, self._smoothing_hints, self._last_seq, self._seq
         for iteration, values, smoothing_hint in pending:
             for name, value in values.items():
-                self._file(name, value, iteration, smoothing_hint)
-
-    def _file(self, name: str, value: float, iteration: int, smoothing_hint: bool) -> None:
-        history = self._history.get(name)
-        if history is None:
-            history = self._history[name] = HistoryBuffer()
-        elif not smoothing_hint and history.latest_iter() < iteration - 1:
-            self._points.append((self._last_seq[name], history.latest_iter(), name, history.latest()))
-        self._smoothing_hints[name] = smoothing_hint
-        history.update(value, iteration)
-        self._last_seq[name] = self._next_seq()
-        if not math.isfinite(value):
-            self.nonfinite.setdefault(name, iteration)
+                history = histories.get(name)
+                if history is None:
+                    history = histories[name] = HistoryBuffer()
+                elif not smoothing_hint and history.latest_iter() < iteration - 1:
+                    # What came before was not one of a series put at every iteration: it stands for itself.
+                    self._points.append((last_seq[name], history.latest_iter(), name, history.latest()))
+                history.update(value, iteration)
+                seq += 1
+                last_seq[name] = seq
+                hints[name] = smoothing_hint
+                if value - value != 0.0:  # true of NaN and infinities only, and quicker than asking for them
+                    self.nonfinite.setdefault(name, iteration)
+        self._seq = seq
 
     def __enter__(self) -> "EventStorage":
         _STORAGES.append(self)

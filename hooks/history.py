@@ -2,7 +2,9 @@
 
 import math
 from array import array
+from collections.abc import Mapping
 from statistics import fmean, median
+from typing import Any
 
 __all__ = ["HistoryBuffer"]
 
@@ -68,6 +70,21 @@ class HistoryBuffer:
                 break
             count += 1
         return count
+
+    def state_dict(self, most: int = 2000) -> dict[str, Any]:
+        """The last ``most`` values, and what :meth:`global_avg` needs, as plain data."""
+        return {
+            "values": self._values[-most:].tolist(),
+            "iters": self._iters[-most:].tolist(),
+            "count": self._count,
+            "total": self._total,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what :meth:`state_dict` returned."""
+        self._values = array("d", state_dict["values"])
+        self._iters = array("q", state_dict["iters"])
+        self._count, self._total = state_dict["count"], state_dict["total"]
 
     def values(self) -> list[tuple[float, int]]:
         """The values kept, oldest first, each with its iteration."""

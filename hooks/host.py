@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from .base import EVENTS, HookBase, StopTraining, listener
+from .base import EVENTS, HookBase, StopTraining, overrides
 from .functions import functions_for
 from .order import check_hooks
 
@@ -14,8 +14,8 @@ __all__ = ["HookHost"]
 
 logger = logging.getLogger(__name__)
 
-# A hook's method for an event, and what it cost so far: [seconds, calls].
-Listener = tuple[Callable[..., None], list[float]]
+# A hook's method for an event, what it cost so far as [seconds, calls], and the hook.
+Listener = tuple[Callable[..., None], list[float], HookBase]
 
 
 class HookHost:
@@ -66,7 +66,7 @@ class HookHost:
         else:
             self._bind_hooks()
         for hook in new:
-            hook.on_registered()
+            self._run((self._listener(hook, "on_registered"),), "on_registered", (), {})
 
     def remove_hook(self, hook: HookBase | type[HookBase]) -> list[HookBase]:
         """Take hooks out. While training it takes effect with the next step, and they get their ``after_train``.
@@ -103,7 +103,7 @@ class HookHost:
         """The hooks in their order, each with the events it listens to."""
         lines = []
         for number, hook in enumerate(self._hooks):
-            events = [event for event in EVENTS if listener(hook, event) is not None]
+            events = [event for event in EVENTS if overrides(hook, event)]
             lines.append(f"  {number:>2}  {hook_name(hook):<24} {', '.join(events)}")
         return "\n".join(lines) or "  none"
 
@@ -138,7 +138,7 @@ class HookHost:
     def _listeners_of(self, event: str) -> tuple[Listener, ...]:
         if event in self._listeners:
             return self._listeners[event]
-        return tuple((getattr(h, event), self._cost(h, event)) for h in self._hooks if hasattr(h, event))
+        return tuple(self._listener(hook, event) for hook in self._hooks if hasattr(hook, event))
 
     def _dispatch(self, event: str, *args: Any) -> None:
         listeners = self._listeners[event]
@@ -148,13 +148,12 @@ class HookHost:
     def _run(self, listeners: Iterable[Listener], event: str, args: Any, kwargs: Mapping[str, Any]) -> None:
         clock = time.perf_counter
         start = clock()
-        for call, cost in listeners:
+        for call, cost, hook in listeners:
             try:
                 call(*args, **kwargs)
             except StopTraining as stop:
                 self.request_stop(str(stop))
             except BaseException as error:
-                hook = getattr(call, "__self__", None)
                 error.add_note(f"(in hook {hook_name(hook)}.{event}, at iteration {self.iter})")
                 raise
             end = clock()
@@ -166,12 +165,11 @@ class HookHost:
         """Note for every event who listens, so that a step calls nobody else."""
         table: dict[str, tuple[Listener, ...]] = {}
         for event in EVENTS:
-            calls = [(hook, listener(hook, event)) for hook in self._hooks]
-            table[event] = tuple((call, self._cost(hook, event)) for hook, call in calls if call is not None)
+            table[event] = tuple(self._listener(hook, event) for hook in self._hooks if overrides(hook, event))
         self._listeners = table
 
-    def _cost(self, hook: HookBase, event: str) -> list[float]:
-        return self._costs.setdefault((hook, event), [0.0, 0])
+    def _listener(self, hook: HookBase, event: str) -> Listener:
+        return getattr(hook, event), self._costs.setdefault((hook, event), [0.0, 0]), hook
 
     # ------------------------------------------------------------------ in the course of a run
 
@@ -192,9 +190,7 @@ class HookHost:
         self._bind_hooks()
         for event, hooks in (("after_train", left), ("before_train", joined)):
             for hook in hooks:
-                call = listener(hook, event)
-                if call is not None:
-                    self._run(((call, self._cost(hook, event)),), event, (), {})
+                self._run((self._listener(hook, event),), event, (), {})
 
     def _join_functions(self) -> None:
         """Register hooks for the functions decorated with ``@on`` that mean this trainer."""

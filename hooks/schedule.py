@@ -49,8 +49,7 @@ class LRScheduler(HookBase):
                 group.setdefault("initial_lr", group["lr"])
         return torch.optim.lr_scheduler.LambdaLR(
             self._optimizer,  # type: ignore[arg-type]
-            # ParamSchedulers are defined on [0, 1); the step after the last one would ask for 1.
-            lambda it: multiplier(min(it / max_iter, 1 - 1e-9)),
+            lambda it: _value_at(multiplier, it / max_iter),
             last_epoch=start_iter - 1,
         )
 
@@ -85,3 +84,13 @@ class LRScheduler(HookBase):
         if isinstance(self.scheduler, _TorchScheduler):
             logger.debug("Loading scheduler from state_dict ...")
             self.scheduler.load_state_dict(state_dict)
+
+
+def _value_at(multiplier: ParamScheduler, where: float) -> float:
+    """A schedule's value. It is defined on [0, 1), and some fail at the end, which the step after the last asks for."""
+    try:
+        return multiplier(min(where, 1.0))
+    except (IndexError, RuntimeError):
+        if where < 1.0 - 1e-5:
+            raise
+        return multiplier(1.0 - 1e-5)

@@ -3,15 +3,18 @@
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 from ..config import Duration, Registry
+from ..config.files import replace_file
+from .background import Background
 from .base import HOOK_REGISTRY, Every, HookBase
-from .events import Row, get_event_storage
+from .events import EventStorage, Row, get_event_storage
 
-__all__ = ["WRITER_REGISTRY", "EventWriter", "JSONWriter", "PeriodicWriter", "TensorboardXWriter"]
+__all__ = ["WRITER_REGISTRY", "EventWriter", "JSONWriter", "PeriodicWriter", "RowWriter", "TensorboardXWriter"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,30 +50,59 @@ class RowWriter(EventWriter):
         self._window_size = window_size
         self._last_write = -1
         self._seen = 0
-        self._storage_id: int | None = None
+        self._storage: Callable[[], EventStorage | None] = lambda: None
+        self._resumed = False
+
+    def resume(self, start_iter: int) -> None:
+        # The last run may have written at its end what this one writes again: an evaluation after the last step.
+        self._last_write = min(self._last_write, start_iter - 1)
+
+    def state_dict(self) -> dict[str, int]:
+        """How far in the storage, and to which iteration, it has written."""
+        return {"seen": self._seen, "last_write": self._last_write}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Go on in the next run's storage, which holds the state of the earlier one's, where this was."""
+        self._seen, self._last_write = state_dict["seen"], state_dict["last_write"]
+        self._resumed = True
 
     def write(self) -> None:
-        storage = get_event_storage()
-        if id(storage) != self._storage_id:  # another run began
-            self._storage_id, self._seen, self._last_write = id(storage), 0, -1
-        since = self._seen
-        rows, self._seen = storage.rows(self._window_size, since)
+        job = self.collect(get_event_storage())
+        if job is not None:
+            job()
+
+    def collect(self, storage: EventStorage) -> Callable[[], None] | None:
+        """Take what is new in ``storage``.
+
+        Returns:
+            The writing of it, to be called now or later, on any thread, in order; None if there is nothing new.
+        """
+        rows = self._new_rows(storage)
+        return partial(self.write_rows, rows) if rows else None
+
+    def _new_rows(self, storage: EventStorage) -> list[Row]:
+        if self._storage() is not storage:  # another run began
+            if not self._resumed:
+                self._seen, self._last_write = 0, -1
+            self._storage, self._resumed = weakref.ref(storage), False
+        rows, self._seen = storage.rows(self._window_size, self._seen)
         rows = self._ascending(rows, storage.iter)
         if rows:
             self._last_write = rows[-1][0]
-            self.write_rows(rows)
+        return rows
 
     def _ascending(self, rows: list[Row], now: int) -> list[Row]:
         """Rows for iterations already written are joined to the next one that is not: no iteration stands twice."""
         late = [values for iteration, values in rows if iteration <= self._last_write]
+        if not late:
+            return rows
         rows = [row for row in rows if row[0] > self._last_write]
-        if late:
-            if not rows:
-                rows = [(max(now, self._last_write + 1), {})]
-            merged: dict[str, float] = {}
-            for values in late:
-                merged |= values
-            rows[0] = (rows[0][0], merged | rows[0][1])
+        if not rows:
+            rows = [(max(now, self._last_write + 1), {})]
+        merged: dict[str, float] = {}
+        for values in late:
+            merged |= values
+        rows[0] = (rows[0][0], merged | rows[0][1])
         return rows
 
     def write_rows(self, rows: Sequence[Row]) -> None:
@@ -98,23 +130,19 @@ class JSONWriter(RowWriter):
 
         A run that starts from 0 keeps what is there under another name, ending in ``.old``.
         """
+        super().resume(start_iter)
         if not os.path.isfile(self._path) or os.path.getsize(self._path) == 0:
             return
         if start_iter == 0:
             os.replace(self._path, self._path + ".old")
             return
-        with open(self._path, encoding="utf-8") as file:
+        with open(self._path, "rb") as file:
             lines = file.readlines()
         kept = [line for line in lines if _iteration(line) < start_iter]
         if len(kept) == len(lines):
             return
         logger.info("%s: cut back to iteration %d, where this run goes on", self._path, start_iter)
-        temporary = f"{self._path}.tmp.{os.getpid()}"
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.writelines(kept)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, self._path)
+        replace_file(self._path, lambda file: file.writelines(kept))
 
     def write_rows(self, rows: Sequence[Row]) -> None:
         if self._file is None:
@@ -130,10 +158,15 @@ class JSONWriter(RowWriter):
             self._file = None
 
 
-def _iteration(line: str) -> float:
+def _overrides_write(writer: RowWriter) -> bool:
+    """Whether a subclass writes in its own way, which may look at the storage."""
+    return type(writer).write is not RowWriter.write
+
+
+def _iteration(line: bytes) -> float:
     """The iteration of a line of metrics; infinite for a line that is not whole."""
     try:
-        return json.loads(line)["iteration"] if line.endswith("\n") else float("inf")
+        return json.loads(line)["iteration"] if line.endswith(b"\n") else float("inf")
     except (ValueError, KeyError, TypeError):
         return float("inf")
 
@@ -161,23 +194,30 @@ class TensorboardXWriter(RowWriter):
 
     def resume(self, start_iter: int) -> None:
         """Have TensorBoard drop the points from ``start_iter`` on that an earlier run wrote."""
+        super().resume(start_iter)
         self.close()
         self._kwargs.pop("purge_step", None)
         if start_iter > 0:
             self._kwargs["purge_step"] = start_iter
         self._writer  # noqa: B018 (imported now, not in the middle of training)
 
-    def write(self) -> None:
-        storage, since = get_event_storage(), self._seen
-        super().write()
-        if id(storage) != self._storage_id or self._seen < since:
-            since = 0
-        for iteration, name, image in storage.images(since):
-            self._writer.add_image(name, image, iteration)
-        for _, histogram in storage.histograms(since):
-            self._writer.add_histogram_raw(**histogram)
-        for iteration, name, text in storage.texts(since):
-            self._writer.add_text(name, text, iteration)
+    def collect(self, storage: EventStorage) -> Callable[[], None] | None:
+        since = self._seen if self._storage() is storage or self._resumed else 0
+        rows = self._new_rows(storage)
+        images, histograms, texts = storage.images(since), storage.histograms(since), storage.texts(since)
+        if not (rows or images or histograms or texts):
+            return None
+
+        def write() -> None:
+            self.write_rows(rows)
+            for iteration, name, image in images:
+                self._writer.add_image(name, image, iteration)
+            for _, histogram in histograms:
+                self._writer.add_histogram_raw(**histogram)
+            for iteration, name, text in texts:
+                self._writer.add_text(name, text, iteration)
+
+        return write
 
     def write_rows(self, rows: Sequence[Row]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -200,12 +240,19 @@ class PeriodicWriter(HookBase):
     It acts at the very end of a step, after every other hook: a metric put by any hook at any event of the step is
     written with that step. Wherever it stands in the list of hooks makes no difference.
 
+    Writers of rows (:class:`RowWriter`: JSON, TensorBoard) format and write on a thread of their own; an error there
+    is raised at the next writing. Before a checkpoint is saved, and at the end, all that was put is on its way to
+    the disk. Other writers read the storage themselves, so they are called at once.
+
     Args:
         writers: the writers.
         period: a duration; 20 iterations by default.
+        background: whether to use that thread.
     """
 
-    def __init__(self, writers: Iterable[EventWriter], period: "Duration | int | str" = 20) -> None:
+    def __init__(
+        self, writers: Iterable[EventWriter], period: "Duration | int | str" = 20, background: bool = True
+    ) -> None:
         self._writers = list(writers)
         for writer in self._writers:
             if not isinstance(writer, EventWriter):
@@ -213,6 +260,7 @@ class PeriodicWriter(HookBase):
         self._every = Every(period, at_end=True)
         self._ending = False
         self._seen = 0
+        self._background = Background() if background else None
 
     def before_train(self) -> None:
         self._every.start()
@@ -230,24 +278,56 @@ class PeriodicWriter(HookBase):
         self.trainer.request_write()
 
     def on_write(self) -> None:
-        try:
-            for writer in self._writers:
-                writer.write()
-        finally:
-            if self._ending:
-                self._close()
+        errors: list[BaseException] = []
+        for writer in self._writers:
+            try:
+                self._write(writer)
+            except Exception as error:  # the other writers write all the same
+                errors.append(error)
+        if self._ending:
+            errors += self._close()
+        if errors:
+            raise errors[0]
         if self.trainer.listens("after_write"):
             self.trainer.emit("after_write", self._new_metrics())
 
-    def _close(self) -> None:
-        errors = []
-        for writer in self._writers:
+    def before_save(self, path: str) -> None:
+        if self._background is not None:  # what the checkpoint takes for written is on its way to the disk
+            self._background.drain()
+
+    def state_dict(self) -> dict[str, Any]:
+        writers = self._keyed_writers()
+        return {"writers": {key: writer.state_dict() for key, writer in writers.items()}} if writers else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for key, writer in self._keyed_writers().items():
+            if key in state_dict["writers"]:
+                writer.load_state_dict(state_dict["writers"][key])
+
+    def _keyed_writers(self) -> dict[str, RowWriter]:
+        """The writers of rows, by class and number."""
+        rows = [writer for writer in self._writers if isinstance(writer, RowWriter)]
+        return {f"{type(writer).__name__}#{number}": writer for number, writer in enumerate(rows)}
+
+    def _write(self, writer: EventWriter) -> None:
+        if self._background is None or not isinstance(writer, RowWriter) or _overrides_write(writer):
+            writer.write()
+            return
+        job = writer.collect(self.trainer.storage)
+        if job is not None:
+            self._background.submit(job)
+
+    def _close(self) -> list[BaseException]:
+        errors: list[BaseException] = []
+        closers = [writer.close for writer in self._writers]
+        if self._background is not None:
+            closers.insert(0, self._background.close)
+        for close in closers:
             try:
-                writer.close()
+                close()
             except Exception as error:
                 errors.append(error)
-        if errors:
-            raise errors[0]
+        return errors
 
     def _new_metrics(self) -> Mapping[str, float]:
         rows, self._seen = self.trainer.storage.rows(since=self._seen)

@@ -111,12 +111,9 @@ class Page:
             assert any(f"python {snippet.file}" in s.text for s in self.runnable if s.language == "bash"), (
                 f"{self.path.name}:{line}: no bash snippet runs {snippet.file}"
             )
-            return [["note", line, ""]]
-        jobs: list[list[object]] = [["note", line, ""]]
-        for command in shell_commands(text):
-            if not check_command(command):
-                jobs.append(["bash", line, self._short(command)])
-        return jobs
+            return [["bash", line, ""]]
+        commands = [self._short(command) for command in shell_commands(text) if not check_command(command)]
+        return [["bash", line, "\n".join(commands)]]
 
     _trainings = 0
 
@@ -198,7 +195,7 @@ def run_python(arguments: list[str], folder: Path, python: str = sys.executable)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     environment |= {"OMP_NUM_THREADS": "1", "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(
-        [python, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+        [python, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
 
 
@@ -234,8 +231,7 @@ for kind, line, text in json.load(open(".jobs.json")):
     if kind == "python":
         exec(compile("\n" * (line - 1) + text, "<the page>", "exec"), namespace)
     elif kind == "bash":
-        print("$", text, flush=True)
-        done = subprocess.run(["bash", "-eu", "-c", text])
+        done = subprocess.run(["bash", "-eux", "-c", text])
         if done.returncode:
             sys.exit(f"the command of line {line} ends with {done.returncode}: {text}")
     elif kind == "yaml":

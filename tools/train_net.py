@@ -8,6 +8,7 @@ subclass DefaultTrainer in it.
 """
 
 import argparse
+import os
 
 from hookline.config import CfgNode, ConfigError, get_cfg
 from hookline.engine import (
@@ -37,6 +38,8 @@ def setup(args: argparse.Namespace) -> CfgNode:
         raise ConfigError("DATASETS.TEST: is empty, so there is nothing for --eval-only to evaluate")
     if args.eval_only and not cfg.MODEL.WEIGHTS and not args.resume:
         raise ConfigError("MODEL.WEIGHTS: --eval-only needs the weights to evaluate: a file, or --resume for the last")
+    if args.eval_only and args.resume and not os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint")):
+        raise ConfigError(f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} to evaluate")
     check_config(cfg)
     cfg.freeze()
     return cfg

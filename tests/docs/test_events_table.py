@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 from hookline.hooks import EVENTS, HookBase
@@ -11,8 +12,9 @@ SYSTEMS = ["detectron2", "HF Trainer", "pytorch-accelerated", "fastNLP", "Lightn
 
 
 def rows():
-    """The cells of the table's lines, its head first and without the line of dashes."""
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    """The cells of the lines of the page's first table, its head first and without the line of dashes."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    lines = takewhile(lambda line: line.startswith("|"), dropwhile(lambda line: not line.startswith("|"), lines))
     table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [table[0], *table[2:]]
 

@@ -141,7 +141,7 @@ def test_the_outer_name_scope_is_restored_after_an_exception(storage):
 
 def test_an_unknown_metric_is_an_error_that_proposes_the_nearest(storage):
     storage.put_scalar("total_loss", 1)
-    with pytest.raises(KeyError, match="total_los'.*did you mean 'total_loss'"):
+    with pytest.raises(KeyError, match=r"total_los'.*did you mean 'total_loss'"):
         storage.history("total_los")
 
 

@@ -303,7 +303,7 @@ def test_hooks_are_told_what_was_written():
 
 
 def test_what_is_no_writer_is_refused_by_name():
-    with pytest.raises(TypeError, match="EventWriters, not 'metrics.json'"):
+    with pytest.raises(TypeError, match=r"EventWriters, not 'metrics.json'"):
         PeriodicWriter(["metrics.json"])
 
 
@@ -313,7 +313,11 @@ def test_what_is_no_writer_is_refused_by_name():
 def test_tensorboard_gets_every_value_once(tmp_path):
     trainer = Losses()
     trainer.register_hooks(
-        [PeriodicWriter([TensorboardXWriter(str(tmp_path))], 20), Puts("after_step", "sparse", 7), Puts("after_train", "end")]
+        [
+            PeriodicWriter([TensorboardXWriter(str(tmp_path))], 20),
+            Puts("after_step", "sparse", 7),
+            Puts("after_train", "end"),
+        ]
     )
     trainer.train(0, 50)
     events = scalars(tmp_path)

@@ -93,7 +93,7 @@ def test_eval_only_prints_what_the_run_ended_with(tool, tmp_path):
     ],
 )
 def test_a_mistake_is_exit_code_two_and_one_message_and_no_folder(tool, tmp_path, arguments, words):
-    code, out, err = tool("OUTPUT_DIR", "run", *arguments)
+    code, _, err = tool("OUTPUT_DIR", "run", *arguments)
     assert code == 2
     assert err.startswith("error: ")
     assert "Traceback" not in err

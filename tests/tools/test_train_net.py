@@ -129,7 +129,12 @@ def test_eval_only_with_nothing_to_resume_is_an_error(tool, tmp_path):
 
 @pytest.mark.parametrize(("expected", "code"), [(0.5, 0), (3.0, 1)])
 def test_a_missed_expectation_is_exit_code_one(tool, tmp_path, expected, code):
-    overrides = ["TEST.EXPECTED_RESULTS", f'[["synthetic", "accuracy", {expected}, 0.5]]', "OUTPUT_DIR", tmp_path / "run"]
+    overrides = [
+        "TEST.EXPECTED_RESULTS",
+        f'[["synthetic", "accuracy", {expected}, 0.5]]',
+        "OUTPUT_DIR",
+        tmp_path / "run",
+    ]
     arguments = ["--config-file", SYNTHETIC, *overrides, "SOLVER.MAX_ITER", 5, "LOG.WRITERS", '["JSONWriter"]']
     assert tool(*arguments)[0] == code
     weights = ["MODEL.WEIGHTS", tmp_path / "run" / "model_final.pth"]
@@ -138,7 +143,16 @@ def test_a_missed_expectation_is_exit_code_one(tool, tmp_path, expected, code):
 
 def test_a_second_run_in_the_same_folder_sets_the_first_aside(tool, tmp_path):
     folder = tmp_path / "run"
-    arguments = ["--config-file", SYNTHETIC, "OUTPUT_DIR", folder, "SOLVER.MAX_ITER", 5, "LOG.WRITERS", '["JSONWriter"]']
+    arguments = [
+        "--config-file",
+        SYNTHETIC,
+        "OUTPUT_DIR",
+        folder,
+        "SOLVER.MAX_ITER",
+        5,
+        "LOG.WRITERS",
+        '["JSONWriter"]',
+    ]
     tool(*arguments)
     first = (folder / "metrics.json").read_bytes()
     assert tool(*arguments)[0] == 0
@@ -148,7 +162,18 @@ def test_a_second_run_in_the_same_folder_sets_the_first_aside(tool, tmp_path):
 
 def test_the_saved_config_repeats_the_run(tool, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
-    tool("--config-file", SYNTHETIC, "OUTPUT_DIR", first, "SEED", -1, "SOLVER.MAX_ITER", 10, "LOG.WRITERS", '["JSONWriter"]')
+    tool(
+        "--config-file",
+        SYNTHETIC,
+        "OUTPUT_DIR",
+        first,
+        "SEED",
+        -1,
+        "SOLVER.MAX_ITER",
+        10,
+        "LOG.WRITERS",
+        '["JSONWriter"]',
+    )
     assert tool("--config-file", first / "config.yaml", "OUTPUT_DIR", second)[0] == 0
     assert rows(first) == rows(second)
 

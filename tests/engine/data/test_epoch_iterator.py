@@ -44,6 +44,10 @@ def take(iterator, number):
     return [batch[0].tolist() for batch in islice(iterator, number)]
 
 
+def flat(batches):
+    return [index for batch in batches for index in batch]
+
+
 def test_a_finite_loader_is_started_over_again_and_again():
     assert list(islice(EpochIterator([1, 2, 3]), 8)) == [1, 2, 3, 1, 2, 3, 1, 2]
 
@@ -108,7 +112,7 @@ def test_a_generator_that_ends_is_an_error_that_says_why(batches):
 
 def test_batches_differ_from_epoch_to_epoch_and_each_sample_is_seen_once():
     iterator = EpochIterator(loader())
-    first, second = (sum(take(iterator, 4), []) for _ in range(2))
+    first, second = (flat(take(iterator, 4)) for _ in range(2))
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
 
@@ -127,10 +131,10 @@ def test_a_loaded_position_goes_on_with_the_very_next_batch(number):
 
 def test_a_position_is_kept_where_the_batch_size_changes():
     iterator = EpochIterator(loader(size=12, batch_size=3))
-    seen = sum(take(iterator, 2), [])
+    seen = flat(take(iterator, 2))
     other = EpochIterator(loader(size=12, batch_size=2))
     assert other.load_state_dict(iterator.state_dict())
-    rest = sum(take(other, 3), [])
+    rest = flat(take(other, 3))
     assert sorted(seen + rest) == list(range(12))
     assert other.ended
 

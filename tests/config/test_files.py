@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from hookline.engine.files import replace_file, replace_text
+from hookline.config.files import replace_file, replace_text
 
 
 @pytest.fixture

@@ -1,0 +1,160 @@
+"""What a model is given: how the inputs in a batch become the arguments of its call."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...config.errors import suggest
+from ...config.signatures import Taken
+
+__all__ = ["INPUT_FORMS", "caller", "describe", "forward_of"]
+
+INPUT_FORMS = ("auto", "batch", "tuple", "kwargs")
+"""What MODEL.INPUTS may be."""
+
+
+def caller(
+    model: Callable[..., Any],
+    taken: Taken | None,
+    example: Any,
+    form: str,
+    mapping: Mapping[str, str],
+    *,
+    target: str | None = None,
+    exact: bool = True,
+    several: bool = False,
+    guess_dict: bool = True,
+) -> Callable[[Any], Any]:
+    """Decide, once, how a model is called with inputs like ``example``.
+
+    Args:
+        model: called.
+        taken: what its ``forward`` takes; None if that is not known.
+        example: inputs. Those to come have the same type, and the same length or names.
+        form: one of :data:`INPUT_FORMS`.
+        mapping: the inputs' names to ``forward``'s.
+        target: the name of an entry that is no input.
+        exact: whether every name in ``mapping`` must be there.
+        several: whether ``example`` is certainly several inputs, and not one that is a tuple.
+        guess_dict: whether "auto" may give a dict as it is.
+
+    Returns:
+        A function from inputs to the model's output; the model itself if it is given them as they are.
+
+    Raises:
+        TypeError: the inputs do not fit ``forward``; the message has the names of both.
+    """
+    if form == "batch":
+        return model
+    if isinstance(example, Mapping):
+        if form == "tuple":
+            raise TypeError(f'MODEL.INPUTS is "tuple", but the inputs are {describe(example)}; use "kwargs" or "batch"')
+        names = [name for name in example if name != target]
+        if form == "auto" and guess_dict and _takes_it_whole(taken, names):
+            return model
+        return _by_name(model, taken, names, example, mapping, target, exact)
+    if form == "kwargs":
+        raise TypeError(
+            'MODEL.INPUTS "kwargs" and MODEL.INPUT_MAPPING need inputs in a dict, by their names; '
+            f"these are {describe(example)}"
+        )
+    if not isinstance(example, tuple | list):
+        return model
+    if form == "tuple" or several or (taken is not None and len(_required_positions(taken)) > 1):
+        _check_number(taken, example)
+        return lambda inputs: model(*inputs)
+    return model
+
+
+def forward_of(model: Any) -> Callable[..., Any]:
+    """What is called in the end when the model is: its ``forward``, if it has one."""
+    return getattr(model, "forward", model)
+
+
+def describe(value: Any) -> str:
+    """A value's type, and what one needs to know of its content, for messages."""
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} {{{', '.join(f'{name!r}: {describe(v)}' for name, v in value.items())}}}"
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a {type(value).__name__}"
+
+
+def _takes_it_whole(taken: Taken | None, names: Sequence[Any]) -> bool:
+    """Whether ``forward`` is for a dict as it is: it has one parameter to give it to, and none named as an entry."""
+    if taken is None:
+        return True
+    if not (taken.positions or taken.any_position) or any(name in taken.keywords for name in names):
+        return False
+    return len(taken.required) <= 1
+
+
+def _required_positions(taken: Taken) -> list[str]:
+    return [name for name in taken.required if name in taken.positions]
+
+
+def _check_number(taken: Taken | None, inputs: Sequence[Any]) -> None:
+    if taken is None:
+        return
+    too_many = len(inputs) > len(taken.positions) and not taken.any_position
+    if too_many or len(inputs) < len(_required_positions(taken)):
+        raise TypeError(
+            f"the model's forward takes {_listed(taken.positions)}; it cannot be given {len(inputs)} inputs one by one. "
+            'To give them as one argument, set MODEL.INPUTS to "batch"'
+        )
+
+
+def _by_name(
+    model: Callable[..., Any],
+    taken: Taken | None,
+    names: Sequence[Any],
+    example: Mapping[Any, Any],
+    mapping: Mapping[str, str],
+    target: str | None,
+    exact: bool,
+) -> Callable[[Any], Any]:
+    chosen: dict[str, Any] = {}  # the entry for each parameter
+    for entry, parameter in mapping.items():
+        if entry in example:
+            chosen[parameter] = entry
+        elif exact:
+            hint = suggest(entry, map(str, example))
+            raise TypeError(f"MODEL.INPUT_MAPPING: the batch has no '{entry}'{hint or '.'} It has: {_listed(example)}")
+    for name in names:
+        if name not in mapping and name not in chosen and _takes(taken, name):
+            chosen[name] = name
+    if taken is not None:
+        for parameter in chosen:
+            if not _takes(taken, parameter):
+                hint = suggest(parameter, taken.keywords)
+                raise TypeError(
+                    f"MODEL.INPUT_MAPPING: the model's forward takes no '{parameter}'{hint or '.'} "
+                    f"It takes: {_listed(taken.keywords)}"
+                )
+        missing = [name for name in taken.required if name not in chosen]
+        if missing or not chosen:
+            unused = [str(name) for name in names if name not in chosen.values()]
+            wanted = f"'{missing[0]}'" if missing else "an input"
+            hint = suggest(missing[0], unused) if missing else ""
+            entry = unused[0] if unused else "entry"
+            raise TypeError(
+                f"the model's forward needs {wanted}, and the batch has nothing of this name{hint or '.'} "
+                f"The batch has: {_listed(example)}{f' (target: {target})' if target else ''}. "
+                f"forward takes: {_listed(taken.keywords)}. Rename entries with MODEL.INPUT_MAPPING, such as "
+                f'{{{entry}: {(missing or ["parameter"])[0]}}}; to give the dict as it is, set MODEL.INPUTS to "batch"'
+            )
+    if all(parameter == entry for parameter, entry in chosen.items()) and len(chosen) == len(example):
+        return lambda inputs: model(**inputs)
+    pairs = tuple(chosen.items())
+    return lambda inputs: model(**{parameter: inputs[entry] for parameter, entry in pairs})
+
+
+def _takes(taken: Taken | None, name: Any) -> bool:
+    return isinstance(name, str) and (taken is None or taken.any_keyword or name in taken.keywords)
+
+
+def _listed(names: Collection[Any]) -> str:
+    return ", ".join(map(str, names)) or "nothing"

@@ -1,0 +1,161 @@
+"""How fast the run goes: samples and items a second."""
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from .base import HOOK_REGISTRY, HookBase
+
+__all__ = ["Throughput", "Window"]
+
+
+class Window:
+    """The steps since the last report, and the wall-clock time they took with everything between them."""
+
+    def start(self, iteration: int) -> None:
+        """Begin with ``iteration``, now."""
+        self.first = iteration
+        self.since = time.perf_counter()
+
+    def end(self, trainer: Any, at_least: int) -> tuple[int, float]:
+        """Steps and seconds of the window, and a new one begins; (0, 0) if it is too short, save at the run's end."""
+        steps = trainer.finished_iter + 1 - self.first
+        ending = trainer.finished_iter + 1 >= trainer.max_iter
+        if steps <= 0 or (steps < at_least and not ending):
+            return 0, 0.0
+        since = self.since
+        self.start(trainer.finished_iter + 1)
+        return steps, max(self.since - since, 1e-9)
+
+
+@HOOK_REGISTRY.register()
+class Throughput(HookBase):
+    """Puts how much data is trained on in a second, over all ranks, when metrics are written.
+
+    Seconds are those of the clock on the wall between two reports: evaluations, checkpoints and waiting for data
+    are in them. Writes ``samples_per_s``, ``epoch`` (passes over the data so far, with their fraction),
+    ``items_per_s`` where items are counted, and of the step times that :class:`IterationTimer` put since the last
+    report ``time_p95`` and ``time_max``. Reads ``num_items``, ``time``. Saves nothing.
+
+    Args:
+        batch_size: samples of a step over all ranks. By default what the trainer's loader says (the mean over an
+            epoch, whose last batch may be smaller); where it does not say, each batch is counted: its first tensor's
+            first dimension, or the length of a list of samples.
+        items_of: what to count beside samples, such as tokens: called with each batch, returns a number; or the
+            name of a tensor in a batch that is a dict, whose elements are counted. By default ``num_items`` is read
+            from the storage, if somebody puts it.
+        period: steps between two reports at least; sooner writings are passed over, the last one is not.
+    """
+
+    before = ("PeriodicWriter",)
+    single = True
+
+    def __init__(
+        self,
+        batch_size: int | None = None,
+        items_of: Callable[[Any], float] | str | None = None,
+        period: int = 20,
+    ) -> None:
+        self._batch_size = batch_size
+        self._items_of = _elements_of(items_of) if isinstance(items_of, str) else items_of
+        self._period = period
+        self._window = Window()
+        self._samples = 0
+        self._items = 0.0
+        if self._items_of is not None:
+            self._count_batches()
+
+    def _count_batches(self) -> None:
+        # On the instance, so that the event costs nothing where batches need not be counted.
+        self.after_fetch = self._count  # type: ignore[method-assign]
+
+    def on_registered(self) -> None:
+        if self._batch_size is None and self._samples_per_step() is None:
+            self._count_batches()
+
+    def before_train(self) -> None:
+        self._samples, self._items = 0, 0.0
+        self._start()
+
+    def before_epoch(self) -> None:
+        if self.trainer.iter == self.trainer.start_iter:
+            self._start()  # leaving out what other hooks did in before_train
+        else:
+            self._epoch_start = self.trainer.iter
+
+    def _start(self) -> None:
+        first, length = self.trainer.iter, self.trainer.iters_per_epoch
+        self._epoch_start = first - first % length if length else first
+        self._window.start(first)
+
+    def _count(self, batch: Any) -> None:
+        self._samples += _samples_of(batch) or 0
+        if self._items_of is not None:
+            self._items += self._items_of(batch)
+
+    def on_write(self) -> None:
+        trainer = self.trainer
+        steps, seconds = self._window.end(trainer, self._period)
+        if not steps:
+            return
+        values = {"epoch": self._epoch()}
+        samples = self._batch_size or self._samples_per_step()
+        world_size = trainer.comm.get_world_size()
+        if samples is not None:
+            values["samples_per_s"] = samples * steps / seconds
+        elif self._samples:
+            values["samples_per_s"] = self._samples * world_size / seconds
+        histories = trainer.storage.histories()
+        since = self._window.first - steps - 1
+        if self._items_of is not None:
+            values["items_per_s"] = self._items * world_size / seconds
+        elif "num_items" in histories and (count := histories["num_items"].count_since(since)):
+            values["items_per_s"] = histories["num_items"].avg(count) * steps * world_size / seconds
+        if "time" in histories and (count := histories["time"].count_since(since)):
+            times = sorted(histories["time"]._values[-count:])
+            values["time_p95"] = times[math.ceil(0.95 * count) - 1]
+            values["time_max"] = times[-1]
+        self._samples, self._items = 0, 0.0
+        trainer.storage.put_scalars(smoothing_hint=False, cur_iter=trainer.finished_iter, **values)
+
+    def _epoch(self) -> float:
+        trainer = self.trainer
+        if not trainer.iters_per_epoch:
+            return float(trainer.epoch)
+        return trainer.epoch + min((trainer.finished_iter + 1 - self._epoch_start) / trainer.iters_per_epoch, 1.0)
+
+    def _samples_per_step(self) -> float | None:
+        """Mean number of samples in a step, over all ranks, as the loader tells it; None if it does not."""
+        loader = getattr(self.trainer, "data_loader", None)
+        batches: Any = getattr(loader, "batch_sampler", None)
+        size = getattr(batches, "batch_size", None) or getattr(loader, "batch_size", None)
+        if not isinstance(size, int):
+            return None
+        mean: float = size
+        with suppress(AttributeError, TypeError, ZeroDivisionError):  # an endless one
+            mean = min(size, len(batches.sampler) / len(batches))
+        # hookline's own batch samplers count the batch of all ranks, torch's that of one.
+        return mean if hasattr(batches, "world_size") else mean * self.trainer.comm.get_world_size()
+
+
+def _elements_of(name: str) -> Callable[[Any], float]:
+    return lambda batch: batch[name].numel()
+
+
+def _samples_of(batch: Any) -> int | None:
+    """The first dimension of the first tensor in a batch, or the length of a list of samples."""
+    if isinstance(batch, torch.Tensor):
+        return batch.shape[0] if batch.ndim else None
+    if isinstance(batch, Mapping):
+        children = list(batch.values())
+    elif isinstance(batch, list | tuple):
+        children = list(batch)
+    else:
+        return None
+    if isinstance(batch, list) and not any(isinstance(child, torch.Tensor) for child in batch):
+        return len(batch)
+    return next((size for size in map(_samples_of, children) if size is not None), None)

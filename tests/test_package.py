@@ -1,0 +1,209 @@
+"""The package as others get it: built, installed elsewhere, and used from a folder that knows nothing of this one."""
+
+import email
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import hookline
+
+from .snippets import ROOT, run_python
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A copy of the repository as a commit of it would be: without what git ignores."""
+    copy = tmp_path_factory.mktemp("tree")
+    # Wherever the checkout comes from, and whoever owns it.
+    git = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def built(tree, tmp_path_factory):
+    """Folder of the sdist, and of the wheel that was built from the sdist."""
+    dist = tmp_path_factory.mktemp("dist")
+    done = run_python(["-m", "build", "--no-isolation", "--outdir", str(dist), str(tree)], dist)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return dist
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    (path,) = built.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def metadata(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        return email.message_from_bytes(archive.read(name))
+
+
+def modules(folder, package):
+    """The files that ``folder`` should become in ``package``."""
+    return {f"{package}/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.py")}
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel, tree):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    expected = {"hookline/__init__.py", "hookline/py.typed"}
+    for folder in ("config", "hooks", "engine"):
+        expected |= modules(tree / folder, f"hookline/{folder}")
+    assert names == expected
+    assert "hookline/engine/data/build.py" in names
+
+
+def test_the_wheel_and_the_sdist_hold_the_license(wheel, built, metadata):
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith("/LICENSE"))
+        assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        assert f"hookline-{hookline.__version__}/LICENSE" in archive.getnames()
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_the_wheel_asks_for_what_the_readme_says(metadata):
+    assert metadata["Requires-Python"] == ">=3.11"
+    requires = metadata.get_all("Requires-Dist")
+    names = {re.match(r"[\w-]+", line)[0].lower() for line in requires if "extra ==" not in line}
+    assert names == {"torch", "numpy", "fvcore", "yacs", "iopath", "tensorboard"}
+    extras = {name.lower() for name in metadata.get_all("Provides-Extra")}
+    table = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert extras == set(table)
+    # Every pin is of something that the package, or an extra of it, asks for.
+    pins = re.findall(r"^([\w-]+)==", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
+    assert {pin.lower() for pin in pins} - names == {"scikit-learn"}
+    assert any(line.startswith("scikit-learn") for line in requires)
+
+
+def test_the_version_is_written_in_one_place(wheel, metadata, tree):
+    version = hookline.__version__
+    assert metadata["Version"] == version
+    assert wheel.name.startswith(f"hookline-{version}-py3-none-any")
+    code = [path for path in tree.rglob("*") if path.suffix in (".py", ".toml", ".cfg", ".txt")]
+    places = [
+        path.relative_to(tree).as_posix()
+        for path in code
+        if "tests" not in path.parts
+        and re.search(rf"version\w*\s*=\s*[\"']{re.escape(version)}[\"']", path.read_text())
+    ]
+    assert places == ["src/hookline/__init__.py"]
+
+
+def environment(folder: Path) -> str:
+    """A virtual environment that sees the packages of this one, hookline left out.
+
+    A folder that is named in a ``.pth`` file is searched, but its own ``.pth`` files, such as that of an editable
+    install, are not read.
+
+    Returns:
+        Its Python.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "others.pth").write_text("\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
+    python = str(folder / "bin" / "python")
+    assert run_python(["-c", "import torch"], folder, python).returncode == 0
+    assert "No module named 'hookline'" in run_python(["-c", "import hookline"], folder, python).stderr
+    return python
+
+
+def install(python: str, *what: str) -> None:
+    command = ["-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--ignore-installed"]
+    done = run_python([*command, *what], Path(python).parent)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+SCRIPT = '''
+import importlib.util
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+
+import hookline
+from hookline.config import get_cfg
+from hookline.engine import DefaultTrainer, default_setup
+from hookline.engine.modeling import MODEL_REGISTRY
+
+REPOSITORY, PLACE = map(Path, sys.argv[1:])
+assert PLACE in Path(hookline.__file__).resolve().parents, hookline.__file__
+assert not any(Path(folder or ".").resolve() == REPOSITORY for folder in sys.path), sys.path
+for name in ("config", "hooks", "engine", "tools", "tests", "configs"):
+    assert importlib.util.find_spec(name) is None, name
+
+
+@MODEL_REGISTRY.register()
+class Mine(torch.nn.Module):
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(torch.nn.Linear(8, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 4))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+Path("mine.yaml").write_text("""
+MODEL: {NAME: Mine, ARGS: {hidden: 16}, LOSS: {NAME: CrossEntropyLoss}}
+DATASETS: {TRAIN: [{NAME: synthetic, ARGS: {size: 256}}], TEST: [{NAME: synthetic, ARGS: {size: 64, seed: 1}}]}
+SOLVER: {BASE_LR: 0.1, MAX_ITER: 5ep, WARMUP_ITERS: 5, STEPS: []}
+TEST: {METRICS: [Accuracy]}
+OUTPUT_DIR: run
+SEED: 0
+""")
+cfg = get_cfg()
+cfg.merge_from_file("mine.yaml")
+default_setup(cfg, None)
+result = DefaultTrainer(cfg).train()
+assert result.reason == "completed", result
+assert result.metrics["synthetic/accuracy"] > 0.8, result
+assert {"config.yaml", "metrics.json", "model_final.pth"} <= set(os.listdir("run"))
+print("trained")
+'''
+
+
+def check_use(python: str, place: Path, folder: Path) -> None:
+    """Train with a user's script, from a folder of the user's."""
+    folder.mkdir()
+    (folder / "my_script.py").write_text(SCRIPT)
+    done = run_python(["my_script.py", str(ROOT), str(place)], folder, python)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trained" in done.stdout
+
+
+def test_the_wheel_trains_where_the_repository_is_out_of_sight(wheel, tmp_path):
+    python = environment(tmp_path / "venv")
+    install(python, str(wheel))
+    check_use(python, tmp_path / "venv", tmp_path / "elsewhere")
+
+
+def test_an_editable_install_trains_from_elsewhere_and_sees_changes(tree, tmp_path):
+    python = environment(tmp_path / "venv")
+    copy = shutil.copytree(tree, tmp_path / "checkout")
+    install(python, "--no-build-isolation", "-e", str(copy))
+    check_use(python, copy, tmp_path / "elsewhere")
+    (copy / "hooks" / "brand_new.py").write_text(
+        "from .base import HookBase\n\n\nclass BrandNew(HookBase):\n    pass\n"
+    )
+    done = run_python(["-c", "from hookline.hooks.brand_new import BrandNew"], tmp_path, python)
+    assert done.returncode == 0, done.stderr
