@@ -23,6 +23,7 @@ from .evaluation import (
 )
 from .logger import setup_logger
 from .modeling import ModelAdapter, build_loss, build_model, model_summary, resolve_device
+from .resume import apply_changes, changes_since, hyperparameters
 from .simple_trainer import SimpleTrainer
 from .solver import build_grad_clipper, build_lr_scheduler, build_optimizer
 from .train_loop import TrainResult
@@ -75,6 +76,8 @@ class DefaultTrainer(SimpleTrainer):
         )
         self.cfg = cfg
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
+        self._built = hyperparameters(optimizer)
+        self._saved_run: Mapping[str, Any] = {}
         # A weak reference, since the trainer holds the checkpointer.
         self.checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
         self.start_iter = 0
@@ -95,7 +98,11 @@ class DefaultTrainer(SimpleTrainer):
         Raises:
             ConfigError: there is no such file, or none that is whole.
         """
+        self._saved_run = {}
         self.checkpointer.resume_or_load(self.cfg.MODEL.WEIGHTS, resume=resume)
+        if self._saved_run:
+            changes = changes_since(self._saved_run["config"], self.cfg)
+            apply_changes(self.optimizer, self.scheduler, self._built, self._saved_run["built"], changes)
         if resume and self.checkpointer.has_checkpoint():
             # The checkpoint holds the last finished iteration.
             self.start_iter = self.finished_iter + 1
@@ -127,6 +134,14 @@ class DefaultTrainer(SimpleTrainer):
             if result.reason == "completed" and not verify_results(self.cfg, self._last_eval_results):
                 raise SystemExit(1)
         return result
+
+    def state_dict(self) -> dict[str, Any]:
+        # The config, so that a resume can tell what was changed in between.
+        return {**super().state_dict(), "run": {"config": self.cfg.dump(), "built": self._built}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._saved_run = state_dict.get("run", {})
 
     # ------------------------------------------------------------------ parts
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..config import ConfigError
 from ..hooks.events import EventStorage, get_event_storage
 from .data.epoch_iterator import EpochIterator
 from .data.microbatch import split_batch
@@ -329,7 +330,13 @@ class SimpleTrainer(TrainerBase):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self.optimizer.load_state_dict(state_dict["optimizer"])
+        try:
+            self.optimizer.load_state_dict(state_dict["optimizer"])
+        except ValueError as error:
+            raise ConfigError(
+                f"the checkpoint's optimizer does not fit this one ({error}): it was saved with another model or other "
+                "parameter groups. To start from its weights alone, set MODEL.WEIGHTS instead of resuming"
+            ) from error
         if self.grad_scaler is not None and "grad_scaler" in state_dict:
             self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
         if "data" in state_dict and not self._batches.load_state_dict(state_dict["data"]):

@@ -19,7 +19,7 @@ class IterationTimer(HookBase):
     take in ``after_step`` is not the step's, and is reported apart from it.
 
     Args:
-        warmup_iter: steps at the start (caches fill, kernels are chosen) that are not counted.
+        warmup_iter: steps at the start (caches fill, kernels are chosen) that do not count in the report.
     """
 
     single = True
@@ -40,12 +40,15 @@ class IterationTimer(HookBase):
     def after_step(self) -> None:
         now = time.perf_counter()
         trainer = self.trainer
-        if trainer.iter - trainer.start_iter < self._warmup_iter:
-            self._counted_from = now
-            return
         seconds = now - self._step_start
-        self._steps += 1
-        self._steps_time += seconds
+        if trainer.iter - trainer.start_iter >= self._warmup_iter:
+            self._steps += 1
+            self._steps_time += seconds
+        else:
+            self._counted_from = now
+            if not trainer.start_iter:
+                return
+            # A resumed run puts these too: its rows of metrics are then those of a run that was never interrupted.
         trainer.storage.put_scalar("time", seconds)
 
     def after_train(self) -> None:

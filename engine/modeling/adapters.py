@@ -5,8 +5,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from operator import itemgetter, methodcaller
 from typing import Any
 
-import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...config import ConfigError
 from ...config.errors import suggest
@@ -22,6 +21,7 @@ _TARGET_NAMES = ("label", "labels", "y", "target", "targets")
 _MAX_PLANS = 64
 
 _keys = methodcaller("keys")
+_first = itemgetter(0)
 
 
 @dataclass(slots=True)
@@ -36,6 +36,7 @@ class _Plan:
         run: from a batch to the output.
         target: from a batch to what the loss compares the output with; None if there is no loss.
         own_step: whether the model has a method for this, and ``run`` is it.
+        pair: whether ``run`` gives the model ``x`` of ``(x, y)`` as it is, and ``target`` is ``y``.
     """
 
     model: Any
@@ -45,6 +46,7 @@ class _Plan:
     run: Callable[[Any], Any]
     target: Callable[[Any], Any] | None = None
     own_step: bool = False
+    pair: bool = False
 
     def fits(self, model: Any, batch: Any) -> bool:
         """Whether the batch, for this model, is of this form."""
@@ -59,8 +61,8 @@ class ModelAdapter:
     """Stands between the trainer and a model, so that the model keeps its own signature.
 
     It is not a module: the names in the model's state dict stay the user's. How a model is called is decided from its
-    ``forward``'s signature when it first sees a form of batch, not in every step. A model that has ``train_step(batch)``
-    (or, for predictions, ``predict_step(batch)``) is asked through this method, with the batch as it is.
+    ``forward``'s signature when a form of batch is first seen, not in every step. A model with a method
+    ``train_step(batch)`` (or, for predictions, ``predict_step(batch)``) is asked through that, with the batch as it is.
 
     Args:
         loss: called with the model's output and the batch's target; returns a scalar tensor, or that and the number
@@ -131,14 +133,18 @@ class ModelAdapter:
             or (plan.measure is not None and plan.measure(batch) != plan.form)
         ):
             plan = self._training = self._plan(model, batch, training=True)
-        output = plan.run(batch)
-        if plan.target is None:
-            return _named_losses(output)
-        if self._takes_one and type(output) is torch.Tensor and not self.output_mapping:
-            loss = self.loss(output, plan.target(batch))  # type: ignore[misc]
+        if plan.pair:  # the usual form, without further calls
+            output, target = model(batch[0]), batch[1]
         else:
-            loss = self._loss_of(output, plan.target(batch))
-        if isinstance(loss, torch.Tensor) and not loss.dim():
+            output = plan.run(batch)
+            if plan.target is None:
+                return _named_losses(output)
+            target = plan.target(batch)
+        if self.output_mapping or (self._takes_one and type(output) is not Tensor):
+            loss = self._loss_of(output, target)
+        else:
+            loss = self.loss(output, target)  # type: ignore[misc]
+        if isinstance(loss, Tensor) and not loss.dim():
             return {"loss": loss}
         if isinstance(loss, tuple) and len(loss) == 2 and _is_scalar(loss[0]):
             return _counted({"loss": loss[0]}, loss[1])
@@ -201,8 +207,8 @@ class ModelAdapter:
         if callable(step):
             if training and isinstance(getattr(model, "_orig_mod", model), _PARALLEL):
                 raise TypeError(
-                    f"{type(module).__name__}.train_step cannot be called through {type(model).__name__}, and without it "
-                    "ranks would not exchange gradients; have the model's forward return its losses instead"
+                    f"{type(module).__name__}.train_step would bypass {type(model).__name__}, and ranks would not "
+                    "exchange gradients; have the model's forward return its losses instead"
                 )
             return _Plan(model, type(batch), None, None, step, own_step=True)
         taken = what_it_takes(forward_of(module))
@@ -216,10 +222,10 @@ class ModelAdapter:
         elif apart and isinstance(batch, tuple | list):
             required = len([name for name in taken.required if name in taken.positions]) if taken else 0
             if not training and len(batch) in (1, required):  # without a target
-                take = itemgetter(0) if len(batch) == 1 else None
+                take = _first if len(batch) == 1 else None
             else:
                 self._target_of(batch)
-                take = itemgetter(0) if len(batch) == 2 else itemgetter(slice(0, -1))
+                take = _first if len(batch) == 2 else itemgetter(slice(0, -1))
             inputs = take(batch) if take else batch
             several = inputs is batch or len(batch) > 2
         elif apart and training:
@@ -241,14 +247,10 @@ class ModelAdapter:
             measure, form = _keys_of_first, (len(batch), frozenset(inputs))
         if call is model and take is None and not apart and measure is len:
             measure = form = None  # given as it is, whatever its length
-        return _Plan(
-            model,
-            type(batch),
-            measure,
-            form,
-            call if take is None else _chained(call, take),
-            self._target_of(batch) if training and self.loss is not None else None,
-        )
+        read_target = self._target_of(batch) if training and self.loss is not None else None
+        pair = call is model and take is _first and read_target is not None
+        run = call if take is None else _chained(call, take)
+        return _Plan(model, type(batch), measure, form, run, read_target, pair=pair)
 
     def _target_name(self, batch: Mapping[Any, Any], required: bool = True) -> str | None:
         names = [self.target] if self.target else _TARGET_NAMES
@@ -285,7 +287,7 @@ class ModelAdapter:
         assert self.loss is not None
         if self.output_mapping:
             return self.loss(**self._mapped(output), **{self._target_parameter: target})
-        return self.loss(self._one_of(output) if self._takes_one else output, target)
+        return self.loss(self._one_of(output), target)
 
     def _mapped(self, output: Any) -> dict[str, Any]:
         entries = _entries(output)
@@ -302,7 +304,7 @@ class ModelAdapter:
 
     def _one_of(self, output: Any) -> Any:
         """The output for a loss that takes one tensor."""
-        entries = None if isinstance(output, torch.Tensor) else _entries(output)
+        entries = None if isinstance(output, Tensor) else _entries(output)
         if entries is None:
             return output
         if len(entries) == 1:
@@ -310,9 +312,8 @@ class ModelAdapter:
         if "logits" in entries:
             return entries["logits"]
         raise TypeError(
-            f"{_name_of(self.loss)} takes one tensor, and the model returned {', '.join(map(str, entries)) or 'nothing'}: "
-            "say with MODEL.OUTPUT_MAPPING which one it is, such as "
-            f"{{{next(iter(entries), 'name')}: input}}"
+            f"{_name_of(self.loss)} takes one tensor, the model returned: {', '.join(map(str, entries)) or 'nothing'}. "
+            f"Say which one with MODEL.OUTPUT_MAPPING, such as {{{next(iter(entries), 'name')}: input}}"
         )
 
 
@@ -368,19 +369,22 @@ def _entries(output: Any) -> Mapping[Any, Any] | None:
 
 
 def _is_scalar(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and not value.dim()
+    return isinstance(value, Tensor) and not value.dim()
 
 
 def _named_losses(output: Any) -> dict[str, Any]:
-    if isinstance(output, torch.Tensor):
+    if isinstance(output, Tensor):
         if not output.dim():
             return {"total_loss": output}
     elif type(output) is dict:
-        for value in output.values():
-            if not isinstance(value, torch.Tensor) or value.dim():
+        count = output.get("num_items")
+        for name, value in output.items():
+            if (not isinstance(value, Tensor) or value.dim()) and name != "num_items":
                 break
         else:
-            if output and "num_items" not in output:
+            if count is not None and len(output) > 1:
+                return _counted(output, count)
+            if count is None and output:
                 return output
     return _losses_in(output)
 

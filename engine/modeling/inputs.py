@@ -102,8 +102,9 @@ def _check_number(taken: Taken | None, inputs: Sequence[Any]) -> None:
     too_many = len(inputs) > len(taken.positions) and not taken.any_position
     if too_many or len(inputs) < len(_required_positions(taken)):
         raise TypeError(
-            f"the model's forward takes {_listed(taken.positions)}; it cannot be given {len(inputs)} inputs one by one. "
-            'To give them as one argument, set MODEL.INPUTS to "batch"'
+            f"the batch has {len(inputs)} inputs, but the model's forward takes: {_listed(taken.positions)}. "
+            'To give them as one argument, set MODEL.INPUTS to "batch"; a model that takes the target, too, '
+            "returns its losses itself, without MODEL.LOSS"
         )
 
 
