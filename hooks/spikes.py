@@ -89,8 +89,8 @@ class LossSpike(HookBase):
             return
         spikes = []
         for value, iteration in zip(history._values[-new:], history._iters[-new:], strict=True):
-            if not value <= self._limit and not (self._limit == math.inf and math.isfinite(value)):
-                spikes.append((value, iteration))
+            if value > self._limit or not math.isfinite(value):
+                spikes.append((value, iteration, self._limit))
             self._add(value)
         self._seen = history.latest_iter()
         if spikes:
@@ -108,11 +108,11 @@ class LossSpike(HookBase):
             sigma = _MAD_TO_SIGMA * median([abs(one - middle) for one in values])
             self._limit = middle + self._factor * max(sigma, _LEAST_SIGMA * abs(middle))
 
-    def _react(self, spikes: list[tuple[float, int]]) -> None:
-        value, iteration = max(spikes, key=lambda spike: math.inf if math.isnan(spike[0]) else spike[0])
+    def _react(self, spikes: list[tuple[float, int, float]]) -> None:
+        value, iteration, limit = max(spikes, key=lambda spike: math.inf if math.isnan(spike[0]) else spike[0])
         more = f" (and {len(spikes) - 1} more since the last writing)" if len(spikes) > 1 else ""
         message = f"{self.metric} jumped to {value:.4g} at iteration {iteration}{more}"
-        logger.warning("%s; its limit is %.4g, %d spikes so far", message, self._limit, self.count)
+        logger.warning("%s; its limit was %.4g, spikes so far: %d", message, limit, self.count)
         if self._ending:
             return
         if self._action == "save":

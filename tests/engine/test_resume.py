@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer
+from hookline.engine import DefaultTrainer, seed_all_rng
 from hookline.hooks import CallbackHook
 
 
@@ -46,6 +46,7 @@ def make(tmp_path):
         cfg.SEED = 0
         cfg.OUTPUT_DIR = str(tmp_path)
         cfg.merge_from_list(list(overrides))
+        seed_all_rng(0)
         trainer = DefaultTrainer(cfg)
         trainer.resume_or_load(resume=resume)
         return trainer

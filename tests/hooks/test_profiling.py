@@ -245,11 +245,11 @@ class Frozen(HookBase):
 def test_everything_is_as_before_after_an_error_too(collector):
     class Failing(TrainerBase):
         def run_step(self):
-            raise ValueError
+            raise ValueError("here")
 
     trainer = Failing()
     trainer.register_hooks([GarbageCollection()])
-    with pytest.raises(ValueError, match=""):
+    with pytest.raises(ValueError, match="here"):
         trainer.train(0, 1)
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0

@@ -94,14 +94,14 @@ def test_nothing_is_judged_at_the_start():
 
 def test_nan_is_a_spike_at_any_time():
     hook = LossSpike(window=20)
-    Losses({3: math.nan, 40: math.nan}, hook).train(0, 50)
-    assert hook.count == 2
+    Losses({3: math.nan, 4: math.inf, 40: math.nan}, hook).train(0, 50)
+    assert hook.count == 3
 
 
 def test_when_metrics_are_written_makes_no_difference():
     counts = []
     for period in (1, 7, 1000):
-        hook = LossSpike(window=20, factor=1.5)
+        hook = LossSpike(window=20, factor=0.5)
         Losses({50: 30.0}, hook, period=period).train(0, 200)
         counts.append((hook.count, hook.state_dict()))
     assert counts[0] == counts[1] == counts[2]
@@ -149,10 +149,10 @@ def test_it_goes_on_after_a_resume_as_if_nothing_had_been(tmp_path):
     def losses(i):
         return 30.0 if i in (43, 47) else noise(i)
 
-    whole = LossSpike(window=20, factor=1.5)
+    whole = LossSpike(window=20, factor=0.5)
     make(tmp_path / "whole", whole, losses)[0].train(0, 80)
-    make(tmp_path / "cut", LossSpike(window=20, factor=1.5), losses)[0].train(0, 45)  # last written at 40
-    resumed = LossSpike(window=20, factor=1.5)
+    make(tmp_path / "cut", LossSpike(window=20, factor=0.5), losses)[0].train(0, 45)  # last written at 40
+    resumed = LossSpike(window=20, factor=0.5)
     trainer, checkpointer = make(tmp_path / "cut", resumed, lambda i: losses(i + 45))
     state = torch.load(checkpointer.get_checkpoint_file(), weights_only=True)
     resumed.load_state_dict(state["trainer"]["hooks"]["LossSpike"])

@@ -32,11 +32,11 @@ def test_the_time_of_each_step_after_the_warmup_is_put():
     assert all(0 < seconds < 1 for seconds, _ in trainer.storage.history("time").values())
 
 
-def test_the_warmup_is_counted_from_where_a_run_starts():
+def test_a_resumed_run_puts_the_time_of_every_step():
     trainer = Idle()
     trainer.register_hooks([IterationTimer(warmup_iter=2)])
     trainer.train(100, 105)
-    assert times(trainer) == [102, 103, 104]
+    assert times(trainer) == [100, 101, 102, 103, 104]
 
 
 def test_the_time_other_hooks_take_after_a_step_is_not_the_steps(monkeypatch):
