@@ -38,11 +38,29 @@ _C.MODEL.NAME = ""
 _C.MODEL.ARGS = CN(new_allowed=True)
 # A checkpoint whose weights the run starts from (or, with --eval-only, that is evaluated).
 _C.MODEL.WEIGHTS = ""
-# A component of LOSS_REGISTRY, called as loss(model(x), y) on batches (x, y).
+# A component of LOSS_REGISTRY, called as loss(model(x), y) on batches (x, y), (x1, x2, y) or dicts.
 # Empty: the model is given the batch, and returns its losses itself.
 _C.MODEL.LOSS = CN()
 _C.MODEL.LOSS.NAME = ""
 _C.MODEL.LOSS.ARGS = CN(new_allowed=True)
+# What the model is given of a batch's inputs: "batch" (all in one argument), "tuple" (one argument each), "kwargs"
+# (entries of a dict, those that forward() takes by name) or "auto" (what fits forward()'s signature; docs/models.md).
+_C.MODEL.INPUTS = Typed("auto", one_of("auto", "batch", "tuple", "kwargs"))
+# For dict batches, {entry: forward()'s parameter}, where the names differ. Then INPUTS is "kwargs".
+_C.MODEL.INPUT_MAPPING = CN(new_allowed=True)
+# {the model's output: the loss's parameter}, for models that return several outputs by name.
+_C.MODEL.OUTPUT_MAPPING = CN(new_allowed=True)
+# Name of the target in dict batches. Empty: "label", "labels", "y", "target" or "targets", whichever is there.
+_C.MODEL.TARGET = ""
+# Keep the weights of convolutions in channels-last order, the faster one on most devices.
+_C.MODEL.CHANNELS_LAST = False
+# Submodules that compute their activations again in the backward pass instead of keeping them, which saves memory:
+# their names ("blocks.0", "blocks.*") or their classes' ("TransformerBlock").
+_C.MODEL.ACTIVATION_CHECKPOINTING = []
+# torch.compile the model (slow first steps: for long runs), with these arguments.
+_C.MODEL.COMPILE = CN()
+_C.MODEL.COMPILE.ENABLED = False
+_C.MODEL.COMPILE.ARGS = CN(new_allowed=True)
 
 # ---------------------------------------------------------------------------- data
 _C.DATASETS = CN()
@@ -121,6 +139,9 @@ _C.SOLVER.CLIP_GRADIENTS.ENABLED = False
 _C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = Typed("value", one_of("value", "norm", "param_norm"))
 _C.SOLVER.CLIP_GRADIENTS.CLIP_VALUE = 1.0
 _C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
+
+# A loss that is NaN or infinite: "raise" an error; "skip" the update; "stop" training in good order.
+_C.SOLVER.NONFINITE_LOSS = Typed("raise", one_of("raise", "skip", "stop"))
 
 # Mixed precision: forward and loss run under torch.autocast in DTYPE.
 _C.SOLVER.AMP = CN()

@@ -73,6 +73,7 @@ class DefaultTrainer(SimpleTrainer):
             precision=getattr(torch, cfg.SOLVER.AMP.DTYPE) if cfg.SOLVER.AMP.ENABLED else None,
             device=resolve_device(cfg.MODEL.DEVICE),
             iters_per_epoch=iters_per_epoch,
+            nonfinite=cfg.SOLVER.NONFINITE_LOSS,
         )
         self.cfg = cfg
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)

@@ -45,13 +45,13 @@ class FastOptimizer:
         optimizer: any.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
-        self._step = _plain_step(optimizer)
         self._plain_zero_grad = type(optimizer).zero_grad is Optimizer.zero_grad
-        self._hooks = (
-            optimizer._optimizer_step_pre_hooks,
-            optimizer._optimizer_step_post_hooks,
+        self._step = _plain_step(optimizer) if isinstance(optimizer, Optimizer) else None
+        self._hooks: tuple[Any, ...] = (
+            getattr(optimizer, "_optimizer_step_pre_hooks", None),
+            getattr(optimizer, "_optimizer_step_post_hooks", None),
             _optimizer_module._global_optimizer_pre_hooks,
             _optimizer_module._global_optimizer_post_hooks,
         )
@@ -73,7 +73,7 @@ class FastOptimizer:
             optimizer.step()
             return
         if own is not None:  # torch's schedulers wrap step() to note that it was called
-            optimizer._opt_called = True  # type: ignore[attr-defined]
+            optimizer._opt_called = True
         grad_enabled = torch.is_grad_enabled()
         _set_grad_enabled(False)
         try:

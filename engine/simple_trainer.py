@@ -4,9 +4,9 @@ import logging
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from .data.transfer import move_to_device
 from .evaluation.evaluator import inference_context
 from .fast_path import FastOptimizer, backward
 from .modeling.adapters import ModelAdapter
+from .solver.several import OptimizerList
 from .state import capture_rng, restore_rng
 from .train_loop import TrainerBase
 
@@ -37,7 +38,7 @@ class SimpleTrainer(TrainerBase):
     Args:
         model: given a batch, returns a dict of losses or one loss (or see ``adapter``). It is set to training mode.
         data_loader: an iterable of batches. When it ends it is started over: that is an epoch.
-        optimizer: updates the model's parameters.
+        optimizer: updates the model's parameters; a list of them: all are stepped together.
         gather_metric_period: put the losses into the storage every so many iterations.
         zero_grad_before_forward: clear gradients before the forward pass instead of after the update; then
             they can still be read in ``after_step``.
@@ -49,13 +50,17 @@ class SimpleTrainer(TrainerBase):
         grad_scaler: for float16; one is made if ``precision`` is float16.
         device: where batches are moved; None leaves them where they are.
         iters_per_epoch: batches an epoch, for loaders that have no length or never end.
+        nonfinite: what is done about a loss that is NaN or infinite: "raise" a FloatingPointError; "skip" the update;
+            "stop" training in good order, without the update. The value is logged in any case. On a GPU no step
+            waits to find out: "skip" acts there through the fused optimizers, "raise" and "stop" when metrics are
+            next written.
     """
 
     def __init__(
         self,
         model: nn.Module,
         data_loader: Iterable[Any],
-        optimizer: torch.optim.Optimizer,
+        optimizer: "torch.optim.Optimizer | Sequence[torch.optim.Optimizer]",
         gather_metric_period: int = 1,
         zero_grad_before_forward: bool = False,
         async_write_metrics: bool = False,
@@ -67,13 +72,14 @@ class SimpleTrainer(TrainerBase):
         grad_scaler: torch.amp.GradScaler | None = None,
         device: torch.device | str | None = None,
         iters_per_epoch: int | None = None,
+        nonfinite: Literal["raise", "skip", "stop"] = "raise",
     ) -> None:
         super().__init__()
         # Dropout and batch norm behave otherwise in evaluation; whoever wants that calls model.eval() afterwards.
         model.train()
         self.model = model
         self.data_loader = data_loader
-        self.optimizer = optimizer
+        self.optimizer: Any = OptimizerList(optimizer) if isinstance(optimizer, list | tuple) else optimizer
         self.gather_metric_period = gather_metric_period
         self.zero_grad_before_forward = zero_grad_before_forward
         self.async_write_metrics = async_write_metrics
@@ -86,7 +92,10 @@ class SimpleTrainer(TrainerBase):
             grad_scaler = torch.amp.GradScaler(self._device_type())
         self.grad_scaler = grad_scaler
         self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self))
-        self._fast = FastOptimizer(optimizer)
+        self._fast = FastOptimizer(self.optimizer)
+        self.nonfinite = nonfinite
+        self._nonfinite_steps = 0
+        self._skip_update = False
         self._rng: dict[str, Any] | None = None
 
     # ------------------------------------------------------------------ data
@@ -158,15 +167,16 @@ class SimpleTrainer(TrainerBase):
             self._dispatch("after_fetch", batch)
         return batch
 
-    def forward_backward(self, batch: Any, weight: float = 1.0) -> dict[str, torch.Tensor]:
+    def forward_backward(self, batch: Any, weigh: Callable[[Any], Any] | None = None) -> dict[str, torch.Tensor]:
         """Losses and gradients of one (micro-)batch.
 
         Args:
             batch: as the loader gave it, or a part of it.
-            weight: its share of the whole batch.
+            weigh: called with the number of items that the losses are means over, if the model told it, else None;
+                returns the factor that the losses count with.
 
         Returns:
-            The losses by name, each times ``weight``.
+            The losses by name, each times that factor.
         """
         listeners = self._listeners
         if listeners["before_forward"]:
@@ -174,7 +184,11 @@ class SimpleTrainer(TrainerBase):
         loss_dict = self.forward(batch)
         if listeners["after_forward"]:
             self._dispatch("after_forward", batch, loss_dict)
-        if weight != 1.0:
+        num_items = loss_dict.pop("num_items", None)
+        if num_items is not None and weigh is None:
+            self.storage.put_scalar("num_items", num_items, smoothing_hint=False)
+        if weigh is not None:
+            weight = weigh(num_items)
             loss_dict = {name: loss * weight for name, loss in loss_dict.items()}
         first, *others = loss_dict.values()
         losses = sum(others, start=first)
@@ -185,13 +199,39 @@ class SimpleTrainer(TrainerBase):
         return loss_dict
 
     def accumulate(self, batch: Any) -> dict[str, torch.Tensor]:
-        """Losses and gradients of a batch, one micro-batch at a time, weighted by their shares of its samples."""
+        """Losses and gradients of a batch, one micro-batch at a time: those of the whole batch.
+
+        Each counts by its share of the samples or, where the model tells how many items (tokens) its losses are
+        means over, of the items. That share is known only after the last, so gradients are then scaled once.
+        """
+        parts = list(split_batch(batch, self.accumulation_steps))
+        counts: list[Any] = []
         total: dict[str, torch.Tensor] = {}
-        for micro_batch, weight in split_batch(batch, self.accumulation_steps):
-            for name, loss in self.forward_backward(micro_batch, weight).items():
-                loss = loss.detach()
-                total[name] = total[name] + loss if name in total else loss
+        for index, (micro_batch, share) in enumerate(parts):
+
+            def weigh(num_items: Any, share: float = share) -> Any:
+                if num_items is None:
+                    return share
+                counts.append(num_items)
+                # Relative to the first, so that numbers stay of the size that they are without accumulation.
+                return num_items / _at_least_one(counts[0])
+
+            # Ranks exchange gradients once a step, with the last micro-batch.
+            with self._no_sync() if index < len(parts) - 1 else nullcontext():
+                losses = self.forward_backward(micro_batch, weigh)
+            for name, loss in losses.items():
+                total[name] = total[name] + loss.detach() if name in total else loss.detach()
+        if counts:
+            self.storage.put_scalar("num_items", sum(counts), smoothing_hint=False)
+            scale = _at_least_one(counts[0]) / _at_least_one(sum(counts))
+            gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_mul_(gradients, scale)
+            total = {name: loss * scale for name, loss in total.items()}
         return total
+
+    def _no_sync(self) -> AbstractContextManager[Any]:
+        no_sync = getattr(self.model, "no_sync", None)
+        return nullcontext() if no_sync is None else no_sync()
 
     def forward(self, batch: Any) -> dict[str, torch.Tensor]:
         """The losses of a batch, by name."""
@@ -208,9 +248,13 @@ class SimpleTrainer(TrainerBase):
 
     def optimizer_step(self) -> None:
         """Clip the gradients, and update the weights."""
+        if self._skip_update:
+            self._skip_update = False
+            return
         listeners, scaler = self._listeners, self.grad_scaler
         if scaler is not None and (self.clip_gradients is not None or listeners["before_optimizer_step"]):
-            scaler.unscale_(self.optimizer)
+            for optimizer in getattr(self.optimizer, "optimizers", [self.optimizer]):
+                scaler.unscale_(optimizer)
         if self.clip_gradients is not None:
             norm = self.clip_gradients([p for group in self.optimizer.param_groups for p in group["params"]])
             if norm is not None:
@@ -220,7 +264,8 @@ class SimpleTrainer(TrainerBase):
         if scaler is None:
             self._fast_optimizer().step()
         else:
-            scaler.step(self.optimizer)
+            for optimizer in getattr(self.optimizer, "optimizers", [self.optimizer]):
+                scaler.step(optimizer)
             scaler.update()
         if listeners["after_optimizer_step"]:
             self._dispatch("after_optimizer_step")
@@ -282,7 +327,35 @@ class SimpleTrainer(TrainerBase):
     ) -> None:
         iteration = self.iter if iter is None else iter
         if (iteration + 1) % self.gather_metric_period == 0:
-            self.write_metrics(loss_dict, data_time, iteration, prefix, self.storage)
+            try:
+                self.write_metrics(loss_dict, data_time, iteration, prefix, self.storage)
+            except FloatingPointError as error:
+                if self.nonfinite == "raise":
+                    raise
+                self._on_nonfinite(str(error))
+        if self.nonfinite == "skip" and self.grad_scaler is None and self._device_type() != "cpu":
+            self._skip_on_device(loss_dict)
+
+    def _on_nonfinite(self, what: str) -> None:
+        """A loss of the present step is NaN or infinite, and that is no reason to fail: no update is made of it."""
+        self._skip_update = True
+        self._nonfinite_steps += 1
+        self.storage.put_scalar("nonfinite_steps", self._nonfinite_steps, smoothing_hint=False)
+        if self.nonfinite == "stop":
+            self.request_stop(what)
+        elif self._nonfinite_steps == 1:
+            logger.warning("%s; the update is skipped, as all such will be, counted as nonfinite_steps", what)
+
+    def _skip_on_device(self, loss_dict: Mapping[str, torch.Tensor]) -> None:
+        """Have the fused optimizers leave the weights alone if a loss is not finite, without asking the device."""
+        finite = torch.stack([loss.detach() for loss in loss_dict.values()]).isfinite().all()
+        for optimizer in getattr(self.optimizer, "optimizers", [self.optimizer]):
+            if not all(group.get("fused") for group in optimizer.param_groups):
+                raise ConfigError(
+                    f"SOLVER.NONFINITE_LOSS: skip needs a fused optimizer on {self._device_type()}, and this "
+                    f"{type(optimizer).__name__} is not; set SOLVER.OPTIMIZER.ARGS.fused, or choose raise or stop"
+                )
+            optimizer.grad_scale, optimizer.found_inf = None, (~finite).to(torch.float32)
 
     @staticmethod
     def write_metrics(
@@ -314,8 +387,12 @@ class SimpleTrainer(TrainerBase):
     def _serve_requests(self) -> None:
         super()._serve_requests()
         iteration = self.storage.nonfinite.get("total_loss")
-        if iteration is not None:
-            raise FloatingPointError(f"the loss is NaN or infinite at iteration {iteration}")
+        if iteration is not None and not self._nonfinite_steps:  # seen now that values were brought from the device
+            what = f"the loss is NaN or infinite at iteration {iteration}"
+            if self.nonfinite == "raise":
+                raise FloatingPointError(what)
+            if self.nonfinite == "stop":
+                self.request_stop(what)
 
     # ------------------------------------------------------------------ state
 
@@ -354,6 +431,11 @@ class SimpleTrainer(TrainerBase):
             self._batches.prepare()
         restore_rng(self._rng)
         self._rng = None
+
+
+def _at_least_one(count: Any) -> Any:
+    """A divisor out of a count that may be 0, or a tensor on a device."""
+    return count.clamp(min=1) if isinstance(count, torch.Tensor) else max(count, 1)
 
 
 class AMPTrainer(SimpleTrainer):

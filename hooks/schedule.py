@@ -25,13 +25,16 @@ class LRScheduler(HookBase):
         optimizer: by default the trainer's.
         scheduler: a torch scheduler that counts iterations, or an fvcore ParamScheduler giving multiples of the
             optimizer's learning rates; by default the trainer's ``scheduler``.
+        name: of the metric, where several optimizers have a schedule each.
     """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: "_TorchScheduler | ParamScheduler | None" = None,
+        name: str = "lr",
     ) -> None:
+        self._name = name
         self._optimizer = optimizer
         self._scheduler = scheduler
 
@@ -69,7 +72,7 @@ class LRScheduler(HookBase):
 
     def after_step(self) -> None:
         lr = self._optimizer.param_groups[self._group]["lr"]  # type: ignore[union-attr]
-        self.trainer.storage.put_scalar("lr", lr, smoothing_hint=False)
+        self.trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
         self.scheduler.step()
 
     @property

@@ -28,7 +28,7 @@ class MetricsEvaluator(DatasetEvaluator):
     Args:
         dataset_name: under which the results are returned.
         metrics: by the name of their result. torchmetrics' are moved to the predictions' device.
-        targets_of: the targets in a batch; by default the ``y`` of ``(x, y)``.
+        targets_of: the targets in a batch; by default the last of ``(x, y)``, or of a dict the entry of a usual name.
     """
 
     def __init__(
@@ -57,8 +57,15 @@ class MetricsEvaluator(DatasetEvaluator):
         return {self.dataset_name: {name: _plain(metric.compute()) for name, metric in self.metrics.items()}}
 
 
-def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
+def build_evaluator(
+    cfg: CfgNode, dataset_name: str, targets_of: Callable[[Any], Any] | None = None
+) -> DatasetEvaluator:
     """The evaluator ``cfg.TEST.EVALUATOR`` describes, for one test set.
+
+    Args:
+        cfg: the whole config.
+        dataset_name: of the test set.
+        targets_of: the targets in a batch; by default those that ``cfg.MODEL`` describes.
 
     Raises:
         ConfigError: names or arguments are wrong, or ``MetricsEvaluator`` is to be used without metrics.
@@ -72,7 +79,7 @@ def build_evaluator(cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
         "cfg": cfg,
         "dataset_name": dataset_name,
         "metrics": build_metrics(cfg),
-        "targets_of": ModelAdapter().targets,
+        "targets_of": targets_of or ModelAdapter(target=cfg.MODEL.TARGET).targets,
     }
     return EVALUATOR_REGISTRY.build(entry.NAME, entry.ARGS, offered=offered, key="TEST.EVALUATOR.ARGS")
 

@@ -1,10 +1,12 @@
 """Models: how they are built from a config, what they are given, and a few small ones."""
 
+from .activation_checkpointing import checkpoint_activations
 from .adapters import ModelAdapter
 from .build import (
     LOSS_REGISTRY,
     META_ARCH_REGISTRY,
     MODEL_REGISTRY,
+    build_adapter,
     build_loss,
     build_model,
     check_model,
@@ -21,9 +23,11 @@ __all__ = [
     "ConvNet",
     "ModelAdapter",
     "ResNet",
+    "build_adapter",
     "build_loss",
     "build_model",
     "check_model",
+    "checkpoint_activations",
     "model_summary",
     "resolve_device",
 ]

@@ -1,19 +1,31 @@
 """From a config to a model on its device, and to the loss that judges its outputs."""
 
+import inspect
+import logging
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
+from ...config.errors import suggest
+from ...config.signatures import Taken, check_call, what_it_takes
+from .activation_checkpointing import checkpoint_activations
+from .adapters import ModelAdapter
 
 __all__ = [
     "LOSS_REGISTRY",
     "META_ARCH_REGISTRY",
     "MODEL_REGISTRY",
+    "build_adapter",
     "build_loss",
     "build_model",
     "check_model",
     "resolve_device",
 ]
+
+logger = logging.getLogger(__name__)
 
 MODEL_REGISTRY = Registry("MODEL")
 """Models for ``MODEL.NAME``; called with ``MODEL.ARGS`` (and ``cfg``, if that is their first parameter)."""
@@ -22,7 +34,7 @@ META_ARCH_REGISTRY = MODEL_REGISTRY
 """detectron2's name of :data:`MODEL_REGISTRY`."""
 
 LOSS_REGISTRY = Registry("LOSS")
-"""Losses for ``MODEL.LOSS.NAME``: called as ``loss(model(x), y)``, they return a scalar tensor."""
+"""Losses for ``MODEL.LOSS.NAME``: called as ``loss(model(x), y)``, they return a scalar tensor, or that and a count."""
 
 for _loss in (
     nn.BCEWithLogitsLoss,
@@ -69,8 +81,10 @@ def resolve_device(name: str) -> torch.device:
 def build_model(cfg: CfgNode) -> nn.Module:
     """The model ``cfg.MODEL`` describes, on ``cfg.MODEL.DEVICE``; no weights are loaded.
 
+    Memory format, activation checkpointing and compilation change neither its class nor the names of its weights.
+
     Raises:
-        ConfigError: the name, the arguments or the device are wrong.
+        ConfigError: the name, the arguments or the device are wrong, or nothing is what ACTIVATION_CHECKPOINTING names.
     """
     if not cfg.MODEL.NAME:
         raise ConfigError(
@@ -78,7 +92,13 @@ def build_model(cfg: CfgNode) -> nn.Module:
         )
     device = resolve_device(cfg.MODEL.DEVICE)
     model: nn.Module = MODEL_REGISTRY.build(cfg.MODEL.NAME, cfg.MODEL.ARGS, offered={"cfg": cfg}, key="MODEL.ARGS")
-    return model.to(device)
+    model = model.to(device)
+    if cfg.MODEL.CHANNELS_LAST:
+        _to_channels_last(model)
+    checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)
+    if cfg.MODEL.COMPILE.ENABLED:
+        _compile(model, dict(cfg.MODEL.COMPILE.ARGS))
+    return model
 
 
 def build_loss(cfg: CfgNode) -> nn.Module | None:
@@ -90,14 +110,97 @@ def build_loss(cfg: CfgNode) -> nn.Module | None:
     return loss.to(resolve_device(cfg.MODEL.DEVICE)) if isinstance(loss, nn.Module) else loss
 
 
+def build_adapter(cfg: CfgNode) -> ModelAdapter:
+    """How the model is called and its losses are found, as ``cfg.MODEL`` says: with :func:`build_loss`'s loss, if any.
+
+    Raises:
+        ConfigError: names or arguments are wrong.
+    """
+    return ModelAdapter(
+        build_loss(cfg),
+        inputs=cfg.MODEL.INPUTS,
+        input_mapping=cfg.MODEL.INPUT_MAPPING,
+        output_mapping=cfg.MODEL.OUTPUT_MAPPING,
+        target=cfg.MODEL.TARGET,
+    )
+
+
 def check_model(cfg: CfgNode) -> None:
-    """Check names and arguments of model and loss, and the device, without building anything.
+    """Check names and arguments of model and loss, how they fit together, and the device, without building anything.
+
+    What depends on the model's parts or on the batches is checked when there are some.
 
     Raises:
         ConfigError: the first thing wrong.
     """
-    resolve_device(cfg.MODEL.DEVICE)
-    if cfg.MODEL.NAME:
-        MODEL_REGISTRY.check(cfg.MODEL.NAME, cfg.MODEL.ARGS, offered=("cfg",), key="MODEL.ARGS")
-    if cfg.MODEL.LOSS.NAME:
-        LOSS_REGISTRY.check(cfg.MODEL.LOSS.NAME, cfg.MODEL.LOSS.ARGS, offered=("cfg",), key="MODEL.LOSS.ARGS")
+    model = cfg.MODEL
+    resolve_device(model.DEVICE)
+    if model.NAME:
+        MODEL_REGISTRY.check(model.NAME, model.ARGS, offered=("cfg",), key="MODEL.ARGS")
+    if model.LOSS.NAME:
+        LOSS_REGISTRY.check(model.LOSS.NAME, model.LOSS.ARGS, offered=("cfg",), key="MODEL.LOSS.ARGS")
+    for key in ("INPUT_MAPPING", "OUTPUT_MAPPING"):
+        _check_mapping(f"MODEL.{key}", model[key])
+    ModelAdapter(inputs=model.INPUTS, input_mapping=model.INPUT_MAPPING)  # whether these go together
+    if model.NAME:
+        _check_parameters("MODEL.INPUT_MAPPING", model.INPUT_MAPPING.values(), MODEL_REGISTRY.get(model.NAME))
+    if model.LOSS.NAME:
+        _check_parameters("MODEL.OUTPUT_MAPPING", model.OUTPUT_MAPPING.values(), LOSS_REGISTRY.get(model.LOSS.NAME))
+    for index, pattern in enumerate(model.ACTIVATION_CHECKPOINTING):
+        if not isinstance(pattern, str) or not pattern:
+            raise ConfigError(f"MODEL.ACTIVATION_CHECKPOINTING[{index}]: expected a submodule's name, got {pattern!r}")
+    _check_compile(model.COMPILE)
+
+
+def _check_mapping(key: str, mapping: CfgNode) -> None:
+    used: dict[str, str] = {}
+    for old, new in mapping.items():
+        if not isinstance(new, str) or not new:
+            raise ConfigError(f"{key}.{old}: expected a parameter's name, got {new!r}")
+        if new in used:
+            raise ConfigError(f"{key}: '{used[new]}' and '{old}' are both mapped to '{new}'")
+        used[new] = old
+
+
+def _check_parameters(key: str, names: Iterable[str], target: Any) -> None:
+    """Check names against the parameters of what instances of a class are called with."""
+    taken = _called_with(target)
+    for name in names:
+        if taken is not None and name not in taken.keywords and not taken.any_keyword:
+            choices = [choice for choice in taken.keywords if choice != taken.positions[0]]
+            hint = suggest(name, choices) or "."
+            raise ConfigError(f"{key}: {target.__name__} takes no '{name}'{hint} It takes: {', '.join(choices)}")
+
+
+def _called_with(target: Any) -> Taken | None:
+    """The parameters of a class's ``forward``, ``self`` among them; None for anything else."""
+    if not inspect.isclass(target) or not issubclass(target, nn.Module) or target.forward is nn.Module.forward:
+        return None
+    return what_it_takes(target.forward)
+
+
+def _check_compile(entry: CfgNode) -> None:
+    key = "MODEL.COMPILE.ARGS"
+    check_call(torch.compile, entry.ARGS, positional=1, offered=(), key=key, label="torch.compile")
+    backend = entry.ARGS.get("backend")
+    if entry.ENABLED and isinstance(backend, str):  # asking for the backends takes a second
+        backends = torch.compiler.list_backends(exclude_tags=())
+        if backend not in backends:
+            hint = suggest(backend, backends) or "."
+            raise ConfigError(f"{key}.backend: there is no '{backend}'{hint} There are: {', '.join(sorted(backends))}")
+
+
+def _compile(model: nn.Module, args: dict[str, Any]) -> None:
+    try:
+        model.compile(**args)  # in place: it stays the same module
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(f"MODEL.COMPILE.ARGS: {error}") from error
+
+
+def _to_channels_last(model: nn.Module) -> None:
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    weights = [p for p in model.parameters() if p.dim() in formats]
+    if not weights:
+        logger.warning("MODEL.CHANNELS_LAST does nothing: %s has no convolutions", type(model).__name__)
+    for weight in weights:
+        weight.data = weight.data.contiguous(memory_format=formats[weight.dim()])

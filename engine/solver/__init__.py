@@ -5,12 +5,14 @@ from .clipping import GradClipper, build_grad_clipper, maybe_add_gradient_clippi
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
 from .param_groups import get_default_optimizer_params, reduce_param_groups
 from .schedules import LR_SCHEDULER_REGISTRY
+from .several import OptimizerList
 
 __all__ = [
     "LR_SCHEDULER_REGISTRY",
     "OPTIMIZER_REGISTRY",
     "GradClipper",
     "LRMultiplier",
+    "OptimizerList",
     "WarmupParamScheduler",
     "build_grad_clipper",
     "build_lr_scheduler",

@@ -16,6 +16,7 @@ from hookline.hooks import (
     EvalHook,
     EventStorage,
     HookBase,
+    LRScheduler,
     StopTraining,
     get_event_storage,
     has_event_storage,
@@ -340,6 +341,32 @@ def test_nan_losses_end_the_run_before_they_reach_the_weights():
     assert str(trainer.storage.latest()["loss"][0]) == "nan"
 
 
+def poisoned(steps=(1,), count=4):
+    data = batches(count)
+    for step in steps:
+        data[step] = torch.full((2, 3), float("nan"))
+    return data
+
+
+def test_updates_of_losses_that_are_not_finite_can_be_skipped_and_are_counted():
+    trainer = make_trainer(poisoned(steps=(1, 2)), nonfinite="skip")
+    result = trainer.train(0, 4)
+    assert result.reason == "completed"
+    assert result.metrics["nonfinite_steps"] == 2
+    assert [str(value) == "nan" for value, _ in trainer.storage.history("loss").values()] == [False, True, True, False]
+    clean = make_trainer([batches()[0], batches()[3]])
+    clean.train(0, 2)
+    assert same(trainer.model.state_dict(), clean.model.state_dict())
+
+
+def test_training_can_be_stopped_in_good_order_by_a_loss_that_is_not_finite():
+    trainer = make_trainer(poisoned(), nonfinite="stop")
+    result = trainer.train(0, 4)
+    assert "NaN or infinite at iteration 1" in result.reason
+    assert result.iteration == 2
+    assert all(p.isfinite().all() for p in trainer.model.parameters())
+
+
 # ---------------------------------------------------------------------------- again
 
 
@@ -470,6 +497,72 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(parts):
         torch.testing.assert_close(cut.model.state_dict()[name], value)
     assert results[0].metrics["loss"] == pytest.approx(results[1].metrics["loss"])
     assert results[0].iteration == results[1].iteration
+
+
+class Tokens(nn.Module):
+    """A mean over the entries that count, as language models have, which tells how many they were."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 1)
+
+    def forward(self, batch):
+        x, counts = batch
+        num_items = counts.sum()
+        return {"loss": self.fc(x)[counts].pow(2).sum() / num_items.clamp(min=1), "num_items": num_items}
+
+
+def train_tokens(parts):
+    torch.manual_seed(0)
+    model = Tokens()
+    generator = torch.Generator().manual_seed(1)
+    data = [(torch.rand(7, 3, generator=generator), torch.rand(7, generator=generator) > 0.4) for _ in range(3)]
+    trainer = SimpleTrainer(model, data, torch.optim.SGD(model.parameters(), 0.1), accumulation_steps=parts)
+    losses = []
+    trainer.register_hooks([CallbackHook(after_step=lambda t: losses.append(t.storage.latest()["loss"][0]))])
+    trainer.train(0, 6)
+    return model.state_dict(), losses, trainer.storage.latest()["num_items"][0]
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_accumulation_weights_by_counted_items(parts):
+    whole, whole_losses, whole_items = train_tokens(1)
+    cut, cut_losses, cut_items = train_tokens(parts)
+    for name, value in whole.items():
+        torch.testing.assert_close(cut[name], value)
+    assert cut_losses == pytest.approx(whole_losses)
+    assert cut_items == whole_items
+
+
+def test_several_optimizers_are_stepped_together_and_saved():
+    def make():
+        torch.manual_seed(0)
+        model = LossModel()
+        optimizers = [torch.optim.SGD([model.fc.weight], 0.1), torch.optim.AdamW([model.fc.bias], 0.01)]
+        return SimpleTrainer(model, batches(), optimizers)
+
+    trainer = make()
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    schedulers = [torch.optim.lr_scheduler.StepLR(opt, 1) for opt in trainer.optimizer.optimizers]
+    trainer.register_hooks(
+        [
+            LRScheduler(opt, schedule, name=f"lr{i}")
+            for i, (opt, schedule) in enumerate(zip(trainer.optimizer.optimizers, schedulers, strict=True))
+        ]
+    )
+    metrics = trainer.train(0, 3).metrics
+    assert all(not torch.equal(before[name], value) for name, value in trainer.model.state_dict().items())
+    assert (metrics["lr0"], metrics["lr1"]) == pytest.approx((0.001, 0.0001))
+    again = make()
+    again.load_state_dict({key: value for key, value in trainer.state_dict().items() if key != "hooks"})
+    assert str(again.optimizer.state_dict()) == str(trainer.optimizer.state_dict())
+
+
+def test_optimizers_that_share_a_parameter_are_refused():
+    model = LossModel()
+    optimizers = [torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD([model.fc.bias], 0.1)]
+    with pytest.raises(ValueError, match="share a parameter"):
+        SimpleTrainer(model, batches(), optimizers)
 
 
 def test_a_clipper_is_called_once_a_step_and_its_norm_is_logged():

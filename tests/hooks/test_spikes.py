@@ -70,7 +70,7 @@ def test_spikes_of_one_writing_are_told_together(log):
 
 def test_the_first_spikes_do_not_hide_later_ones():
     hook = LossSpike(window=20)
-    Losses({iteration: 100.0 for iteration in range(50, 90, 5)}, hook).train(0, 100)
+    Losses(dict.fromkeys(range(50, 90, 5), 100.0), hook).train(0, 100)
     assert hook.count == 8
 
 

@@ -1,0 +1,116 @@
+"""Memory for time: parts of a model that keep no activations for the backward pass, but compute them again."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from ...config import ConfigError
+from ...config.errors import suggest
+
+__all__ = ["checkpoint_activations"]
+
+# An error lists so many names.
+_MAX_LISTED = 20
+
+
+def checkpoint_activations(
+    model: nn.Module, patterns: Sequence[str], key: str = "MODEL.ACTIVATION_CHECKPOINTING"
+) -> None:
+    """Have submodules compute their activations again in the backward pass, instead of keeping them.
+
+    Gradients are the same bits: random numbers are drawn again as they were, and running statistics count a batch
+    once. Classes and the names in the state dict do not change, and copies of the model work by themselves.
+
+    Args:
+        model: changed in place.
+        patterns: names of submodules ("blocks.0"), where ``*`` stands for anything between two dots ("blocks.*"), or
+            names of classes ("TransformerBlock", "*Block"). Inside of a submodule that is checkpointed none is.
+        key: for messages.
+
+    Raises:
+        ConfigError: a pattern matches nothing, or what it matches is never called.
+    """
+    chosen: dict[str, nn.Module] = {}
+    for index, pattern in enumerate(patterns):
+        found = {name: child for name, child in model.named_modules() if name and _matches(name, child, pattern)}
+        if not found:
+            raise ConfigError(f"{key}[{index}]: {_nothing_matches(model, pattern)}")
+        for name, child in found.items():
+            if type(child).forward is nn.ModuleList.forward:  # nn.Module's, which raises
+                raise ConfigError(
+                    f"{key}[{index}]: '{name}' is a {type(child).__name__}, which is never called itself; "
+                    f"take what is in it: '{name}.*'"
+                )
+        chosen |= found
+    for name, child in chosen.items():
+        if not any(name.startswith(f"{outer}.") for outer in chosen):
+            child.forward = _Checkpointed(child)  # an attribute of the module: its class stays as it is
+
+
+class _Checkpointed:
+    """A module's ``forward``, checkpointed.
+
+    An object that knows its module, not a function that does: a copy of the model gets one that knows the copy.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.own = module.__dict__.get("forward")  # somebody else's wrapper
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.own is not None:
+            return self.own(*args, **kwargs)
+        return type(self.module).forward(self.module, *args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return self.forward(*args, **kwargs)
+        if torch.compiler.is_compiling():  # compiled graphs update statistics once anyway
+            return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
+        return checkpoint(self.forward, *args, use_reentrant=False, context_fn=self._contexts, **kwargs)
+
+    def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        """Around the first run, and around the second."""
+        return nullcontext(), _statistics_kept(self.module)
+
+
+@contextmanager
+def _statistics_kept(module: nn.Module) -> Iterator[None]:
+    """Inside, normalisation layers in training mode use a batch's statistics and leave the running ones alone."""
+    layers = [m for m in module.modules() if isinstance(m, _NormBase) and m.training and m.track_running_stats]
+    for layer in layers:
+        layer.track_running_stats = False
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.track_running_stats = True
+
+
+def _matches(name: str, module: nn.Module, pattern: str) -> bool:
+    if fnmatchcase(type(module).__name__, pattern):
+        return True
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def _nothing_matches(model: nn.Module, pattern: str) -> str:
+    modules = {name: type(child).__name__ for name, child in model.named_modules() if name}
+    classes = sorted(set(modules.values()))
+    names = [name for name in modules if name.count(".") <= 1]
+    return (
+        f"no submodule of {type(model).__name__} is called '{pattern}', nor its class"
+        f"{suggest(pattern, [*modules, *classes]) or '.'} "
+        f"It has: {_listed(names)}. Their classes: {_listed(classes)}"
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return (", ".join(names[:_MAX_LISTED]) or "none") + more
