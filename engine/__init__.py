@@ -5,6 +5,7 @@ from ..hooks import CallbackHook, EventStorage, HookBase, StopTraining, get_even
 from .defaults import DefaultTrainer
 from .launch import launch
 from .logger import setup_logger
+from .predictor import DefaultPredictor
 from .simple_trainer import AMPTrainer, SimpleTrainer
 from .start import (
     check_config,
@@ -19,6 +20,7 @@ from .train_loop import TrainerBase, TrainResult
 __all__ = [
     "AMPTrainer",
     "CallbackHook",
+    "DefaultPredictor",
     "DefaultTrainer",
     "EventStorage",
     "HookBase",

@@ -23,12 +23,21 @@ from .evaluation import (
 )
 from .logger import setup_logger
 from .modeling import ModelAdapter, build_loss, build_model, model_summary, resolve_device
+from .predictor import DefaultPredictor
 from .resume import apply_changes, changes_since, hyperparameters
 from .simple_trainer import SimpleTrainer
 from .solver import build_grad_clipper, build_lr_scheduler, build_optimizer
+from .start import default_argument_parser, default_setup, default_writers
 from .train_loop import TrainResult
 
-__all__ = ["DefaultTrainer", "resolve_lengths"]
+__all__ = [
+    "DefaultPredictor",
+    "DefaultTrainer",
+    "default_argument_parser",
+    "default_setup",
+    "default_writers",
+    "resolve_lengths",
+]
 
 logger = logging.getLogger(__name__)
 

@@ -55,7 +55,8 @@ class FlopsCounter(HookBase):
     The counting forward pass leaves no trace: buffers, attributes, random-number generators and metrics are put back.
 
     Acts in the first ``before_forward``, then when metrics are written. Writes ``flops_per_s`` (over wall-clock
-    time, as :class:`Throughput`'s), and ``mfu``, between 0 and 1, where the peak is known. Saves nothing.
+    time, as :class:`Throughput`'s), and ``mfu``, between 0 and 1, where the peak is known. Saves when it last
+    reported.
 
     Args:
         peak_flops: operations a second of one device. By default its dense bfloat16 peak, for the usual GPUs.
@@ -70,15 +71,14 @@ class FlopsCounter(HookBase):
 
     def __init__(self, peak_flops: float | None = None, period: int = 20) -> None:
         self._given_peak = peak_flops
-        self._period = period
-        self._window = Window()
+        self._window = Window(period)
         self._counted = False
         self.flops: float | None = None
 
     def before_train(self) -> None:
         trainer: Any = self.trainer
         self._peak = self._given_peak or _peak_flops(_device(trainer.model))
-        self._window.start(trainer.start_iter)
+        self._window.begin(trainer.start_iter)
 
     def before_forward(self, batch: Any) -> None:
         if self._counted:
@@ -101,13 +101,19 @@ class FlopsCounter(HookBase):
     def on_write(self) -> None:
         if self.flops is None:
             return
-        steps, seconds = self._window.end(self.trainer, self._period)
+        steps, seconds = self._window.end(self.trainer)
         if not steps:
             return
         values = {"flops_per_s": self.flops * steps / seconds}
         if self._peak:
             values["mfu"] = values["flops_per_s"] / self._peak
         self.trainer.storage.put_scalars(smoothing_hint=False, cur_iter=self.trainer.finished_iter, **values)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._window.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._window.load_state_dict(state_dict)
 
 
 def _device(model: nn.Module) -> torch.device:

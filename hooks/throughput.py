@@ -14,22 +14,45 @@ __all__ = ["Throughput", "Window"]
 
 
 class Window:
-    """The steps since the last report, and the wall-clock time they took with everything between them."""
+    """The steps since the last report, and the wall-clock time they took with everything between them.
+
+    Args:
+        period: steps between two reports at least, the end of the run aside. A resumed run reports where one without
+            interruption would, though its first window is shorter.
+    """
+
+    def __init__(self, period: int) -> None:
+        self._period = period
+        self._reported = 0  # iterations that were done at the last report
+        self._resumed = False
+
+    def begin(self, iteration: int) -> None:
+        """A run starts at ``iteration``."""
+        if not self._resumed:
+            self._reported = iteration
+        self._resumed = False
+        self.start(iteration)
 
     def start(self, iteration: int) -> None:
-        """Begin with ``iteration``, now."""
+        """Measure from now on, where ``iteration`` begins."""
         self.first = iteration
-        self.since = time.perf_counter()
+        self._since = time.perf_counter()
 
-    def end(self, trainer: Any, at_least: int) -> tuple[int, float]:
-        """Steps and seconds of the window, and a new one begins; (0, 0) if it is too short, save at the run's end."""
-        steps = trainer.finished_iter + 1 - self.first
-        ending = trainer.finished_iter + 1 >= trainer.max_iter
-        if steps <= 0 or (steps < at_least and not ending):
+    def end(self, trainer: Any) -> tuple[int, float]:
+        """Steps and seconds of the window, and a new one starts; (0, 0) if a report is not due."""
+        done = trainer.finished_iter + 1
+        steps = done - self.first
+        if steps <= 0 or (done - self._reported < self._period and done < trainer.max_iter):
             return 0, 0.0
-        since = self.since
-        self.start(trainer.finished_iter + 1)
-        return steps, max(self.since - since, 1e-9)
+        since, self._reported = self._since, done
+        self.start(done)
+        return steps, max(self._since - since, 1e-9)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"reported": self._reported}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._reported, self._resumed = state_dict["reported"], True
 
 
 @HOOK_REGISTRY.register()
@@ -39,7 +62,7 @@ class Throughput(HookBase):
     Seconds are those of the clock on the wall between two reports: evaluations, checkpoints and waiting for data
     are in them. Writes ``samples_per_s``, ``epoch`` (passes over the data so far, with their fraction),
     ``items_per_s`` where items are counted, and of the step times that :class:`IterationTimer` put since the last
-    report ``time_p95`` and ``time_max``. Reads ``num_items``, ``time``. Saves nothing.
+    report ``time_p95`` and ``time_max``. Reads ``num_items``, ``time``. Saves when it last reported.
 
     Args:
         batch_size: samples of a step over all ranks. By default what the trainer's loader says (the mean over an
@@ -62,8 +85,7 @@ class Throughput(HookBase):
     ) -> None:
         self._batch_size = batch_size
         self._items_of = _elements_of(items_of) if isinstance(items_of, str) else items_of
-        self._period = period
-        self._window = Window()
+        self._window = Window(period)
         self._samples = 0
         self._items = 0.0
         if self._items_of is not None:
@@ -79,6 +101,7 @@ class Throughput(HookBase):
 
     def before_train(self) -> None:
         self._samples, self._items = 0, 0.0
+        self._window.begin(self.trainer.iter)
         self._start()
 
     def before_epoch(self) -> None:
@@ -99,7 +122,7 @@ class Throughput(HookBase):
 
     def on_write(self) -> None:
         trainer = self.trainer
-        steps, seconds = self._window.end(trainer, self._period)
+        steps, seconds = self._window.end(trainer)
         if not steps:
             return
         values = {"epoch": self._epoch()}
@@ -121,6 +144,12 @@ class Throughput(HookBase):
             values["time_max"] = times[-1]
         self._samples, self._items = 0, 0.0
         trainer.storage.put_scalars(smoothing_hint=False, cur_iter=trainer.finished_iter, **values)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._window.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._window.load_state_dict(state_dict)
 
     def _epoch(self) -> float:
         trainer = self.trainer

@@ -1,6 +1,6 @@
 """What a model is given of a batch, and what its answer means: losses while training, predictions otherwise."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from operator import itemgetter, methodcaller
 from typing import Any
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ...config import ConfigError
 from ...config.errors import suggest
-from ...config.signatures import what_it_takes
+from ...config.signatures import Taken, what_it_takes
 from ..checkpoint import unwrap_model
-from .inputs import INPUT_FORMS, caller, describe, forward_of
+from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions
 
 __all__ = ["ModelAdapter"]
 
@@ -220,8 +220,7 @@ class ModelAdapter:
         if apart and isinstance(batch, Mapping):
             target = self._target_name(batch, required=training)
         elif apart and isinstance(batch, tuple | list):
-            required = len([name for name in taken.required if name in taken.positions]) if taken else 0
-            if not training and len(batch) in (1, required):  # without a target
+            if not training and self._lacks_target(batch, taken):
                 take = _first if len(batch) == 1 else None
             else:
                 self._target_of(batch)
@@ -251,6 +250,14 @@ class ModelAdapter:
         pair = call is model and take is _first and read_target is not None
         run = call if take is None else _chained(call, take)
         return _Plan(model, type(batch), measure, form, run, read_target, pair=pair)
+
+    def _lacks_target(self, batch: Sequence[Any], taken: Taken | None) -> bool:
+        """Whether a tuple, or list, has as many entries as the model needs: none is left for a target."""
+        if len(batch) == 1:
+            return True
+        if taken is None or self.inputs not in ("auto", "tuple") or isinstance(batch[0], tuple | list | Mapping):
+            return False
+        return len(batch) == len(required_positions(taken))
 
     def _target_name(self, batch: Mapping[Any, Any], required: bool = True) -> str | None:
         names = [self.target] if self.target else _TARGET_NAMES

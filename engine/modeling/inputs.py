@@ -8,7 +8,7 @@ import torch
 from ...config.errors import suggest
 from ...config.signatures import Taken
 
-__all__ = ["INPUT_FORMS", "caller", "describe", "forward_of"]
+__all__ = ["INPUT_FORMS", "caller", "describe", "forward_of", "required_positions"]
 
 INPUT_FORMS = ("auto", "batch", "tuple", "kwargs")
 """What MODEL.INPUTS may be."""
@@ -61,7 +61,7 @@ def caller(
         )
     if not isinstance(example, tuple | list):
         return model
-    if form == "tuple" or several or (taken is not None and len(_required_positions(taken)) > 1):
+    if form == "tuple" or several or (taken is not None and len(required_positions(taken)) > 1):
         _check_number(taken, example)
         return lambda inputs: model(*inputs)
     return model
@@ -83,6 +83,11 @@ def describe(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+def required_positions(taken: Taken) -> list[str]:
+    """The parameters that must be given, and can be by position."""
+    return [name for name in taken.required if name in taken.positions]
+
+
 def _takes_it_whole(taken: Taken | None, names: Sequence[Any]) -> bool:
     """Whether ``forward`` is for a dict as it is: it has one parameter to give it to, and none named as an entry."""
     if taken is None:
@@ -92,15 +97,11 @@ def _takes_it_whole(taken: Taken | None, names: Sequence[Any]) -> bool:
     return len(taken.required) <= 1
 
 
-def _required_positions(taken: Taken) -> list[str]:
-    return [name for name in taken.required if name in taken.positions]
-
-
 def _check_number(taken: Taken | None, inputs: Sequence[Any]) -> None:
     if taken is None:
         return
     too_many = len(inputs) > len(taken.positions) and not taken.any_position
-    if too_many or len(inputs) < len(_required_positions(taken)):
+    if too_many or len(inputs) < len(required_positions(taken)):
         raise TypeError(
             f"the batch has {len(inputs)} inputs, but the model's forward takes: {_listed(taken.positions)}. "
             'To give them as one argument, set MODEL.INPUTS to "batch"; a model that takes the target, too, '

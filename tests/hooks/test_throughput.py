@@ -143,6 +143,33 @@ def test_a_writing_that_comes_too_soon_is_passed_over(tmp_path, monkeypatch):
     assert {row["samples_per_s"] for row in found if "epoch" in row} == {16.0}
 
 
+@pytest.mark.parametrize("period", [1, 20])
+def test_a_resumed_run_reports_where_a_whole_one_would(tmp_path, period):
+    def run(folder, start, end, state=None):
+        model, hook = Loss(), Throughput(period=period)
+        trainer = SimpleTrainer(model, loader(), torch.optim.SGD(model.parameters(), lr=0.1))
+        writer = JSONWriter(str(folder / "metrics.json"))
+        trainer.register_hooks([hook, PeriodicWriter([writer], 15), Stop(at=end)])
+        if state:
+            hook.load_state_dict(state)
+        trainer.train(start, 100)
+        return hook.state_dict()
+
+    class Stop(HookBase):
+        def __init__(self, at):
+            self.at = at
+
+        def after_step(self):
+            if self.trainer.iter + 1 == self.at:
+                self.trainer.request_stop()
+
+    (tmp_path / "cut").mkdir()
+    run(tmp_path, 0, 100)
+    run(tmp_path / "cut", 37, 100, run(tmp_path / "cut", 0, 37))
+    whole, cut = ([(r["iteration"], "epoch" in r) for r in rows(d)] for d in (tmp_path, tmp_path / "cut"))
+    assert [row for row in cut if row[0] != 36] == whole  # where the first part was stopped
+
+
 def test_no_row_is_added_at_the_end(tmp_path):
     assert [row["iteration"] for row in train(tmp_path, loader(), 20, Throughput(period=1))] == [9, 19]
 

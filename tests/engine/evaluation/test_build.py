@@ -67,6 +67,15 @@ def test_targets_may_come_from_anywhere_in_the_batch():
     assert inference_on_dataset(lambda batch: batch["score"], batches, evaluator) == {"val": {"acc": 1.0}}
 
 
+def test_targets_are_those_that_the_config_or_the_caller_names():
+    cfg = make_cfg()
+    cfg.MODEL.TARGET = "class"
+    batch = {"score": torch.tensor([[0.0, 1.0]]), "class": torch.tensor([1]), "label": torch.tensor([0])}
+    for targets_of, expected in ((None, 1.0), (lambda batch: batch["label"], 0.0)):
+        evaluator = build_evaluator(cfg, "val", targets_of=targets_of)
+        assert inference_on_dataset(lambda batch: batch["score"], [batch], evaluator) == {"val": {"accuracy": expected}}
+
+
 def test_torchmetrics_work_where_they_are_installed():
     pytest.importorskip("torchmetrics")
     metrics = [

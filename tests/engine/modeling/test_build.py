@@ -1,11 +1,19 @@
+import copy
+import logging
+
 import pytest
 import torch
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
+from hookline.engine import SimpleTrainer
+from hookline.engine.checkpoint import Checkpointer
+from hookline.engine.evaluation import inference_on_dataset
 from hookline.engine.modeling import (
     MODEL_REGISTRY,
     ConvNet,
+    ModelAdapter,
+    build_adapter,
     build_loss,
     build_model,
     check_model,
@@ -75,3 +83,141 @@ def test_auto_device_is_one_that_works():
 def test_device_that_is_not_there_is_an_error_naming_the_key(name):
     with pytest.raises(ConfigError, match=r"MODEL\.DEVICE"):
         resolve_device(name)
+
+
+# ---------------------------------------------------------------------------- how the model is called
+
+
+def merged(**keys):
+    cfg = make_cfg(keys.pop("NAME", "ConvNet"))
+    cfg.merge_from_other_cfg({"MODEL": keys})
+    return cfg
+
+
+def test_adapter_is_built_of_the_config():
+    cfg = merged(
+        LOSS={"NAME": "CrossEntropyLoss", "ARGS": {"label_smoothing": 0.1}},
+        INPUT_MAPPING={"image": "x"},
+        OUTPUT_MAPPING={"logits": "input"},
+        TARGET="class",
+    )
+    check_model(cfg)
+    adapter = build_adapter(cfg)
+    assert isinstance(adapter, ModelAdapter)
+
+    class Scores(nn.Module):
+        def forward(self, x):
+            return {"logits": x, "features": None}
+
+    batch = {"image": torch.randn(4, 3), "class": torch.tensor([0, 1, 2, 0]), "label": None}
+    expected = nn.functional.cross_entropy(batch["image"], batch["class"], label_smoothing=0.1)
+    assert torch.equal(adapter.losses(Scores(), batch)["loss"], expected)
+    assert adapter.targets(batch) is batch["class"]
+
+
+def test_adapter_of_the_defaults_gives_the_batch_as_it_is():
+    adapter = build_adapter(make_cfg())
+    assert adapter.loss is None
+    assert adapter.inputs == "auto"
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"INPUT_MAPPING": {"image": "y"}}, r"MODEL\.INPUT_MAPPING: ConvNet takes no 'y'\. It takes: x"),
+        ({"INPUT_MAPPING": {"image": "x", "picture": "x"}}, r"MODEL\.INPUT_MAPPING: 'image' and 'picture'.*'x'"),
+        ({"INPUT_MAPPING": {"image": 1}}, r"MODEL\.INPUT_MAPPING\.image: expected a parameter's name, got 1"),
+        ({"INPUT_MAPPING": {"image": "x"}, "INPUTS": "batch"}, r"MODEL\.INPUT_MAPPING.*MODEL\.INPUTS \"batch\""),
+        (
+            {"LOSS": {"NAME": "MSELoss"}, "OUTPUT_MAPPING": {"logits": "inputs"}},
+            r"MODEL\.OUTPUT_MAPPING: MSELoss takes no 'inputs'; did you mean 'input'\? It takes: input, target",
+        ),
+        ({"ACTIVATION_CHECKPOINTING": [1]}, r"MODEL\.ACTIVATION_CHECKPOINTING\[0\]: expected a submodule's name"),
+        ({"COMPILE": {"ARGS": {"backened": "eager"}}}, r"MODEL\.COMPILE\.ARGS\.backened.*did you mean 'backend'"),
+        ({"COMPILE": {"ARGS": {"dynamic": "maybe"}}}, r"MODEL\.COMPILE\.ARGS\.dynamic: expected bool"),
+    ],
+)
+def test_wrong_values_are_found_before_anything_is_built(keys, message):
+    with pytest.raises(ConfigError, match=message):
+        check_model(merged(**keys))
+
+
+def test_inputs_is_one_of_four():
+    with pytest.raises(ConfigError, match=r"MODEL\.INPUTS: 'kwarg' is not one of.*did you mean 'kwargs'"):
+        merged(INPUTS="kwarg")
+
+
+# ---------------------------------------------------------------------------- how the model runs
+
+
+def test_channels_last_gives_the_same_outputs():
+    torch.manual_seed(0)
+    plain = build_model(make_cfg())
+    torch.manual_seed(0)
+    model = build_model(merged(CHANNELS_LAST=True))
+    weight = model.features[3].weight
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+    x = torch.randn(4, 1, 8, 8)
+    torch.testing.assert_close(model(x), plain(x))
+    model.load_state_dict(plain.state_dict())
+    assert weight.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_channels_last_without_convolutions_is_told(caplog):
+    with caplog.at_level(logging.WARNING, logger="hookline"):
+        build_model(merged(NAME="MLP", ARGS={"in_features": 2, "num_classes": 2}, CHANNELS_LAST=True))
+    assert "MODEL.CHANNELS_LAST does nothing: MLP" in caplog.text
+
+
+def test_activation_checkpointing_is_a_key():
+    model = build_model(merged(ACTIVATION_CHECKPOINTING=["features"]))
+    assert "forward" in vars(model.features)
+    with pytest.raises(ConfigError, match=r"MODEL\.ACTIVATION_CHECKPOINTING\[0\].*did you mean 'features'"):
+        build_model(merged(ACTIVATION_CHECKPOINTING=["feature"]))
+
+
+def trained(tmp_path, **keys):
+    torch.manual_seed(0)
+    cfg = merged(ARGS={"width": 4, "num_classes": 3}, LOSS={"NAME": "CrossEntropyLoss"}, **keys)
+    check_model(cfg)
+    model = build_model(cfg)
+    assert type(model) is ConvNet
+    batches = [(torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])) for _ in range(2)]
+    adapter = build_adapter(cfg)
+    trainer = SimpleTrainer(model, batches, torch.optim.SGD(model.parameters(), 0.1), adapter=adapter)
+    trainer.train(0, 3)
+    predictions = []
+    inference_on_dataset(model, batches, None, predict=lambda *a: predictions.append(adapter.predict(*a)))
+    Checkpointer(model, str(tmp_path)).save("model")
+    return model, predictions, torch.load(tmp_path / "model.pth", weights_only=True)["model"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("checkpointing", [[], ["features"]])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_model_trains_evaluates_and_saves_as_the_plain_one(tmp_path, backend, checkpointing):
+    plain, expected, names = trained(tmp_path)
+    model, predictions, saved = trained(
+        tmp_path,
+        COMPILE={"ENABLED": True, "ARGS": {"backend": backend}},
+        ACTIVATION_CHECKPOINTING=checkpointing,
+    )
+    assert model._compiled_call_impl is not None
+    assert saved.keys() == names.keys() == plain.state_dict().keys()
+    for name, value in saved.items():
+        torch.testing.assert_close(value, names[name])
+    torch.testing.assert_close(predictions, expected)
+    assert copy.deepcopy(model)._compiled_call_impl is None  # a copy, such as an average, runs by itself
+
+
+def test_a_backend_that_is_not_there_is_found_before_training():
+    with pytest.raises(
+        ConfigError, match=r"MODEL\.COMPILE\.ARGS\.backend: there is no 'inductr'; did you mean 'inductor'"
+    ):
+        check_model(merged(COMPILE={"ENABLED": True, "ARGS": {"backend": "inductr"}}))
+
+
+def test_arguments_that_torch_refuses_are_named_by_their_key():
+    with pytest.raises(ConfigError, match=r"MODEL\.COMPILE\.ARGS: .*mode"):
+        build_model(merged(COMPILE={"ENABLED": True, "ARGS": {"mode": "fastest"}}))

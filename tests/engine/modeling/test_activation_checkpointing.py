@@ -1,0 +1,123 @@
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import ConfigError
+from hookline.engine.modeling import MLP, ConvNet, ResNet, checkpoint_activations
+
+
+class Dropping(nn.Module):
+    """Random numbers, statistics and a keyword argument: what could go wrong when a part runs twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3)
+        self.blocks = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks:
+            x = block(x, scale=0.5)
+        return x.mean()
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 3, padding=1)
+        self.norm = nn.BatchNorm2d(4)
+
+    def forward(self, x, scale):
+        return scale * nn.functional.dropout(self.norm(self.conv(x)).relu(), 0.3, self.training)
+
+
+def train(model, steps=2):
+    """What two steps leave behind: losses, gradients and buffers."""
+    torch.manual_seed(1)
+    left = []
+    for _ in range(steps):
+        loss = model(torch.randn(2, 1, 8, 8))
+        loss.backward()
+        left.append(loss.detach())
+    return [*left, *(p.grad for p in model.parameters()), *model.buffers()]
+
+
+@pytest.mark.parametrize("patterns", [["blocks.*"], ["Block"], ["blocks.0", "stem"], ["*"], ["blocks.*.norm"]])
+def test_gradients_and_statistics_are_the_same_bits(patterns):
+    torch.manual_seed(0)
+    plain = Dropping()
+    checkpointed = copy.deepcopy(plain)
+    if patterns == ["*"]:
+        patterns = ["Conv*", "Block"]
+    checkpoint_activations(checkpointed, patterns)
+    for expected, found in zip(train(plain), train(checkpointed), strict=True):
+        assert torch.equal(expected, found)
+
+
+def test_activations_are_not_kept():
+    def kept(model):
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+            model(torch.randn(4, 1, 8, 8)).sum()
+        return sum(sizes)
+
+    plain = ConvNet(width=4)
+    checkpointed = copy.deepcopy(plain)
+    checkpoint_activations(checkpointed, ["features"])
+    assert kept(checkpointed) < kept(plain) / 4
+
+
+def test_names_and_classes_stay():
+    plain, checkpointed = ResNet(), ResNet()
+    checkpoint_activations(checkpointed, ["blocks.*"])
+    assert checkpointed.state_dict().keys() == plain.state_dict().keys()
+    assert [type(m) for m in checkpointed.modules()] == [type(m) for m in plain.modules()]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_a_copy_runs_its_own_weights(copied):
+    model = MLP(4, 2)
+    checkpoint_activations(model, ["Linear"])
+    other = copied(model)
+    for parameter in other.parameters():
+        parameter.data.zero_()
+    other(torch.randn(3, 4)).sum().backward()
+    assert not other(torch.randn(3, 4)).any()
+    assert all(p.grad is not None for p in other.parameters())
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_nothing_is_run_twice_without_gradients():
+    model = MLP(4, 2)
+    calls = []
+    model[1].register_forward_hook(lambda *_: calls.append(1))
+    checkpoint_activations(model, ["Linear"])
+    with torch.no_grad():
+        model(torch.randn(3, 4))
+    assert len(calls) == 1
+
+
+def test_inside_of_a_part_that_is_checkpointed_none_is():
+    model = ResNet()
+    checkpoint_activations(model, ["blocks", "_BasicBlock", "Conv2d"])
+    wrapped = [name for name, child in model.named_modules() if "forward" in vars(child)]
+    assert wrapped == ["stem.0", "blocks"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("block", r"MODEL\.ACTIVATION_CHECKPOINTING\[1\].*'block'.*did you mean.*It has: stem, blocks"),
+        (
+            "blocks.7",
+            r"no submodule of Dropping.*blocks\.0, blocks\.1.*classes: BatchNorm2d, Block, Conv2d, ModuleList",
+        ),
+        ("blocks", r"'blocks' is a ModuleList, which is never called itself; take what is in it: 'blocks\.\*'"),
+    ],
+)
+def test_a_pattern_that_names_nothing_is_an_error_with_the_names(pattern, message):
+    with pytest.raises(ConfigError, match=message):
+        checkpoint_activations(Dropping(), ["stem", pattern])

@@ -1,0 +1,37 @@
+"""A trained model, asked one input at a time."""
+
+import pytest
+import torch
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import DefaultPredictor, DefaultTrainer
+from hookline.engine.data import get_dataset
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    cfg = get_cfg()
+    cfg.MODEL.NAME = "MLP"
+    cfg.MODEL.LOSS.NAME = "CrossEntropyLoss"
+    cfg.merge_from_list(["MODEL.ARGS.in_features", 8, "MODEL.ARGS.num_classes", 4])
+    cfg.DATASETS.TRAIN = ("synthetic",)
+    cfg.SOLVER.MAX_ITER = 5
+    cfg.LOG.WRITERS = []
+    cfg.OUTPUT_DIR = str(tmp_path)
+    return cfg
+
+
+def test_it_predicts_what_the_trained_model_does(cfg, tmp_path):
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    cfg.MODEL.WEIGHTS = str(tmp_path / "model_final.pth")
+    predict = DefaultPredictor(cfg)
+    x, _ = get_dataset("synthetic", "DATASETS.TRAIN")[3]
+    trainer.model.eval()
+    assert torch.equal(predict(x), trainer.model(x[None])[0])
+    assert not predict(x).requires_grad
+
+
+def test_it_needs_weights(cfg):
+    with pytest.raises(ConfigError, match=r"MODEL\.WEIGHTS: is empty"):
+        DefaultPredictor(cfg)

@@ -1,0 +1,1 @@
+"""The measurements behind ``tools/benchmark.py``, one file a subject."""

@@ -1,0 +1,90 @@
+"""How things are timed: in turns, so that a slow moment of the machine meets all alike, and by the median."""
+
+import gc
+import logging
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stdout
+
+from hookline.engine import SimpleTrainer
+from hookline.engine.logger import setup_logger
+from hookline.hooks import HookBase
+
+Run = Callable[[int], float]
+"""Takes a number of steps, and returns the seconds they took."""
+
+
+def interleaved(runs: dict[str, Run], steps: int, rounds: int) -> dict[str, float]:
+    """Median seconds per step of each run.
+
+    Args:
+        runs: by name.
+        steps: in each round.
+        rounds: how often each is run, in turns; a first one, to warm up, is not counted.
+    """
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            gc.collect()
+            seconds = run(steps) / steps
+            if number:
+                times[name].append(seconds)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def ratios(seconds: dict[str, float], base: str) -> dict[str, dict[str, float]]:
+    """Microseconds a step, and how many times those of ``base`` they are."""
+    return {
+        name: {"us_per_step": round(value * 1e6, 1), "ratio": round(value / seconds[base], 3)}
+        for name, value in seconds.items()
+    }
+
+
+class StepClock(HookBase):
+    """Notes when step ``WARM_UP`` begins, and when the one ``steps`` later does: all that lies between is counted."""
+
+    WARM_UP = 20
+
+    def __init__(self, steps: int) -> None:
+        self._steps = steps
+        self.seconds = 0.0
+
+    def before_step(self) -> None:
+        iteration = self.trainer.iter
+        if iteration == self.WARM_UP:
+            self._start = time.perf_counter()
+        elif iteration == self.WARM_UP + self._steps:
+            self.seconds = time.perf_counter() - self._start
+
+
+def timed(trainer: SimpleTrainer) -> Run:
+    """Runs a trainer; what begins and ends its training is not counted, what it does in between is."""
+
+    def run(steps: int) -> float:
+        clock = StepClock(steps)
+        trainer.register_hooks([clock])
+        SimpleTrainer.train(trainer, 0, steps + StepClock.WARM_UP + 1)
+        trainer.remove_hook(clock)
+        return clock.seconds
+
+    return run
+
+
+@contextmanager
+def usual_logging(folder: str) -> Iterator[None]:
+    """Logging as a run's start sets it up: every line is formatted, and written to log.txt and to the console.
+
+    The console is ``os.devnull``: what a terminal takes to show a line is not the engine's.
+    """
+    logger = logging.getLogger("hookline")
+    before = logger.handlers[:], logger.level, logger.propagate
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+        logger.handlers = []
+        setup_logger(folder)
+        try:
+            yield
+        finally:
+            logger.handlers, level, logger.propagate = before
+            logger.setLevel(level)

@@ -1,0 +1,140 @@
+"""What is trained: a step of next to no work, and a small real one; by hand and by hookline."""
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from hookline.config import CfgNode, get_cfg
+from hookline.engine import DefaultTrainer, SimpleTrainer
+from hookline.engine.data import build_train_loader
+from hookline.engine.modeling import ModelAdapter, build_model
+
+from .measure import Run, timed
+
+DIGITS = str(Path(__file__).resolve().parents[2] / "configs" / "digits" / "convnet.yaml")
+LOG_PERIOD = 20
+
+
+def tiny_config(folder: str) -> CfgNode:
+    """Linear(8, 8), batches of 4 random samples, SGD: what is measured is everything around the model."""
+    cfg = get_cfg()
+    cfg.MODEL.NAME = "torch.nn:Linear"
+    cfg.MODEL.ARGS = CfgNode({"in_features": 8, "out_features": 8})
+    cfg.MODEL.LOSS.NAME = "CrossEntropyLoss"
+    cfg.DATASETS.TRAIN = ({"NAME": "synthetic", "ARGS": {"size": 4096, "shape": [8], "num_classes": 8}},)
+    cfg.DATALOADER.BATCH_SIZE = 4
+    cfg.SOLVER.MOMENTUM = 0.0
+    cfg.SOLVER.WEIGHT_DECAY = 0.0
+    cfg.SOLVER.BASE_LR = 0.01
+    cfg.SOLVER.CHECKPOINT_PERIOD = 5000
+    return _common(cfg, folder)
+
+
+def digits_config(folder: str) -> CfgNode:
+    """The digits ConvNet, batches of 64, AdamW; a checkpoint every 5 epochs, and no evaluation."""
+    cfg = get_cfg()
+    cfg.merge_from_file(DIGITS)
+    cfg.DATASETS.TEST = ()
+    cfg.CHECKPOINT.BEST.METRIC = ""
+    return _common(cfg, folder)
+
+
+def _common(cfg: CfgNode, folder: str) -> CfgNode:
+    cfg.MODEL.DEVICE = "cpu"
+    cfg.SEED = 0
+    cfg.SOLVER.MAX_ITER = 1_000_000
+    cfg.OUTPUT_DIR = folder
+    return cfg
+
+
+def plain_parts(cfg: CfgNode, optimizer: type[torch.optim.Optimizer]) -> tuple[nn.Module, Any, torch.optim.Optimizer]:
+    """Model, loader and optimizer as people make them, of a config's model and data."""
+    torch.manual_seed(0)
+    model = build_model(cfg)
+    dataset: Any = build_train_loader(cfg).dataset
+    loader = DataLoader(TensorDataset(*dataset.tensors), batch_size=cfg.DATALOADER.BATCH_SIZE, shuffle=True)
+    return model, loader, optimizer(model.parameters(), lr=cfg.SOLVER.BASE_LR)  # type: ignore[call-arg]
+
+
+def forever(loader: Any) -> Iterator[Any]:
+    """Batches, epoch after epoch."""
+    while True:
+        yield from loader
+
+
+def by_hand(cfg: CfgNode, optimizer: type[torch.optim.Optimizer]) -> Run:
+    """The loop people write: a DataLoader that shuffles and collates, zero_grad, backward, step."""
+    model, loader, opt = plain_parts(cfg, optimizer)
+    batches = forever(loader)
+    loss_function = nn.CrossEntropyLoss()
+
+    def run(steps: int) -> float:
+        model.train()
+        start = time.perf_counter()
+        for _ in range(steps):
+            x, y = next(batches)
+            loss = loss_function(model(x), y)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+        return time.perf_counter() - start
+
+    return run
+
+
+def by_hand_with_logging(
+    cfg: CfgNode, optimizer: type[torch.optim.Optimizer], folder: str, console: TextIO
+) -> Run:
+    """The same loop, with console, JSON lines and TensorBoard every 20 steps; no schedule, no checkpoints."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    model, loader, opt = plain_parts(cfg, optimizer)
+    batches = forever(loader)
+    loss_function = nn.CrossEntropyLoss()
+    logger = logging.Logger("by hand")
+    handler = logging.StreamHandler(console)
+    handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+    logger.addHandler(handler)
+    rows = open(Path(folder) / "by_hand.json", "a", encoding="utf-8")  # noqa: SIM115 (as long as the process)
+    board = SummaryWriter(str(Path(folder) / "by_hand"))
+
+    def run(steps: int) -> float:
+        model.train()
+        start = last = time.perf_counter()
+        for step in range(steps):
+            x, y = next(batches)
+            loss = loss_function(model(x), y)
+            opt.zero_grad()
+            loss.backward()
+            opt.step()
+            if (step + 1) % LOG_PERIOD == 0:
+                now = time.perf_counter()
+                row = {"loss": loss.item(), "lr": opt.param_groups[0]["lr"], "time": (now - last) / LOG_PERIOD}
+                last = now
+                logger.info("iter: %d  loss: %.4g  lr: %.5g  time: %.3g", step, row["loss"], row["lr"], row["time"])
+                rows.write(json.dumps({"iteration": step, **row}) + "\n")
+                rows.flush()
+                for name, value in row.items():
+                    board.add_scalar(name, value, step)
+        return time.perf_counter() - start
+
+    return run
+
+
+def lean(cfg: CfgNode) -> Run:
+    """SimpleTrainer with the model, data and optimizer of the config, and no hooks (but the clock)."""
+    parts = DefaultTrainer(cfg)
+    adapter = ModelAdapter(nn.CrossEntropyLoss())
+    return timed(SimpleTrainer(parts.model, parts.data_loader, parts.optimizer, adapter=adapter))
+
+
+def default(cfg: CfgNode) -> Run:
+    """DefaultTrainer with all it has by default; logging is the caller's (``usual_logging``)."""
+    return timed(DefaultTrainer(cfg))
