@@ -179,6 +179,7 @@ class DefaultTrainer(SimpleTrainer):
             "model": self.model,
             "optimizer": self.optimizer,
             "eval_function": evaluate,
+            "output_dir": cfg.OUTPUT_DIR,
         }
         for index, entry in enumerate(cfg.HOOKS):
             name, args = component(entry)

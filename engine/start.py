@@ -119,7 +119,7 @@ def _check_hooks(cfg: CfgNode) -> None:
         WRITER_REGISTRY.check(name, args, offered=WRITER_OFFERS, key=f"LOG.WRITERS[{index}].ARGS")
 
 
-HOOK_OFFERS = ("cfg", "checkpointer", "model", "optimizer", "eval_function")
+HOOK_OFFERS = ("cfg", "checkpointer", "model", "optimizer", "eval_function", "output_dir")
 """Arguments that hooks of a config are given by the trainer, where they take them."""
 WRITER_OFFERS = ("output_dir", "max_iter", "window_size")
 """Arguments that writers of a config are given by the trainer, where they take them."""

@@ -182,7 +182,7 @@ class TrainerBase(HookHost):
             # Every step that began is done: put what comes now (a last evaluation) after the last of them.
             self.iter = self.storage.iter = self._finished + 1
         before = self._error
-        for event in ("after_train", "on_write", "on_save"):
+        for event in ("after_train", "before_write", "on_write", "on_save"):
             if event == "on_save" and event not in self._requests:
                 continue
             for one in self._listeners[event]:
@@ -200,6 +200,8 @@ class TrainerBase(HookHost):
         for event in ("on_eval", "on_write", "on_save"):
             if event in self._requests:
                 self._requests.discard(event)
+                if event == "on_write":
+                    self._dispatch("before_write")
                 self._dispatch(event)
 
     def _warn_of_silent_events(self) -> None:

@@ -5,12 +5,16 @@ from .checkpoint import BestCheckpointer, PeriodicCheckpointer
 from .console import CommonMetricPrinter
 from .evaluation import EarlyStopping, EvalHook, SanityCheck
 from .events import EventStorage, get_event_storage, has_event_storage
+from .flops import FlopsCounter
 from .functions import FunctionHook, off, on
 from .guards import SignalHandler
 from .history import HistoryBuffer
 from .host import HookHost
 from .order import HookOrderError, check_hooks
+from .profiling import AutogradProfiler, GarbageCollection, MemoryMonitor, TorchMemoryStats, TorchProfiler
 from .schedule import LRScheduler
+from .spikes import LossSpike
+from .throughput import Throughput
 from .timing import IterationTimer
 from .writers import WRITER_REGISTRY, EventWriter, JSONWriter, PeriodicWriter, RowWriter, TensorboardXWriter
 
@@ -19,6 +23,7 @@ __all__ = [
     "HOOK_REGISTRY",
     "STEP_EVENTS",
     "WRITER_REGISTRY",
+    "AutogradProfiler",
     "BestCheckpointer",
     "CallbackHook",
     "CommonMetricPrinter",
@@ -27,7 +32,9 @@ __all__ = [
     "EventStorage",
     "EventWriter",
     "Every",
+    "FlopsCounter",
     "FunctionHook",
+    "GarbageCollection",
     "HistoryBuffer",
     "HookBase",
     "HookHost",
@@ -35,6 +42,8 @@ __all__ = [
     "IterationTimer",
     "JSONWriter",
     "LRScheduler",
+    "LossSpike",
+    "MemoryMonitor",
     "PeriodicCheckpointer",
     "PeriodicWriter",
     "RowWriter",
@@ -42,6 +51,9 @@ __all__ = [
     "SignalHandler",
     "StopTraining",
     "TensorboardXWriter",
+    "Throughput",
+    "TorchMemoryStats",
+    "TorchProfiler",
     "check_hooks",
     "get_event_storage",
     "has_event_storage",

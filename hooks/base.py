@@ -151,8 +151,11 @@ class HookBase:
     def on_eval(self) -> None:
         """An evaluation was requested: :class:`EvalHook` acts. Comes at the end of a step, after all other events."""
 
+    def before_write(self) -> None:
+        """Metrics are about to be written: the place to put what is computed only then. Comes after ``on_eval``."""
+
     def on_write(self) -> None:
-        """Metrics are due: :class:`PeriodicWriter` acts. Comes after ``on_eval``."""
+        """Metrics are due: :class:`PeriodicWriter` acts."""
 
     def on_save(self) -> None:
         """A checkpoint is due: :class:`PeriodicCheckpointer` acts. Comes after ``on_write``, last of a step."""

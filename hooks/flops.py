@@ -66,7 +66,6 @@ class FlopsCounter(HookBase):
         flops: operations of one step of this process; None before the first step, or if they cannot be counted.
     """
 
-    before = ("PeriodicWriter",)
     single = True
 
     def __init__(self, peak_flops: float | None = None, period: int = 20) -> None:
@@ -98,7 +97,7 @@ class FlopsCounter(HookBase):
         peak = f"peak of the device: {self._peak:.3g}/s" if self._peak else "no MFU: give peak_flops"
         logger.info("One step takes %.4g FLOPs (counted by %s; %s)", self.flops, how, peak)
 
-    def on_write(self) -> None:
+    def before_write(self) -> None:
         if self.flops is None:
             return
         steps, seconds = self._window.end(self.trainer)

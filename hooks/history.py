@@ -86,7 +86,11 @@ class HistoryBuffer:
         self._iters = array("q", state_dict["iters"])
         self._count, self._total = state_dict["count"], state_dict["total"]
 
+    def tail(self, count: int) -> list[tuple[float, int]]:
+        """The last ``count`` values, oldest first, each with its iteration."""
+        start = -min(count, self._max_length)
+        return list(zip(self._values[start:], self._iters[start:], strict=True)) if count else []
+
     def values(self) -> list[tuple[float, int]]:
         """The values kept, oldest first, each with its iteration."""
-        start = -self._max_length
-        return list(zip(self._values[start:], self._iters[start:], strict=True))
+        return self.tail(self._max_length)

@@ -189,13 +189,12 @@ class MemoryMonitor(HookBase):
     tensors took so far) and ``reserved_mem`` (what torch's allocator holds now). Saves nothing.
     """
 
-    before = ("PeriodicWriter",)
     single = True
 
     def before_train(self) -> None:
         self._last = self.trainer.start_iter - 1
 
-    def on_write(self) -> None:
+    def before_write(self) -> None:
         trainer = self.trainer
         if trainer.finished_iter <= self._last:
             return

@@ -42,8 +42,6 @@ class LossSpike(HookBase):
         count: spikes so far.
     """
 
-    before = ("PeriodicWriter",)
-
     def __init__(
         self,
         metric: str = "total_loss",
@@ -75,7 +73,7 @@ class LossSpike(HookBase):
     def before_save(self, path: str) -> None:
         self._look()  # what is saved knows of every step before it
 
-    def on_write(self) -> None:
+    def before_write(self) -> None:
         trainer = self.trainer
         before = self._seen
         self._look()
@@ -88,7 +86,7 @@ class LossSpike(HookBase):
         if history is None or not new:
             return
         spikes = []
-        for value, iteration in zip(history._values[-new:], history._iters[-new:], strict=True):
+        for value, iteration in history.tail(new):
             if value > self._limit or not math.isfinite(value):
                 spikes.append((value, iteration, self._limit))
             self._add(value)

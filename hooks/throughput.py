@@ -74,7 +74,6 @@ class Throughput(HookBase):
         period: steps between two reports at least; sooner writings are passed over, the last one is not.
     """
 
-    before = ("PeriodicWriter",)
     single = True
 
     def __init__(
@@ -120,7 +119,7 @@ class Throughput(HookBase):
         if self._items_of is not None:
             self._items += self._items_of(batch)
 
-    def on_write(self) -> None:
+    def before_write(self) -> None:
         trainer = self.trainer
         steps, seconds = self._window.end(trainer)
         if not steps:
@@ -139,7 +138,7 @@ class Throughput(HookBase):
         elif "num_items" in histories and (count := histories["num_items"].count_since(since)):
             values["items_per_s"] = histories["num_items"].avg(count) * steps * world_size / seconds
         if "time" in histories and (count := histories["time"].count_since(since)):
-            times = sorted(histories["time"]._values[-count:])
+            times = sorted(value for value, _ in histories["time"].tail(count))
             values["time_p95"] = times[math.ceil(0.95 * count) - 1]
             values["time_max"] = times[-1]
         self._samples, self._items = 0, 0.0

@@ -54,7 +54,7 @@ class IterationTimer(HookBase):
     def after_train(self) -> None:
         self._ending = True
 
-    def on_write(self) -> None:
+    def before_write(self) -> None:
         if self._ending and self._steps:  # other hooks have had their after_train
             self._report()
 

@@ -57,6 +57,13 @@ class RowWriter(EventWriter):
         # The last run may have written at its end what this one writes again: an evaluation after the last step.
         self._last_write = min(self._last_write, start_iter - 1)
 
+    def _first_to_write(self, start_iter: int) -> int:
+        """The iteration from which on the rows come from this run.
+
+        A checkpoint may hold metrics from before it that were not yet written: those come before ``start_iter``.
+        """
+        return self._last_write + 1 if self._resumed else start_iter
+
     def state_dict(self) -> dict[str, int]:
         """How far in the storage, and to which iteration, it has written."""
         return {"seen": self._seen, "last_write": self._last_write}
@@ -138,10 +145,11 @@ class JSONWriter(RowWriter):
             return
         with open(self._path, "rb") as file:
             lines = file.readlines()
-        kept = [line for line in lines if _iteration(line) < start_iter]
+        first = self._first_to_write(start_iter)
+        kept = [line for line in lines if _iteration(line) < first]
         if len(kept) == len(lines):
             return
-        logger.info("%s: cut back to iteration %d, where this run goes on", self._path, start_iter)
+        logger.info("%s: cut back to iteration %d, from where this run goes on", self._path, first)
         replace_file(self._path, lambda file: file.writelines(kept))
 
     def write_rows(self, rows: Sequence[Row]) -> None:
@@ -198,7 +206,7 @@ class TensorboardXWriter(RowWriter):
         self.close()
         self._kwargs.pop("purge_step", None)
         if start_iter > 0:
-            self._kwargs["purge_step"] = start_iter
+            self._kwargs["purge_step"] = self._first_to_write(start_iter)
         self._writer  # noqa: B018 (imported now, not in the middle of training)
 
     def collect(self, storage: EventStorage) -> Callable[[], None] | None:

@@ -82,15 +82,16 @@ class _Checkpointed:
 
 @contextmanager
 def _statistics_kept(module: nn.Module) -> Iterator[None]:
-    """Inside, normalisation layers in training mode use a batch's statistics and leave the running ones alone."""
-    layers = [m for m in module.modules() if isinstance(m, _NormBase) and m.training and m.track_running_stats]
+    """Inside, normalisation layers update copies of their running statistics."""
+    layers = [m for m in module.modules() if isinstance(m, _NormBase) and m.training]
+    kept = [dict(layer._buffers) for layer in layers]
     for layer in layers:
-        layer.track_running_stats = False
+        layer._buffers.update({name: None if b is None else b.clone() for name, b in layer._buffers.items()})
     try:
         yield
     finally:
-        for layer in layers:
-            layer.track_running_stats = True
+        for layer, buffers in zip(layers, kept, strict=True):
+            layer._buffers.update(buffers)
 
 
 def _matches(name: str, module: nn.Module, pattern: str) -> bool:

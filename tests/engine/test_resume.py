@@ -1,5 +1,6 @@
 """What wins on a resume, the config or the checkpoint."""
 
+import functools
 import json
 import logging
 
@@ -141,3 +142,21 @@ def test_smoothed_metrics_go_on_over_a_resume(make, tmp_path):
         torch.load(folder / "model_final.pth", weights_only=True)["model"] for folder in (tmp_path, tmp_path / "whole")
     )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_an_evaluation_between_the_last_writing_and_the_checkpoint_is_written_once(make, tmp_path):
+    """Evaluated at 4, saved at 5, written at 7, killed at 9: the row of 4 was written after the checkpoint."""
+    make = functools.partial(make, "DATASETS.TEST", ["synthetic"], "TEST.METRICS", ["Accuracy"], "TEST.EVAL_PERIOD", 5)
+    make = functools.partial(make, "LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 8, "SOLVER.CHECKPOINT_PERIOD", 6)
+    killed = make("SOLVER.MAX_ITER", 12)
+
+    def kill(trainer):
+        if trainer.iter == 9:
+            raise KeyboardInterrupt
+
+    killed.register_hooks([CallbackHook(before_step=kill)])
+    with pytest.raises(KeyboardInterrupt):
+        killed.train()
+    make("SOLVER.MAX_ITER", 12, resume=True).train()
+    iterations = [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    assert iterations == [4, 7, 9, 11, 12]

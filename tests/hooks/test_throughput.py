@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 from hookline.engine import SimpleTrainer, TrainerBase
 from hookline.engine.data.batch_sampler import GlobalBatchSampler
 from hookline.engine.modeling import ModelAdapter
-from hookline.hooks import HookBase, HookOrderError, IterationTimer, JSONWriter, PeriodicWriter
+from hookline.hooks import HookBase, IterationTimer, JSONWriter, PeriodicWriter
 from hookline.hooks.throughput import Throughput
 
 
@@ -174,10 +174,16 @@ def test_no_row_is_added_at_the_end(tmp_path):
     assert [row["iteration"] for row in train(tmp_path, loader(), 20, Throughput(period=1))] == [9, 19]
 
 
-def test_it_must_stand_before_the_writer():
-    trainer = TrainerBase()
-    with pytest.raises(HookOrderError, match="An order that works: Throughput, PeriodicWriter"):
-        trainer.register_hooks([PeriodicWriter([]), Throughput()])
+def test_it_may_stand_after_the_writer(tmp_path):
+    path = tmp_path / "metrics.json"
+    data = TensorDataset(torch.randn(64, 4))
+    model = Loss()
+    trainer = SimpleTrainer(model, DataLoader(data, batch_size=16), torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.register_hooks([PeriodicWriter([JSONWriter(str(path))], 4), Throughput()])
+    trainer.train(0, 8)
+    last = json.loads(path.read_text().splitlines()[-1])
+    assert last["iteration"] == 7
+    assert any("samples" in name for name in last)
 
 
 @pytest.mark.parametrize(("batches", "samples"), [("of all ranks", 16), ("of each rank", 32)])

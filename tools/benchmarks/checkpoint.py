@@ -45,7 +45,9 @@ def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
             "Checkpointer.load": _once(lambda: checkpointer.load(path)),
         }
         rounds = min(args.rounds, 5)
-        results: dict[str, Any] = {"size": {"parameters": PARTS * len(model[0]), "file_mb": round(len(content) / 1e6, 1)}}
+        results: dict[str, Any] = {
+            "size": {"parameters": PARTS * len(model[0]), "file_mb": round(len(content) / 1e6, 1)}
+        }
         for base, runs in (("plain write + fsync", writes), ("plain read", reads)):
             seconds = interleaved(runs, 1, rounds)
             for name, value in seconds.items():

@@ -6,6 +6,7 @@ import statistics
 import sys
 import tempfile
 import time
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -51,7 +52,7 @@ def hooks(args: argparse.Namespace) -> dict[str, Any]:
 
     idle = type("Idle", (HookBase,), {})
     one = type("One", (HookBase,), {"after_step": lambda self: None})
-    around = {event: _nothing for event in ("before_step", "after_step", *_step_events())}
+    around = dict.fromkeys(("before_step", "after_step", *_step_events()), _nothing)
     every = type("EveryEvent", (HookBase,), around)
     results = {}
     for label, cls, counts in (
@@ -86,8 +87,9 @@ def _step_events() -> tuple[str, ...]:
 def _tiny() -> SimpleTrainer:
     model = nn.Linear(8, 8)
     batch = (torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64))
+    batches = [batch] * 1000
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return SimpleTrainer(model, [batch], optimizer, adapter=ModelAdapter(nn.CrossEntropyLoss()))
+    return SimpleTrainer(model, batches, optimizer, adapter=ModelAdapter(nn.CrossEntropyLoss()))
 
 
 def storage(args: argparse.Namespace) -> dict[str, Any]:
@@ -137,7 +139,7 @@ def _growth(trainer: SimpleTrainer, steps: int) -> dict[str, float]:
     before_step = type("Times", (HookBase,), {"before_step": lambda self: times.append(time.perf_counter())})()
     trainer.register_hooks([before_step])
     SimpleTrainer.train(trainer, 0, steps)
-    taken = [(end - start) * 1e6 for start, end in zip(times, times[1:], strict=False)]
+    taken = [(end - start) * 1e6 for start, end in pairwise(times)]
     part = min(1000, len(taken) // 3)
     skipped = min(100, part)  # caches fill
     first, last = statistics.median(taken[skipped : skipped + part]), statistics.median(taken[-part:])

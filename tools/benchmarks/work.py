@@ -89,9 +89,7 @@ def by_hand(cfg: CfgNode, optimizer: type[torch.optim.Optimizer]) -> Run:
     return run
 
 
-def by_hand_with_logging(
-    cfg: CfgNode, optimizer: type[torch.optim.Optimizer], folder: str, console: TextIO
-) -> Run:
+def by_hand_with_logging(cfg: CfgNode, optimizer: type[torch.optim.Optimizer], folder: str, console: TextIO) -> Run:
     """The same loop, with console, JSON lines and TensorBoard every 20 steps; no schedule, no checkpoints."""
     from torch.utils.tensorboard import SummaryWriter
 

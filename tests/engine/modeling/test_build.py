@@ -192,10 +192,7 @@ def trained(tmp_path, **keys):
     return model, predictions, torch.load(tmp_path / "model.pth", weights_only=True)["model"]
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("checkpointing", [[], ["features"]])
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize(("backend", "checkpointing"), [("eager", []), ("aot_eager", []), ("aot_eager", ["features"])])
 def test_compiled_model_trains_evaluates_and_saves_as_the_plain_one(tmp_path, backend, checkpointing):
     plain, expected, names = trained(tmp_path)
     model, predictions, saved = trained(
