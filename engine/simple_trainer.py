@@ -91,7 +91,7 @@ class SimpleTrainer(TrainerBase):
         if grad_scaler is None and precision is torch.float16:
             grad_scaler = torch.amp.GradScaler(self._device_type())
         self.grad_scaler = grad_scaler
-        self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self))
+        self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self), self.device)
         self._fast = FastOptimizer(self.optimizer)
         self.nonfinite = nonfinite
         self._nonfinite_steps = 0
@@ -120,7 +120,7 @@ class SimpleTrainer(TrainerBase):
         """Go on with another loader, made by ``data_loader_builder()`` once the old one has been let go."""
         del self.data_loader, self._batches
         self.data_loader = data_loader_builder()
-        self._batches = EpochIterator(self.data_loader, None, weakref.proxy(self))
+        self._batches = EpochIterator(self.data_loader, None, weakref.proxy(self), self.device)
 
     def before_step(self) -> None:
         self.storage.iter = self.iter

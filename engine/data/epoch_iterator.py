@@ -4,7 +4,10 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import torch
+
 from ..fast_path import iterate
+from .prefetch import CudaPrefetcher
 
 __all__ = ["EpochIterator"]
 
@@ -22,12 +25,16 @@ class EpochIterator:
         listener: has ``after_epoch()`` and ``before_epoch()``, called when an epoch ends while a batch is fetched:
             with loaders whose length is not known, that is where the end is seen.
 
+        device: of a GPU: batches that worker processes make are copied there while the one before is computed on.
+
     Attributes:
         epoch: number of the pass, from 0.
         position: batches read in this pass.
     """
 
-    def __init__(self, loader: Any, length: int | None = None, listener: Any = None) -> None:
+    def __init__(
+        self, loader: Any, length: int | None = None, listener: Any = None, device: torch.device | None = None
+    ) -> None:
         self.loader = loader
         self.length = length if length is not None else _length(loader)
         if self.length == 0:
@@ -39,6 +46,7 @@ class EpochIterator:
         self.epoch = 0
         self.position = 0
         self._listener = listener
+        self._prefetch_to = device if getattr(loader, "num_workers", 0) and device and device.type == "cuda" else None
         self._iterator: Iterator[Any] | None = None
         self._skipped = 0
         self._skipping = False
@@ -117,7 +125,8 @@ class EpochIterator:
             self._skipped = 0
         elif sampler is not None:
             sampler.set_epoch(epoch)
-        return iterate(self.loader)
+        batches = iterate(self.loader)
+        return batches if self._prefetch_to is None else CudaPrefetcher(batches, self._prefetch_to)
 
     def _roll(self) -> None:
         """The epoch turned out to have ended, in the middle of a step."""

@@ -3,7 +3,7 @@
 import importlib.util
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -333,7 +333,7 @@ def installed(name: str) -> str:
         return ""
     try:
         return version(distribution)
-    except importlib.metadata.PackageNotFoundError:
+    except PackageNotFoundError:
         return "?"
 
 

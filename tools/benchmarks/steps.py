@@ -130,7 +130,7 @@ def length(args: argparse.Namespace) -> dict[str, Any]:
         lean_trainer = SimpleTrainer(parts.model, parts.data_loader, parts.optimizer, adapter=adapter)
         for name, trainer in {"lean": lean_trainer, "default": DefaultTrainer(tiny_config(folder))}.items():
             results[name] = _growth(trainer, steps)
-    results["1,000,000 x 10 scalars"] = _memory(args.puts)
+    results[f"{args.puts:,} x 10 scalars"] = _memory(args.puts)
     return results
 
 
@@ -159,7 +159,7 @@ def _memory(puts: int) -> dict[str, float]:
             events.iter = iteration
             events.put_scalars(**values)
         events.latest()
-        return {"puts": puts, "grown_mb": round((_process_bytes() - before) / 2**20, 1)}
+        return {"grown_mb": round((_process_bytes() - before) / 2**20, 1)}
 
 
 def _process_bytes() -> int:

@@ -1,0 +1,63 @@
+"""Copying the next batch to the GPU while the present one is computed on."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from .transfer import move_to_device
+
+__all__ = ["CudaPrefetcher"]
+
+
+class CudaPrefetcher:
+    """Reads one batch ahead and copies it on a stream of its own.
+
+    Only for batches that worker processes make: reading ahead in this process would draw random numbers earlier than
+    a run that is resumed there would. Pinned memory is what makes the copies overlap.
+
+    Args:
+        batches: in host memory.
+        device: a CUDA device.
+    """
+
+    def __init__(self, batches: Iterator[Any], device: torch.device) -> None:
+        self._batches = batches
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._next: Any = None
+        self._ended = False
+        self._load()
+
+    def __iter__(self) -> "CudaPrefetcher":
+        return self
+
+    def __next__(self) -> Any:
+        if self._ended:
+            raise StopIteration
+        computing = torch.cuda.current_stream(self._device)
+        computing.wait_stream(self._stream)
+        batch = self._next
+        # Its memory belongs to the copying stream: it must not be used again before computing is done with it.
+        _record(batch, computing)
+        self._load()
+        return batch
+
+    def _load(self) -> None:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            self._ended, self._next = True, None
+            return
+        with torch.cuda.stream(self._stream):
+            self._next = move_to_device(batch, self._device)
+
+
+def _record(batch: Any, stream: Any) -> None:
+    if isinstance(batch, torch.Tensor):
+        batch.record_stream(stream)
+    elif isinstance(batch, dict):
+        _record(list(batch.values()), stream)
+    elif isinstance(batch, list | tuple):
+        for item in batch:
+            _record(item, stream)

@@ -1,0 +1,34 @@
+"""Copying ahead to a GPU."""
+
+import pytest
+import torch
+
+from hookline.engine.data import EpochIterator
+from hookline.engine.data.prefetch import CudaPrefetcher
+
+
+def test_batches_made_in_this_process_are_not_read_ahead():
+    drawn = []
+
+    class Loader:
+        num_workers = 0
+
+        def __iter__(self):
+            for number in range(3):
+                drawn.append(number)
+                yield number
+
+    batches = EpochIterator(Loader(), device=torch.device("cuda"))
+    next(batches)
+    assert drawn == [0]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_batches_arrive_whole_and_in_order():
+    host = [{"x": torch.full((1000, 100), float(i)).pin_memory(), "name": str(i)} for i in range(20)]
+    for number, batch in enumerate(CudaPrefetcher(iter(host), torch.device("cuda"))):
+        assert batch["x"].is_cuda
+        assert batch["name"] == str(number)
+        assert (batch["x"] == number).all()
+    assert number == 19

@@ -1,0 +1,131 @@
+import importlib
+import json
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).parents[2] / "tools"
+
+
+@pytest.fixture
+def benchmark(capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(TOOLS))
+    tool = importlib.import_module("benchmark")
+
+    def run(*arguments):
+        capsys.readouterr()
+        tool.main([*map(str, arguments), "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    yield run
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("benchmark", "benchmarks")]:
+        del sys.modules[name]
+
+
+def test_overhead_compares_four_set_ups_on_two_models(benchmark):
+    results = benchmark("overhead", "--steps", 40, "--rounds", 1)
+    assert set(results) == {"tiny", "digits"}
+    for work in results.values():
+        assert list(work) == ["by hand", "lean", "default", "by hand, logging"]
+        assert all(set(numbers) == {"us_per_step", "ratio"} for numbers in work.values())
+        assert work["by hand"]["ratio"] == 1.0
+
+
+def test_the_default_set_up_formats_and_writes_all_it_does_in_a_run(benchmark, tmp_path, monkeypatch):
+    from benchmarks import measure, work
+
+    lines = []
+    handle = logging.Handler.handle
+    monkeypatch.setattr(logging.Handler, "handle", lambda self, record: (lines.append(self), handle(self, record)))
+    with measure.usual_logging(str(tmp_path)):
+        assert work.default(work.tiny_config(str(tmp_path)))(100) > 0
+    console = [line for line in lines if "Console" in type(line).__name__]
+    assert len(console) >= 5
+    assert "total_loss" in (tmp_path / "metrics.json").read_text()
+    assert "iter: 99" in (tmp_path / "log.txt").read_text()
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+    assert (tmp_path / "model_final.pth").is_file()
+
+
+def test_logging_is_as_before_afterwards(benchmark, tmp_path):
+    from benchmarks import measure
+
+    logger = logging.getLogger("hookline")
+    before = logger.handlers[:], logger.level, logger.propagate
+    with measure.usual_logging(str(tmp_path)):
+        assert logger.isEnabledFor(logging.INFO)
+    assert (logger.handlers, logger.level, logger.propagate) == before
+
+
+def test_hooks(benchmark):
+    results = benchmark("hooks", "--steps", 30, "--rounds", 1)
+    assert list(results)[:2] == ["no event", "after_step"]
+    assert set(results["after_step"]) == {"1 hooks", "10 hooks", "100 hooks"}
+    assert set(results["after_step"]["1 hooks"]) == {"us_per_step", "us_per_hook"}
+
+
+def test_storage(benchmark):
+    results = benchmark("storage", "--steps", 100, "--rounds", 1)
+    assert set(results) == {"put 10 floats", "put 10 tensors", "put 10 floats, read every 20"}
+    assert all(numbers["us_per_step"] > 0 for numbers in results.values())
+
+
+def test_loader(benchmark):
+    results = benchmark("loader", "--steps", 5, "--rounds", 1)
+    assert set(results) == {f"{data}, {workers} workers" for data in ("arrays", "samples") for workers in (0, 2)}
+    assert all(set(numbers) == {"plain_per_s", "hookline_per_s", "time_ratio"} for numbers in results.values())
+
+
+def test_checkpoint(benchmark, tmp_path):
+    results = benchmark("checkpoint", "--size", "20k", "--rounds", 1, "--folder", tmp_path)
+    assert results["size"]["parameters"] == 20_000
+    assert results["size"]["file_mb"] >= 0.24  # weights, and two moments of each
+    for name in ("plain write + fsync", "torch.save + fsync", "Checkpointer.save", "plain read", "Checkpointer.load"):
+        assert set(results[name]) == {"seconds", "ratio"}
+    assert not list(tmp_path.iterdir())
+
+
+def test_length(benchmark):
+    results = benchmark("length", "--steps", 60, "--puts", 200)
+    assert list(results) == ["lean", "default", "200 x 10 scalars"]
+    assert set(results["lean"]) == {"steps", "first_us", "last_us", "last_over_first"}
+    assert set(results["200 x 10 scalars"]) == {"grown_mb"}
+
+
+def test_comparison_names_those_that_are_not_installed(benchmark, monkeypatch):
+    from benchmarks import compare, peers
+
+    missing = {"lightning": ("no_such_module", "no-such-module", None)}
+    monkeypatch.setattr(peers, "PEERS", {**peers.PEERS, **missing})
+    monkeypatch.setattr(compare, "PEERS", peers.PEERS)
+    results = benchmark("--compare", "lightning", "--steps", 40, "--rounds", 1)
+    assert results["lightning"] == {"status": "not installed"}
+    assert set(results["hookline"]) == {"version", "by_hand_us", "lean", "default"}
+
+
+def test_comparison_tells_of_a_name_that_it_does_not_know(benchmark):
+    with pytest.raises(SystemExit, match=r"lightnin: expected hookline, lightning"):
+        benchmark("--compare", "lightnin")
+
+
+def test_a_peer_that_fails_does_not_end_the_comparison(benchmark, monkeypatch):
+    from benchmarks import compare
+
+    monkeypatch.setattr(compare, "installed", lambda name: "1.0")
+    monkeypatch.setattr(compare, "PEERS", {"hookline": None, "unheard-of": None})
+    results = benchmark("--compare", "unheard-of", "--steps", 40, "--rounds", 1)
+    assert results["unheard-of"]["status"].startswith("failed: KeyError")
+    assert results["hookline"]["default"] > 0
+
+
+@pytest.mark.parametrize(("text", "value"), [("100M", 10**8), ("2.5k", 2500), ("40", 40), ("1B", 10**9)])
+def test_numbers(benchmark, text, value):
+    assert sys.modules["benchmark"].number(text) == value
+
+
+def test_a_table_shows_every_number(benchmark, capsys):
+    sys.modules["benchmark"].show({"a": {"b": {"us": 1.5}, "c": {"us": 2.0}}, "d": {"status": "not installed"}})
+    out = capsys.readouterr().out
+    assert all(text in out for text in ("a", "  b  us", "1.5", "2.0", "not installed"))
