@@ -22,7 +22,7 @@ from .evaluation import (
     verify_results,
 )
 from .logger import setup_logger
-from .modeling import ModelAdapter, build_loss, build_model, model_summary, resolve_device
+from .modeling import ModelAdapter, build_adapter, build_model, model_summary, resolve_device
 from .predictor import DefaultPredictor
 from .resume import apply_changes, changes_since, hyperparameters
 from .simple_trainer import SimpleTrainer
@@ -213,7 +213,7 @@ class DefaultTrainer(SimpleTrainer):
     @classmethod
     def build_adapter(cls, cfg: CfgNode) -> ModelAdapter:
         """How the model is called, and how its losses are found."""
-        return ModelAdapter(build_loss(cfg))
+        return build_adapter(cfg)
 
     @classmethod
     def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
@@ -238,7 +238,7 @@ class DefaultTrainer(SimpleTrainer):
     @classmethod
     def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
         """The evaluator for one of DATASETS.TEST."""
-        return build_evaluator(cfg, dataset_name)
+        return build_evaluator(cfg, dataset_name, targets_of=cls.build_adapter(cfg).targets)
 
     # ------------------------------------------------------------------ evaluation
 

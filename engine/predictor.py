@@ -8,7 +8,7 @@ from ..config import CfgNode, ConfigError
 from .checkpoint import Checkpointer
 from .data.transfer import move_to_device
 from .evaluation.evaluator import inference_context
-from .modeling import ModelAdapter, build_loss, build_model, resolve_device
+from .modeling import build_adapter, build_model, resolve_device
 
 __all__ = ["DefaultPredictor"]
 
@@ -34,7 +34,7 @@ class DefaultPredictor:
         self.cfg = cfg.clone()
         self.device = resolve_device(cfg.MODEL.DEVICE)
         self.model = build_model(cfg)
-        self.adapter = ModelAdapter(build_loss(cfg))
+        self.adapter = build_adapter(cfg)
         Checkpointer(self.model).load(cfg.MODEL.WEIGHTS, checkpointables=[])
         self.model.eval()
 

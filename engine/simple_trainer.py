@@ -189,7 +189,7 @@ class SimpleTrainer(TrainerBase):
             self.storage.put_scalar("num_items", num_items, smoothing_hint=False)
         if weigh is not None:
             weight = weigh(num_items)
-            loss_dict = {name: loss * weight for name, loss in loss_dict.items()}
+            loss_dict = {name: _weighted(loss, weight) for name, loss in loss_dict.items()}
         first, *others = loss_dict.values()
         losses = sum(others, start=first)
         if listeners["before_backward"]:
@@ -431,6 +431,13 @@ class SimpleTrainer(TrainerBase):
             self._batches.prepare()
         restore_rng(self._rng)
         self._rng = None
+
+
+def _weighted(loss: torch.Tensor, weight: Any) -> torch.Tensor:
+    """``loss * weight``; 0 where nothing counts, since a mean over nothing is NaN."""
+    if isinstance(weight, torch.Tensor):
+        return torch.where(weight > 0, loss * weight, 0.0)
+    return loss * weight if weight else torch.where(torch.isnan(loss), 0.0, loss) * 0.0
 
 
 def _at_least_one(count: Any) -> Any:

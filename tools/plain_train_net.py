@@ -18,7 +18,7 @@ from hookline.engine.checkpoint import Checkpointer, PeriodicCheckpointer
 from hookline.engine.data import EpochIterator, build_test_loader, build_train_loader, move_to_device
 from hookline.engine.defaults import resolve_lengths
 from hookline.engine.evaluation import build_evaluator, format_results, inference_on_dataset
-from hookline.engine.modeling import ModelAdapter, build_loss, build_model, resolve_device
+from hookline.engine.modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from hookline.engine.solver import build_grad_clipper, build_lr_scheduler, build_optimizer
 from hookline.hooks import EventStorage
 
@@ -29,7 +29,7 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter) -> dic
     """Metrics of each test set."""
     results: dict = {}
     for name in (component(entry)[0] for entry in cfg.DATASETS.TEST):
-        loader, evaluator = build_test_loader(cfg, name), build_evaluator(cfg, name)
+        loader, evaluator = build_test_loader(cfg, name), build_evaluator(cfg, name, targets_of=adapter.targets)
         results |= inference_on_dataset(model, loader, evaluator, predict=adapter.predict)
     return results
 
@@ -59,6 +59,7 @@ def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: b
         for iteration in range(start_iter, max_iter):
             storage.iter = iteration
             losses = adapter.losses(model, move_to_device(next(batches), device))
+            losses.pop("num_items", None)  # told by some models, for those who weigh parts of a batch
             total = sum(losses.values())
             optimizer.zero_grad()
             total.backward()
@@ -92,7 +93,7 @@ def main(args: argparse.Namespace) -> None:
         cfg.merge_from_file(args.config_file)
     cfg.merge_from_list(args.opts)
     default_setup(cfg, args)
-    model, adapter = build_model(cfg), ModelAdapter(build_loss(cfg))
+    model, adapter = build_model(cfg), build_adapter(cfg)
     if args.eval_only:
         Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(cfg.MODEL.WEIGHTS, resume=args.resume)
         logger.info("Results:\n%s", format_results(evaluate(cfg, model, adapter)))

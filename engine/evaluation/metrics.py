@@ -134,11 +134,15 @@ class Loss(MeanMetric):
             raise ConfigError(
                 "TEST.METRICS: the metric Loss needs MODEL.LOSS.NAME, the loss of predictions and targets"
             )
-        self._loss: Callable[[Any, Any], torch.Tensor] = loss
+        self._loss: Callable[[Any, Any], Any] = loss
 
     def update(self, preds: Any, target: Any) -> None:
         """Take in one batch, as the loss takes it."""
         loss = self._loss(preds, target)
+        if isinstance(loss, tuple):  # with the number of items it is a mean over
+            loss, items = loss[0], torch.as_tensor(loss[1], device=loss[0].device)
+            self.add(torch.where(items > 0, loss * items, 0.0), items)
+            return
         if getattr(self._loss, "reduction", "mean") == "sum":
             self.add(loss, len(target))
             return

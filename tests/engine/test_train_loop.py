@@ -509,8 +509,7 @@ class Tokens(nn.Module):
 
     def forward(self, batch):
         x, counts = batch
-        num_items = counts.sum()
-        return {"loss": self.fc(x)[counts].pow(2).sum() / num_items.clamp(min=1), "num_items": num_items}
+        return {"loss": self.fc(x)[counts].pow(2).mean(), "num_items": counts.sum()}
 
 
 def train_tokens(parts):
