@@ -93,7 +93,7 @@ def check_call(
                 expected = inspect.formatannotation(parameter.annotation)
                 problems.append(f"{prefix}{name}: expected {expected}, got {value!r} ({type(value).__name__})")
         elif not taken.any_keyword:
-            hint = suggest(str(name), choices) or "."
+            hint = suggest(str(name), [*choices, *(n for n in offered if n in taken.keywords)]) or "."
             takes = f"It takes: {', '.join(choices)}." if choices else "It takes no arguments."
             problems.append(f"{prefix}{name}: {label} takes no argument '{name}'{hint} {takes}")
     supplied = tuple(name for name in offered if name in taken.keywords and name not in given and name not in args)

@@ -43,6 +43,8 @@ class Checkpointer(_FvcoreCheckpointer):
         self.logger = logging.getLogger(__name__)
         self.loaded_from = ""
         """The file that :meth:`load` loaded last."""
+        self.missing_keys: list[str] = []
+        """The model's weights that it did not hold, or held in another shape."""
 
     def save(self, name: str, *, tag_last: bool = True, **kwargs: Any) -> None:
         """Save everything as ``<save_dir>/<name>.pth``.
@@ -190,6 +192,7 @@ class Checkpointer(_FvcoreCheckpointer):
             else:
                 matched[own_names.get(name, name)] = value
         incompatible = self.model.load_state_dict(matched, strict=False)
+        self.missing_keys = list(incompatible.missing_keys)
         mismatched = {name for name, _, _ in wrong}
         missing = [name for name in incompatible.missing_keys if _plain_name(name) not in mismatched]
         return _IncompatibleKeys(missing, incompatible.unexpected_keys, wrong)

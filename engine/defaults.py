@@ -23,9 +23,9 @@ from .evaluation import (
 )
 from .logger import setup_logger
 from .modeling import ModelAdapter, build_adapter, build_model, model_summary, resolve_device
+from .ported import PortedTrainer
 from .predictor import DefaultPredictor
 from .resume import apply_changes, changes_since, hyperparameters
-from .simple_trainer import SimpleTrainer
 from .solver import build_grad_clipper, build_lr_scheduler, build_optimizer
 from .start import default_argument_parser, default_setup, default_writers
 from .train_loop import TrainResult
@@ -42,7 +42,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-class DefaultTrainer(SimpleTrainer):
+class DefaultTrainer(PortedTrainer):
     """A :class:`SimpleTrainer` whose parts are built from a config, with the hooks that runs usually have.
 
     Each ``build_*`` is a method to replace in a subclass. To do something else than a usual run, write your own with
@@ -95,11 +95,6 @@ class DefaultTrainer(SimpleTrainer):
         self._last_eval_results: Mapping[str, Any] = {}
         self.register_hooks(self.build_hooks())
 
-    @property
-    def _trainer(self) -> "DefaultTrainer":
-        """What detectron2 keeps beside its DefaultTrainer is, here, the trainer itself."""
-        return self
-
     def resume_or_load(self, resume: bool = True) -> None:
         """Load MODEL.WEIGHTS, or with ``resume`` the last checkpoint in OUTPUT_DIR, if there is one.
 
@@ -117,6 +112,12 @@ class DefaultTrainer(SimpleTrainer):
             # The checkpoint holds the last finished iteration.
             self.start_iter = self.finished_iter + 1
             self.emit("after_load", self.checkpointer.loaded_from)
+            if self.start_iter > self.max_iter:
+                logger.warning(
+                    "The checkpoint is of iteration %d, beyond SOLVER.MAX_ITER, %d: there is nothing to train",
+                    self.finished_iter,
+                    self.max_iter,
+                )
         elif resume:
             logger.info("Nothing to resume in %s: starting from the beginning", self.cfg.OUTPUT_DIR)
 

@@ -38,6 +38,10 @@ def launch(
     Raises:
         ConfigError: more than one process is asked for, which this version cannot do.
     """
+    if num_gpus_per_machine < 1 or num_machines < 1:
+        raise ConfigError(f"--num-gpus {num_gpus_per_machine} --num-machines {num_machines}: each must be at least 1")
+    if not 0 <= machine_rank < num_machines:
+        raise ConfigError(f"--machine-rank {machine_rank}: must be from 0 to {num_machines - 1} (--num-machines - 1)")
     world_size = num_machines * num_gpus_per_machine
     if world_size > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigError(

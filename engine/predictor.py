@@ -35,7 +35,12 @@ class DefaultPredictor:
         self.device = resolve_device(cfg.MODEL.DEVICE)
         self.model = build_model(cfg)
         self.adapter = build_adapter(cfg)
-        Checkpointer(self.model).load(cfg.MODEL.WEIGHTS, checkpointables=[])
+        checkpointer = Checkpointer(self.model)
+        checkpointer.load(cfg.MODEL.WEIGHTS, checkpointables=[])
+        if checkpointer.missing_keys:
+            raise ConfigError(
+                f"MODEL.WEIGHTS: {cfg.MODEL.WEIGHTS} is of another model: it has no {checkpointer.missing_keys[0]}"
+            )
         self.model.eval()
 
     def __call__(self, sample: torch.Tensor) -> Any:

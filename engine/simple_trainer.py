@@ -104,6 +104,10 @@ class SimpleTrainer(TrainerBase):
     def _data_loader_iter(self) -> EpochIterator:
         return self._batches
 
+    @_data_loader_iter.setter
+    def _data_loader_iter(self, batches: Iterator[Any]) -> None:
+        self._batches = EpochIterator(batches, None, weakref.proxy(self), self.device)
+
     @property
     def epoch(self) -> int:  # type: ignore[override]
         return self._batches.epoch

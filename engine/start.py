@@ -8,23 +8,20 @@ import random
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
 import hookline
 
-from ..config import CfgNode, ConfigError, UnknownKeyError, component, suggest, suggest_file
+from ..config import CfgNode, ConfigError, suggest
 from ..config.files import replace_text
-from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+from ..hooks import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from . import comm
-from .data import check_data
-from .evaluation import build_metrics, check_evaluation
+from .check import check_config
 from .logger import setup_logger
-from .modeling import check_model
 from .report import describe_config
-from .solver import check_solver
 
 __all__ = [
     "check_config",
@@ -63,7 +60,12 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
 
 
 class _ArgumentParser(argparse.ArgumentParser):
-    """Takes options between and after the pairs of keys and values, too."""
+    """Takes options between and after the pairs of keys and values, too, and suggests the one that was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = [word for word in message.split() if word.startswith("--")]
+        hint = suggest(unknown[0], self._option_string_actions) if "unrecognized" in message and unknown else ""
+        self.exit(2, f"error: {message}{hint}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         return self.parse_intermixed_args(args, namespace)
@@ -79,74 +81,15 @@ _EXAMPLES = """examples:
 
 @contextmanager
 def config_errors_exit() -> Iterator[None]:
-    """Within it a :class:`ConfigError` ends the program with exit code 2 and its message, without a traceback."""
+    """Within it a :class:`ConfigError` ends the program with its message and exit code 2, Ctrl-C with 130."""
     try:
         yield
     except ConfigError as error:
         sys.stderr.write(f"error: {error}\n")
         raise SystemExit(2) from None
-
-
-def check_config(cfg: CfgNode) -> None:
-    """Check what a config says, before any data is read or any file is written.
-
-    Names of components must exist, their arguments must fit their signatures, files must be there. Names left empty
-    are not checked: a script may build those parts itself.
-
-    Raises:
-        ConfigError: something is wrong; the message names the key, and what to do.
-    """
-    for check in (check_model, check_data, check_solver, check_evaluation, _check_hooks, _check_weights, _check_best):
-        check(cfg)
-    if cfg.SOLVER.ACCUMULATION_STEPS < 1:
-        raise ConfigError(f"SOLVER.ACCUMULATION_STEPS: must be at least 1, not {cfg.SOLVER.ACCUMULATION_STEPS}")
-    if not cfg.OUTPUT_DIR:
-        raise ConfigError("OUTPUT_DIR: is empty; give the run a folder")
-    if os.path.exists(cfg.OUTPUT_DIR) and not os.path.isdir(cfg.OUTPUT_DIR):
-        raise ConfigError(f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is there, and is not a folder")
-
-
-def _check_hooks(cfg: CfgNode) -> None:
-    for index, entry in enumerate(cfg.HOOKS):
-        name, args = component(entry)
-        HOOK_REGISTRY.check(name, args, offered=HOOK_OFFERS, key=f"HOOKS[{index}].ARGS")
-        if name in ("IterationTimer", "SignalHandler"):
-            raise ConfigError(
-                f"HOOKS[{index}]: every run has a {name} already, and there can be only one; leave it out"
-            )
-    for index, entry in enumerate(cfg.LOG.WRITERS):
-        name, args = component(entry)
-        WRITER_REGISTRY.check(name, args, offered=WRITER_OFFERS, key=f"LOG.WRITERS[{index}].ARGS")
-
-
-HOOK_OFFERS = ("cfg", "checkpointer", "model", "optimizer", "eval_function", "output_dir")
-"""Arguments that hooks of a config are given by the trainer, where they take them."""
-WRITER_OFFERS = ("output_dir", "max_iter", "window_size")
-"""Arguments that writers of a config are given by the trainer, where they take them."""
-
-
-def _check_weights(cfg: CfgNode) -> None:
-    path = cfg.MODEL.WEIGHTS
-    if not path or "://" in path or os.path.isfile(path):
-        return
-    raise ConfigError(f"MODEL.WEIGHTS: there is no file {path}{suggest_file(path)}")
-
-
-def _check_best(cfg: CfgNode) -> None:
-    """A monitor that no evaluation will ever put is found now, as far as the default evaluator's names are known."""
-    monitor = cfg.CHECKPOINT.BEST.METRIC
-    if not monitor:
-        return
-    if not cfg.DATASETS.TEST:
-        raise ConfigError(f"CHECKPOINT.BEST.METRIC: {monitor!r} needs an evaluation, but DATASETS.TEST is empty")
-    if cfg.TEST.EVALUATOR.NAME != "MetricsEvaluator":
-        return  # only a run shows what others return
-    names = [f"{component(entry)[0]}/{metric}" for entry in cfg.DATASETS.TEST for metric in build_metrics(cfg)]
-    if not any(monitor == name or monitor.startswith(f"{name}/") for name in names):
-        raise UnknownKeyError(
-            f"CHECKPOINT.BEST.METRIC: there is no metric {monitor!r} among "
-            f"{', '.join(names) or 'none (TEST.METRICS is empty)'}{suggest(monitor, names)}"
-        )
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        raise SystemExit(130) from None
 
 
 def default_setup(cfg: CfgNode, args: Any = None) -> None:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..hooks.base import STEP_EVENTS, StopTraining
+from ..hooks.base import STEP_EVENTS, HookBase, StopTraining
 from ..hooks.events import EventStorage
 from ..hooks.host import HookHost, hook_name
 from . import comm
 
-__all__ = ["TrainResult", "TrainerBase"]
+__all__ = ["HookBase", "TrainResult", "TrainerBase"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +61,7 @@ class TrainerBase(HookHost):
         self._stop_reason: str | None = None
         self._error: BaseException | None = None
         self._requests: set[str] = set()
+        self._warned: set[str] = set()
         self._storage_state: Mapping[str, Any] | None = None
 
     # ------------------------------------------------------------------ the loop
@@ -208,7 +209,8 @@ class TrainerBase(HookHost):
         """Tell of hooks that wait for events which this trainer's step does not emit."""
         for event in STEP_EVENTS:
             silent = [hook for _, cost, hook in self._listeners[event] if not cost[1]]
-            if silent:
+            if silent and event not in self._warned:
+                self._warned.add(event)
                 logger.warning(
                     "%s waits for the event %s, which %s.run_step() did not emit: it will not be called. "
                     "Call self.emit(%r) there, or the method of SimpleTrainer that does",

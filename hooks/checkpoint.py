@@ -10,9 +10,7 @@ from typing import Any, Literal
 
 from ..config import Duration, suggest
 from .base import HOOK_REGISTRY, Every, HookBase
-from .evaluation import EvalHook
 from .events import has_event_storage
-from .schedule import LRScheduler
 
 __all__ = ["BestCheckpointer", "PeriodicCheckpointer"]
 
@@ -117,8 +115,6 @@ class BestCheckpointer(HookBase):
         mode: whether more ("max") or less ("min") is better.
         file_prefix: name of the file, without its extension.
     """
-
-    after = (EvalHook, LRScheduler)
 
     def __init__(
         self,

@@ -41,9 +41,11 @@ class EvalHook(HookBase):
 
     def before_train(self) -> None:
         self._every.start()
+        self._evaluated_at = -1
 
     def _do_eval(self) -> None:
         trainer = self.trainer
+        self._evaluated_at = trainer.iter
         start = time.perf_counter()
         trainer.emit("before_eval")
         results = self._func()
@@ -74,7 +76,8 @@ class EvalHook(HookBase):
             self._do_eval()
 
     def on_eval(self) -> None:
-        self._do_eval()
+        if self.trainer.iter != self._evaluated_at:  # a period may have ended with the step that it was asked for in
+            self._do_eval()
 
 
 @HOOK_REGISTRY.register()
@@ -118,8 +121,6 @@ class EarlyStopping(HookBase):
     Raises:
         ConfigError: after the first evaluation, if it has no such metric; the message lists those there are.
     """
-
-    after = (EvalHook,)
 
     def __init__(
         self,

@@ -32,7 +32,8 @@ class HookHost:
     def __init__(self) -> None:
         self._hooks: list[HookBase] = []
         self._listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys(EVENTS, ())
-        self._costs: dict[tuple[HookBase, str], list[float]] = {}
+        # By identity: hooks may define equality, and need not be hashable.
+        self._costs: dict[tuple[int, str], tuple[HookBase, list[float]]] = {}
         # While training: hooks whose changes take effect at the next step, as (joined, left).
         self._running = False
         self._joined: list[HookBase] = []
@@ -65,8 +66,13 @@ class HookHost:
             self._joined.extend(new)
         else:
             self._bind_hooks()
-        for hook in new:
-            self._run((self._listener(hook, "on_registered"),), "on_registered", (), {})
+        try:
+            for hook in new:
+                self._run((self._listener(hook, "on_registered"),), "on_registered", (), {})
+        except BaseException:
+            for hook in new:
+                self.remove_hook(hook)
+            raise
 
     def remove_hook(self, hook: HookBase | type[HookBase]) -> list[HookBase]:
         """Take hooks out. While training it takes effect with the next step, and they get their ``after_train``.
@@ -110,7 +116,7 @@ class HookHost:
     def hook_costs(self) -> dict[str, tuple[float, int]]:
         """What each hook cost in the present or last run: seconds and number of calls, by hook, dearest first."""
         totals: dict[int, tuple[str, float, int]] = {}
-        for (hook, _), (seconds, calls) in self._costs.items():
+        for hook, (seconds, calls) in self._costs.values():
             name, before, count = totals.get(id(hook), (hook_name(hook), 0.0, 0))
             totals[id(hook)] = (name, before + seconds, count + int(calls))
         costs: dict[str, tuple[float, int]] = {}
@@ -169,7 +175,8 @@ class HookHost:
         self._listeners = table
 
     def _listener(self, hook: HookBase, event: str) -> Listener:
-        return getattr(hook, event), self._costs.setdefault((hook, event), [0.0, 0]), hook
+        _, cost = self._costs.setdefault((id(hook), event), (hook, [0.0, 0]))
+        return getattr(hook, event), cost, hook
 
     # ------------------------------------------------------------------ in the course of a run
 

@@ -20,7 +20,8 @@ def check_hooks(hooks: Sequence[HookBase]) -> None:
             that must be single stands twice, or two hooks have one ``state_key``.
     """
     _check_single(hooks)
-    wrong = [(first, second) for first, second in _constraints(hooks) if hooks.index(first) > hooks.index(second)]
+    place = {id(hook): number for number, hook in enumerate(hooks)}
+    wrong = [(first, second) for first, second in _constraints(hooks) if place[id(first)] > place[id(second)]]
     if not wrong:
         return
     first, second = wrong[0]
@@ -31,8 +32,8 @@ def check_hooks(hooks: Sequence[HookBase]) -> None:
         ", ".join(type(hook).__name__ for hook in order) if order else "none: the declarations contradict each other"
     )
     raise HookOrderError(
-        f"hook {type(first).__name__} (number {hooks.index(first)}) must be registered before "
-        f"{type(second).__name__} (number {hooks.index(second)}), as {type(owner).__name__}.{declared} declares. "
+        f"hook {type(first).__name__} (number {place[id(first)]}) must be registered before "
+        f"{type(second).__name__} (number {place[id(second)]}), as {type(owner).__name__}.{declared} declares. "
         f"An order that works: {works}"
     )
 
@@ -80,9 +81,10 @@ def _sorted(hooks: Sequence[HookBase]) -> list[HookBase]:
     pairs = _constraints(hooks)
     left, order = list(hooks), []
     while left:
-        free = next((h for h in left if not any(second is h and first in left for first, second in pairs)), None)
+        waiting = {id(second) for first, second in pairs if any(first is hook for hook in left)}
+        free = next((hook for hook in left if id(hook) not in waiting), None)
         if free is None:
             return []
-        left.remove(free)
+        left = [hook for hook in left if hook is not free]
         order.append(free)
     return order

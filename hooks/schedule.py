@@ -8,6 +8,7 @@ import torch
 from fvcore.common.param_scheduler import ParamScheduler
 from torch.optim.lr_scheduler import LRScheduler as _TorchScheduler
 
+from ..config import ConfigError
 from .base import HOOK_REGISTRY, HookBase
 
 __all__ = ["LRScheduler"]
@@ -42,6 +43,11 @@ class LRScheduler(HookBase):
         self._optimizer = self._optimizer or self.trainer.optimizer  # type: ignore[attr-defined]
         if isinstance(self.scheduler, ParamScheduler):
             self._scheduler = self._multiply(self.scheduler)
+        for other in getattr(self.trainer, "find_hooks", lambda cls: [])(LRScheduler):
+            if other is not self and other.scheduler is self.scheduler:
+                raise ConfigError(
+                    "two LRScheduler hooks step the same scheduler: it would run twice as fast; leave one out"
+                )
         self._group = self.get_best_param_group_id(self._optimizer)
 
     def _multiply(self, multiplier: ParamScheduler) -> _TorchScheduler:

@@ -153,12 +153,18 @@ class JSONWriter(RowWriter):
         replace_file(self._path, lambda file: file.writelines(kept))
 
     def write_rows(self, rows: Sequence[Row]) -> None:
+        file = self._file_handle
+        for iteration, values in rows:
+            file.write(json.dumps({"iteration": iteration, **dict(sorted(values.items()))}) + "\n")
+        file.flush()
+
+    @property
+    def _file_handle(self) -> Any:
+        """The open file."""
         if self._file is None:
             os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
             self._file = open(self._path, "a", encoding="utf-8")  # noqa: SIM115 (closed in close())
-        for iteration, values in rows:
-            self._file.write(json.dumps({"iteration": iteration, **dict(sorted(values.items()))}) + "\n")
-        self._file.flush()
+        return self._file
 
     def close(self) -> None:
         if self._file is not None:
@@ -269,11 +275,13 @@ class PeriodicWriter(HookBase):
         self._ending = False
         self._seen = 0
         self._background = Background() if background else None
+        self._state: dict[str, Any] | None = None
 
     def before_train(self) -> None:
         self._every.start()
         self._ending = False
         self._seen = 0
+        self._state = None
         for writer in self._writers:
             writer.resume(self.trainer.start_iter)
 
@@ -286,6 +294,9 @@ class PeriodicWriter(HookBase):
         self.trainer.request_write()
 
     def on_write(self) -> None:
+        # What is written of a run that ends before its time is beside the schedule: a resume writes it again, as
+        # the whole run would have done.
+        self._state = self._writers_state() if self._ending and not self.trainer.completed else None
         errors: list[BaseException] = []
         for writer in self._writers:
             try:
@@ -304,6 +315,9 @@ class PeriodicWriter(HookBase):
             self._background.drain()
 
     def state_dict(self) -> dict[str, Any]:
+        return self._state or self._writers_state()
+
+    def _writers_state(self) -> dict[str, Any]:
         writers = self._keyed_writers()
         return {"writers": {key: writer.state_dict() for key, writer in writers.items()}} if writers else {}
 

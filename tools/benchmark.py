@@ -23,6 +23,7 @@ from benchmarks import steps
 from benchmarks.checkpoint import checkpoint
 from benchmarks.compare import compare
 from benchmarks.loader import loader
+from benchmarks.measure import CLOCKS, use_clock
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "overhead": steps.overhead,
@@ -61,6 +62,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--size", type=number, default=2_000_000, help="checkpoint: parameters, such as 100M")
     parser.add_argument("--folder", default=None, help="checkpoint: where to write (default: the temporary folder)")
     parser.add_argument("--puts", type=number, default=1_000_000, help="length: puts whose memory is measured")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: for a machine that others use too")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 
@@ -69,9 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     args = parse(arguments)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    use_clock(args.clock)
     try:
         results = compare(args) if args.compare else COMMANDS[args.command](args)
     finally:
+        use_clock("wall")
         torch.set_num_threads(threads)
     if args.json:
         print(json.dumps(results))

@@ -54,7 +54,13 @@ def main(args: argparse.Namespace, cfg: CfgNode) -> None:
     default_setup(cfg, args)
     if args.eval_only:
         model = DefaultTrainer.build_model(cfg)
-        Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(cfg.MODEL.WEIGHTS, resume=args.resume)
+        checkpointer = Checkpointer(model, cfg.OUTPUT_DIR)
+        checkpointer.resume_or_load(cfg.MODEL.WEIGHTS, resume=args.resume)
+        if checkpointer.missing_keys:
+            raise ConfigError(
+                f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME}: "
+                f"it has no {', '.join(checkpointer.missing_keys[:3])}"
+            )
         results = DefaultTrainer.test(cfg, model)
         print(f"Results:\n{format_results(results)}")
         raise SystemExit(0 if verify_results(cfg, results) else 1)

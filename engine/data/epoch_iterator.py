@@ -45,7 +45,7 @@ class EpochIterator:
         self._total = 0
         self.epoch = 0
         self.position = 0
-        self._listener = listener
+        self.listener = listener
         self._prefetch_to = device if getattr(loader, "num_workers", 0) and device and device.type == "cuda" else None
         self._iterator: Iterator[Any] | None = None
         self._skipped = 0
@@ -130,11 +130,11 @@ class EpochIterator:
 
     def _roll(self) -> None:
         """The epoch turned out to have ended, in the middle of a step."""
-        if self._listener is not None:
-            self._listener.after_epoch()
+        if self.listener is not None:
+            self.listener.after_epoch()
         self.next_epoch()
-        if self._listener is not None:
-            self._listener.before_epoch()
+        if self.listener is not None:
+            self.listener.before_epoch()
 
     def _start_over(self) -> Any:
         """The loader ran out: begin the next pass and read its first batch."""

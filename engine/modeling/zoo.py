@@ -27,6 +27,9 @@ class MLP(nn.Sequential):
     """
 
     def __init__(self, in_features: int, num_classes: int, hidden: Sequence[int] = (64,), dropout: float = 0.0) -> None:
+        _check_sizes(
+            in_features=in_features, num_classes=num_classes, **{f"hidden[{i}]": n for i, n in enumerate(hidden)}
+        )
         layers: list[nn.Module] = [nn.Flatten()]
         for width_in, width_out in pairwise((in_features, *hidden)):
             layers += [nn.Linear(width_in, width_out), nn.ReLU()]
@@ -51,6 +54,7 @@ class ConvNet(nn.Module):
     """
 
     def __init__(self, width: int = 32, num_classes: int = 10, in_channels: int = 1, dropout: float = 0.0) -> None:
+        _check_sizes(width=width, num_classes=num_classes, in_channels=in_channels)
         super().__init__()
         self.features = nn.Sequential(
             *_conv_bn(in_channels, width),
@@ -101,6 +105,7 @@ class ResNet(nn.Module):
         in_channels: int = 1,
         strides: Sequence[int] = (1, 2, 2),
     ) -> None:
+        _check_sizes(width=width, num_classes=num_classes, in_channels=in_channels)
         super().__init__()
         blocks_per_stage, rest = divmod(depth - 2, 6)
         if rest or blocks_per_stage < 1:
@@ -144,3 +149,10 @@ class _BasicBlock(nn.Module):
 
 def _conv_bn(in_channels: int, out_channels: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
     return nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False), nn.BatchNorm2d(out_channels)
+
+
+def _check_sizes(**sizes: int) -> None:
+    """torch makes layers of size 0, and fails only when they are used."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, not {size}")

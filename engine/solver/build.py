@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import CfgNode, ConfigError, Registry, get_cfg
-from .clipping import build_grad_clipper
+from .clipping import build_grad_clipper, maybe_add_gradient_clipping
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
 from .param_groups import get_default_optimizer_params
 from .schedules import LR_SCHEDULER_REGISTRY
 
-__all__ = ["OPTIMIZER_REGISTRY", "build_lr_scheduler", "build_optimizer", "check_solver"]
+__all__ = ["OPTIMIZER_REGISTRY", "build_lr_scheduler", "build_optimizer", "check_solver", "maybe_add_gradient_clipping"]
 
 logger = logging.getLogger(__name__)
 

@@ -709,6 +709,18 @@ def test_requests_are_served_at_the_end_of_the_step_evaluation_first_and_saving_
     assert order == ["epoch", "eval", "write", "save", "write"]
 
 
+def test_an_evaluation_asked_for_where_one_is_due_happens_once():
+    calls = []
+    trainer = make_trainer()
+    trainer.register_hooks([EvalHook(2, lambda: calls.append(trainer.iter)), CallbackHook(after_step=ask_for_one)])
+    trainer.train(0, 5)
+    assert calls == [0, 1, 2, 3, 4, 5]
+
+
+def ask_for_one(trainer):
+    trainer.request_eval()
+
+
 def test_a_checkpoint_holds_the_last_finished_iteration():
     states = []
     trainer = make_trainer()

@@ -1,6 +1,7 @@
 """Registering, finding and removing hooks; their order, their states and their costs."""
 
 import logging
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -130,6 +131,38 @@ def test_custom_events_reach_the_hooks_that_have_them():
     assert verifier.seen == ([1, 2], True)
     assert trainer.listens("verify_batch")
     assert not trainer.listens("verify_something")
+
+
+def test_a_hook_may_define_equality_and_need_not_be_hashable():
+    @dataclass
+    class Settings(HookBase):
+        value: int = 1
+        count: int = 0
+
+        def after_step(self):
+            self.count += 1
+
+    one, two = Settings(), Settings()
+    trainer = Trainer()
+    trainer.register_hooks([one, two])
+    trainer.train(0, 3)
+    assert (one.count, two.count) == (3, 3)
+    assert {name: calls for name, (_, calls) in trainer.hook_costs().items() if calls} == {
+        "Settings": 4,
+        "Settings#2": 4,
+    }
+
+
+def test_a_hook_that_fails_on_joining_does_not_stay():
+    class Refuses(HookBase):
+        def on_registered(self):
+            raise ValueError("not me")
+
+    trainer = Trainer()
+    with pytest.raises(ValueError, match="not me") as info:
+        trainer.register_hooks([Counter(), Refuses()])
+    assert "in hook Refuses.on_registered" in info.value.__notes__[0]
+    assert trainer._hooks == []
 
 
 # ---------------------------------------------------------------------------- order

@@ -3,6 +3,7 @@ import torch
 from fvcore.common.param_scheduler import LinearParamScheduler, StepParamScheduler
 from torch import nn
 
+from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import HookBase, LRScheduler
@@ -58,6 +59,14 @@ def test_a_param_scheduler_multiplies_the_base_rate_over_the_whole_run():
     trainer.register_hooks([LRScheduler(scheduler=LinearParamScheduler(1.0, 0.0)), rates])
     trainer.train(0, 4)
     assert rates.used == pytest.approx([2.0, 1.5, 1.0, 0.5])
+
+
+def test_two_hooks_on_one_scheduler_are_refused():
+    trainer = make_trainer()
+    scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
+    trainer.register_hooks([LRScheduler(scheduler=scheduler), LRScheduler(scheduler=scheduler)])
+    with pytest.raises(ConfigError, match="twice as fast"):
+        trainer.train(0, 1)
 
 
 def test_a_param_scheduler_defined_below_one_lasts_until_the_last_step():

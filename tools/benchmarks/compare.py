@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .measure import usual_logging
+from .measure import use_clock, usual_logging
 from .peers import PEERS, installed, runs_of
 
 SETUPS = ("by hand", "lean", "default")
@@ -30,7 +30,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     unknown = [name for name in names if name not in PEERS]
     if unknown:
         raise SystemExit(f"--compare: {', '.join(unknown)}: expected {', '.join(PEERS)} or all")
-    workers = {name: Worker(name) for name in names if installed(name)}
+    workers = {name: Worker(name, args.clock) for name in names if installed(name)}
     steps = args.steps or 2000
     try:
         for number in range(args.rounds + 1):
@@ -46,13 +46,13 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
 class Worker:
     """A process that has one peer's set-ups."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: str) -> None:
         self._name = name
         self._times: dict[str, list[float]] = {setup: [] for setup in SETUPS}
         self._error = ""
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=serve, args=(other, name), daemon=True)
+        self._process = context.Process(target=serve, args=(other, name, clock), daemon=True)
         self._process.start()
         other.close()
 
@@ -89,12 +89,13 @@ class Worker:
         }
 
 
-def serve(pipe: Connection, name: str) -> None:
+def serve(pipe: Connection, name: str, clock: str) -> None:
     """In the worker: run what is asked for until the pipe is closed. What a peer prints goes nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
     torch.set_num_threads(1)
+    use_clock(clock)
     with tempfile.TemporaryDirectory() as folder, usual_logging(folder):
         os.chdir(folder)
         runs = None

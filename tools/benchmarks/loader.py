@@ -1,7 +1,6 @@
 """How fast batches come: the loader a config builds, read as the trainer reads it, against a plain DataLoader."""
 
 import argparse
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ from hookline.config import CfgNode, get_cfg
 from hookline.engine.data import build_train_loader
 from hookline.engine.data.epoch_iterator import EpochIterator
 
-from .measure import Run, interleaved
+from .measure import Run, interleaved, now
 from .work import forever
 
 SIZE, SHAPE, BATCH_SIZE = 4096, (1, 8, 8), 64
@@ -70,9 +69,9 @@ def _config(entry: dict[str, Any], workers: int) -> CfgNode:
 
 def _read(batches: Iterator[Any]) -> Run:
     def run(steps: int) -> float:
-        start = time.perf_counter()
+        start = now()
         for _ in range(steps):
             next(batches)
-        return time.perf_counter() - start
+        return now() - start
 
     return run

@@ -1,7 +1,6 @@
 """The tiny model trained by other trainers: each in its leanest set-up, and as it comes."""
 
 import importlib.util
-import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from .measure import Run
+from .measure import Run, now
 from .work import by_hand, default, lean, plain_parts, tiny_config
 
 __all__ = ["PEERS", "installed", "runs_of"]
@@ -31,9 +30,9 @@ class Span:
     def step(self) -> None:
         self._done += 1
         if self._done == WARM_UP + 1:
-            self._start = time.perf_counter()
+            self._start = now()
         elif self._done == self._last + 1:
-            self.seconds = time.perf_counter() - self._start
+            self.seconds = now() - self._start
 
 
 def _parts(folder: str) -> tuple[nn.Module, DataLoader[Any], torch.optim.Optimizer]:
@@ -189,7 +188,7 @@ def transformers(folder: str) -> dict[str, Run]:
 
 
 def mmengine(folder: str) -> dict[str, Run]:
-    """An iteration-based Runner without its default hooks, as far as it allows; with them."""
+    """A Runner by epochs, without its default hooks, as far as it allows; with them."""
     from mmengine.hooks import Hook
     from mmengine.model import BaseModel
     from mmengine.optim import OptimWrapper
@@ -216,7 +215,7 @@ def mmengine(folder: str) -> dict[str, Run]:
             Model(model),
             folder,
             train_dataloader=loader,
-            train_cfg={"by_epoch": False, "max_iters": span.total},
+            train_cfg={"by_epoch": True, "max_epochs": -(-span.total // len(loader))},
             optim_wrapper=OptimWrapper(optimizer),
             custom_hooks=[clock],
             experiment_name=f"run{count}",
@@ -225,11 +224,8 @@ def mmengine(folder: str) -> dict[str, Run]:
         return span.seconds
 
     none = dict.fromkeys(("timer", "logger", "param_scheduler", "checkpoint", "sampler_seed"))
-    by_iteration = {"checkpoint": {"type": "CheckpointHook", "interval": 5000, "by_epoch": False}}
-    return {
-        "lean": lambda steps: run(steps, default_hooks=none),
-        "default": lambda steps: run(steps, default_hooks=by_iteration),
-    }
+    # By epochs: the loop by iterations sleeps two seconds whenever the loader starts over.
+    return {"lean": lambda steps: run(steps, default_hooks=none), "default": run}
 
 
 def ignite(folder: str) -> dict[str, Run]:

@@ -5,7 +5,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from itertools import pairwise
 from typing import Any
 
@@ -16,7 +15,7 @@ from hookline.engine import DefaultTrainer, SimpleTrainer, TrainerBase
 from hookline.engine.modeling import ModelAdapter
 from hookline.hooks import EVENTS, EventStorage, HookBase
 
-from .measure import Run, interleaved, ratios, timed, usual_logging
+from .measure import Run, interleaved, now, ratios, timed, usual_logging
 from .work import by_hand, by_hand_with_logging, default, digits_config, lean, tiny_config
 
 # Steps of a round: as many as there are between two checkpoints, so that each round has one.
@@ -101,13 +100,13 @@ def storage(args: argparse.Namespace) -> dict[str, Any]:
         def run(steps: int) -> float:
             with EventStorage() as events:
                 seen = 0
-                start = time.perf_counter()
+                start = now()
                 for iteration in range(steps):
                     events.iter = iteration
                     events.put_scalars(**metrics)
                     if period and (iteration + 1) % period == 0:
                         _, seen = events.rows(period, seen)
-                return time.perf_counter() - start
+                return now() - start
 
         return run
 
@@ -136,7 +135,7 @@ def length(args: argparse.Namespace) -> dict[str, Any]:
 
 def _growth(trainer: SimpleTrainer, steps: int) -> dict[str, float]:
     times: list[float] = []
-    before_step = type("Times", (HookBase,), {"before_step": lambda self: times.append(time.perf_counter())})()
+    before_step = type("Times", (HookBase,), {"before_step": lambda self: times.append(now())})()
     trainer.register_hooks([before_step])
     SimpleTrainer.train(trainer, 0, steps)
     taken = [(end - start) * 1e6 for start, end in pairwise(times)]

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,7 +15,7 @@ from hookline.engine import DefaultTrainer, SimpleTrainer
 from hookline.engine.data import build_train_loader
 from hookline.engine.modeling import ModelAdapter, build_model
 
-from .measure import Run, timed
+from .measure import Run, now, timed
 
 DIGITS = str(Path(__file__).resolve().parents[2] / "configs" / "digits" / "convnet.yaml")
 LOG_PERIOD = 20
@@ -77,14 +76,14 @@ def by_hand(cfg: CfgNode, optimizer: type[torch.optim.Optimizer]) -> Run:
 
     def run(steps: int) -> float:
         model.train()
-        start = time.perf_counter()
+        start = now()
         for _ in range(steps):
             x, y = next(batches)
             loss = loss_function(model(x), y)
             opt.zero_grad()
             loss.backward()
             opt.step()
-        return time.perf_counter() - start
+        return now() - start
 
     return run
 
@@ -105,7 +104,7 @@ def by_hand_with_logging(cfg: CfgNode, optimizer: type[torch.optim.Optimizer], f
 
     def run(steps: int) -> float:
         model.train()
-        start = last = time.perf_counter()
+        start = last = now()
         for step in range(steps):
             x, y = next(batches)
             loss = loss_function(model(x), y)
@@ -113,15 +112,15 @@ def by_hand_with_logging(cfg: CfgNode, optimizer: type[torch.optim.Optimizer], f
             loss.backward()
             opt.step()
             if (step + 1) % LOG_PERIOD == 0:
-                now = time.perf_counter()
-                row = {"loss": loss.item(), "lr": opt.param_groups[0]["lr"], "time": (now - last) / LOG_PERIOD}
-                last = now
+                moment = now()
+                row = {"loss": loss.item(), "lr": opt.param_groups[0]["lr"], "time": (moment - last) / LOG_PERIOD}
+                last = moment
                 logger.info("iter: %d  loss: %.4g  lr: %.5g  time: %.3g", step, row["loss"], row["lr"], row["time"])
                 rows.write(json.dumps({"iteration": step, **row}) + "\n")
                 rows.flush()
                 for name, value in row.items():
                     board.add_scalar(name, value, step)
-        return time.perf_counter() - start
+        return now() - start
 
     return run
 

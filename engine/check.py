@@ -1,0 +1,180 @@
+"""What can be wrong with a config, found in the first second."""
+
+import os
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ..config import CfgNode, ConfigError, UnknownKeyError, component, get_cfg, suggest, suggest_file
+from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, check_hooks
+from .data import check_data
+from .evaluation import build_metrics, check_evaluation
+from .modeling import MODEL_REGISTRY, build_loss, check_model
+from .solver import OPTIMIZER_REGISTRY, check_solver
+
+__all__ = ["HOOK_OFFERS", "WRITER_OFFERS", "check_config"]
+
+
+def check_config(cfg: CfgNode) -> None:
+    """Check what a config says, before any data is read or any file is written.
+
+    Names of components must exist, their arguments must fit their signatures, files must be there. Names left empty
+    are not checked: a script may build those parts itself.
+
+    Raises:
+        ConfigError: something is wrong; the message names the key, and what to do.
+    """
+    for check in (
+        _check_ranges,
+        check_model,
+        check_data,
+        check_solver,
+        check_evaluation,
+        _check_builds,
+        _check_hooks,
+        _check_weights,
+        _check_monitors,
+        _check_output_dir,
+    ):
+        check(cfg)
+
+
+def _check_ranges(cfg: CfgNode) -> None:
+    """Numbers that have the right type, and make no sense."""
+    if get_cfg().VERSION != cfg.VERSION:
+        raise ConfigError(f"VERSION: this hookline reads version {get_cfg().VERSION}, not {cfg.VERSION}")
+    at_least = {
+        "SOLVER.ACCUMULATION_STEPS": (cfg.SOLVER.ACCUMULATION_STEPS, 1),
+        "CHECKPOINT.MAX_TO_KEEP": (cfg.CHECKPOINT.MAX_TO_KEEP, 0),
+        "SOLVER.BASE_LR": (cfg.SOLVER.BASE_LR, 0),
+    }
+    for key, (value, least) in at_least.items():
+        if value < least:
+            raise ConfigError(f"{key}: must be at least {least}, not {value}")
+    if cfg.SOLVER.MAX_ITER in (0, "", "0"):
+        raise ConfigError("SOLVER.MAX_ITER: is 0; give a length, such as 10000 or '20ep'")
+    for expectation in cfg.TEST.EXPECTED_RESULTS:
+        numbers = len(expectation) == 4 and all(isinstance(number, int | float) for number in expectation[2:])
+        if not numbers:
+            raise ConfigError(f"TEST.EXPECTED_RESULTS: {expectation!r} is not [set, metric, expected value, tolerance]")
+
+
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """What a constructor says of its arguments is told with the config key they stand at."""
+    try:
+        yield
+    except ConfigError as error:
+        if str(error).startswith(key):
+            raise
+        raise ConfigError(f"{key}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{key}: {type(error).__name__}: {error}") from error
+
+
+def _check_builds(cfg: CfgNode) -> None:
+    """Constructors know best which values they take: try those that cost nothing."""
+    if cfg.MODEL.NAME:
+        _try_model(cfg)
+    if cfg.MODEL.LOSS.NAME:
+        with _naming(f"MODEL.LOSS.ARGS of {cfg.MODEL.LOSS.NAME}"):
+            build_loss(cfg)
+    optimizer = cfg.SOLVER.OPTIMIZER
+    if optimizer.NAME:
+        offered = {"cfg": cfg, "lr": cfg.SOLVER.BASE_LR}
+        key = "SOLVER.OPTIMIZER.ARGS"
+        with _naming(f"{key} of {optimizer.NAME}"):
+            parameter = torch.nn.Parameter(torch.zeros(1))
+            OPTIMIZER_REGISTRY.build(
+                optimizer.NAME, optimizer.ARGS, positional=([parameter],), offered=offered, key=key
+            )
+
+
+def _try_model(cfg: CfgNode) -> None:
+    """Make the model without its memory; only if that fails, which may be for other reasons, make it for real."""
+
+    def build() -> None:
+        MODEL_REGISTRY.build(cfg.MODEL.NAME, cfg.MODEL.ARGS, offered={"cfg": cfg}, key="MODEL.ARGS")
+
+    rng = torch.get_rng_state()
+    try:
+        try:
+            with torch.device("meta"):
+                build()
+        except Exception:
+            with _naming(f"MODEL.ARGS of {cfg.MODEL.NAME}"):
+                build()
+    finally:
+        torch.set_rng_state(rng)
+
+
+def _check_output_dir(cfg: CfgNode) -> None:
+    if not cfg.OUTPUT_DIR:
+        raise ConfigError("OUTPUT_DIR: is empty; give the run a folder")
+    if os.path.exists(cfg.OUTPUT_DIR) and not os.path.isdir(cfg.OUTPUT_DIR):
+        raise ConfigError(f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is there, and is not a folder")
+
+
+def _check_hooks(cfg: CfgNode) -> None:
+    ours = []
+    for index, entry in enumerate(cfg.HOOKS):
+        name, args = component(entry)
+        key = f"HOOKS[{index}].ARGS"
+        cls = HOOK_REGISTRY.check(name, args, offered=HOOK_OFFERS, key=key)
+        if name in ("IterationTimer", "SignalHandler", "LRScheduler"):
+            raise ConfigError(f"HOOKS[{index}]: every run has one {name} already, and no more; leave it out")
+        # Only our own are made here: making a user's hook may have effects, such as starting a tracker's run.
+        if cls.__module__.startswith("hookline."):
+            with _naming(f"HOOKS[{index}]"):
+                ours.append(HOOK_REGISTRY.build(name, args, offered=dict.fromkeys(HOOK_OFFERS), key=key))
+    try:
+        check_hooks(ours)
+    except ConfigError as error:
+        raise ConfigError(f"HOOKS: {error}") from None
+    for index, entry in enumerate(cfg.LOG.WRITERS):
+        name, args = component(entry)
+        WRITER_REGISTRY.check(name, args, offered=WRITER_OFFERS, key=f"LOG.WRITERS[{index}].ARGS")
+
+
+HOOK_OFFERS = ("cfg", "checkpointer", "model", "optimizer", "eval_function", "output_dir")
+"""Arguments that hooks of a config are given by the trainer, where they take them."""
+WRITER_OFFERS = ("output_dir", "max_iter", "window_size")
+"""Arguments that writers of a config are given by the trainer, where they take them."""
+
+
+def _check_weights(cfg: CfgNode) -> None:
+    path = cfg.MODEL.WEIGHTS
+    if not path or "://" in path:
+        return
+    if not os.path.isfile(path):
+        raise ConfigError(f"MODEL.WEIGHTS: there is no file {path}{suggest_file(path)}")
+    try:
+        torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    except Exception as error:  # of any kind, as the bytes happen to be
+        raise ConfigError(f"MODEL.WEIGHTS: {path} is damaged, or is not a checkpoint") from error
+
+
+def _check_monitors(cfg: CfgNode) -> None:
+    """A metric that is watched, and that no evaluation will ever put, as far as the default evaluator's are known."""
+    watched = {"CHECKPOINT.BEST.METRIC": cfg.CHECKPOINT.BEST.METRIC}
+    for index, entry in enumerate(cfg.HOOKS):
+        name, args = component(entry)
+        if name == "EarlyStopping":
+            watched[f"HOOKS[{index}].ARGS.metric"] = args["metric"]
+    watched = {key: metric for key, metric in watched.items() if metric}
+    if not watched:
+        return
+    if not cfg.DATASETS.TEST:
+        key, metric = next(iter(watched.items()))
+        raise ConfigError(f"{key}: {metric!r} needs an evaluation, but DATASETS.TEST is empty")
+    if cfg.TEST.EVALUATOR.NAME != "MetricsEvaluator":
+        return  # only a run shows what others return
+    names = [f"{component(entry)[0]}/{metric}" for entry in cfg.DATASETS.TEST for metric in build_metrics(cfg)]
+    for key, metric in watched.items():
+        if not any(metric == name or metric.startswith(f"{name}/") for name in names):
+            raise UnknownKeyError(
+                f"{key}: there is no metric {metric!r} among "
+                f"{', '.join(names) or 'none (TEST.METRICS is empty)'}{suggest(metric, names)}"
+            )

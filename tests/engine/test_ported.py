@@ -1,0 +1,128 @@
+"""Trainers built around detectron2's DefaultTrainer and its inner trainer."""
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import get_cfg
+from hookline.engine import DefaultTrainer, PeriodicCheckpointer, PeriodicWriter, SimpleTrainer, TrainerBase, hooks
+from hookline.engine.checkpoint import DetectionCheckpointer
+from hookline.engine.defaults import default_argument_parser, default_setup, default_writers
+from hookline.engine.solver.build import maybe_add_gradient_clipping
+from hookline.engine.train_loop import AMPTrainer, HookBase
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return {"loss_a": self.fc(x).pow(2).mean(), "loss_b": self.fc(x).abs().mean()}
+
+
+def loader():
+    while True:
+        yield torch.rand(4, 3)
+
+
+@pytest.fixture
+def cfg(tmp_path):
+    cfg = get_cfg()
+    cfg.MODEL.NAME = "MLP"
+    cfg.MODEL.LOSS.NAME = "CrossEntropyLoss"
+    cfg.merge_from_list(["MODEL.ARGS.in_features", 8, "MODEL.ARGS.num_classes", 4])
+    cfg.DATASETS.TRAIN = ("synthetic",)
+    cfg.SOLVER.MAX_ITER = 5
+    cfg.LOG.WRITERS = []
+    cfg.OUTPUT_DIR = str(tmp_path)
+    return cfg
+
+
+@pytest.mark.parametrize("call", ["base", "super"])
+def test_a_trainer_that_builds_its_own_inner_trainer_runs(cfg, call):
+    class Ported(DefaultTrainer):
+        def __init__(self, cfg):
+            if call == "base":
+                TrainerBase.__init__(self)
+            else:
+                super(DefaultTrainer, self).__init__()
+            model = Net()
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            self._trainer = SimpleTrainer(model, loader(), optimizer)
+            self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+            self.checkpointer = DetectionCheckpointer(model, cfg.OUTPUT_DIR, optimizer=optimizer)
+            self.start_iter = 0
+            self.max_iter = cfg.SOLVER.MAX_ITER
+            self.cfg = cfg
+            self.register_hooks([hooks.IterationTimer(), hooks.LRScheduler()])
+
+    trainer = Ported(cfg)
+    before = trainer.model.fc.weight.clone()
+    SimpleTrainer.train(trainer, trainer.start_iter, trainer.max_iter)
+    assert not torch.equal(trainer.model.fc.weight, before)
+    assert trainer.storage.latest()["loss_a"][1] == 4
+    assert trainer.scheduler.last_epoch == 5
+
+
+def test_a_run_step_that_calls_the_inner_trainers_runs(cfg):
+    class Ported(DefaultTrainer):
+        def run_step(self):
+            self._trainer.iter = self.iter
+            self._trainer.run_step()
+
+    trainer = Ported(cfg)
+    assert trainer.train().iteration == 5
+    assert trainer._trainer.model is trainer.model
+
+
+def test_the_inner_trainer_is_the_trainer(cfg):
+    trainer = DefaultTrainer(cfg)
+    assert trainer._trainer is trainer
+
+
+def test_a_data_iterator_of_ones_own_is_read():
+    class Ported(SimpleTrainer):
+        def __init__(self, model, data_loader, optimizer):
+            super().__init__(model, data_loader, optimizer)
+            self._data_loader_iter = iter(self.data_loader)
+
+        def run_step(self):
+            data = next(self._data_loader_iter)
+            loss_dict = self.model(data)
+            losses = sum(loss_dict.values())
+            self.optimizer.zero_grad()
+            losses.backward()
+            self._write_metrics(loss_dict, 0.0)
+            self.optimizer.step()
+
+    model = Net()
+    trainer = Ported(model, loader(), torch.optim.SGD(model.parameters(), 0.1))
+    assert trainer.train(0, 3).iteration == 3
+
+
+def test_a_writer_may_use_the_file_handle(tmp_path):
+    class Ported(hooks.JSONWriter):
+        def write(self):
+            super().write()
+            self._file_handle.write("{}\n")
+            self._file_handle.flush()
+
+    model = Net()
+    trainer = SimpleTrainer(model, loader(), torch.optim.SGD(model.parameters(), 0.1))
+    trainer.register_hooks([PeriodicWriter([Ported(str(tmp_path / "m.json"))], period=5)])
+    trainer.train(0, 5)
+    assert (tmp_path / "m.json").read_text().count("{}\n") >= 1
+
+
+def test_names_stand_where_detectron2_has_them():
+    everything = (
+        AMPTrainer,
+        HookBase,
+        PeriodicCheckpointer,
+        default_argument_parser,
+        default_setup,
+        default_writers,
+        maybe_add_gradient_clipping,
+    )
+    assert all(callable(thing) for thing in everything)
