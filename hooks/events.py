@@ -275,14 +275,18 @@ class EventStorage:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """The windows of the metrics, and what writers have not taken yet; images and the like are left out."""
+        """The windows of the metrics, and what writers have not taken yet; images and the like are left out.
+
+        So is ``eta_seconds``, which writing puts: a run that is stopped writes once more than one that goes on.
+        """
         self._resolve()
+        names = [name for name in self._history if name != "eta_seconds"]
         return {
-            "histories": {name: history.state_dict() for name, history in self._history.items()},
-            "smoothing_hints": dict(self._smoothing_hints),
+            "histories": {name: self._history[name].state_dict() for name in names},
+            "smoothing_hints": {name: self._smoothing_hints[name] for name in names},
             "seq": self._seq,
-            "last_seq": dict(self._last_seq),
-            "points": list(self._points),
+            "last_seq": {name: self._last_seq[name] for name in names},
+            "points": [point for point in self._points if point[2] != "eta_seconds"],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
