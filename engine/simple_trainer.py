@@ -271,6 +271,9 @@ class SimpleTrainer(TrainerBase):
             for optimizer in getattr(self.optimizer, "optimizers", [self.optimizer]):
                 scaler.step(optimizer)
             scaler.update()
+            scale = getattr(scaler, "_scale", None)
+            if scale is not None:  # get_scale() would wait for the device
+                self.storage.put_scalar("grad_scale", scale, smoothing_hint=False)
         if listeners["after_optimizer_step"]:
             self._dispatch("after_optimizer_step")
 
@@ -488,4 +491,5 @@ class AMPTrainer(SimpleTrainer):
     def run_step(self) -> None:
         super().run_step()
         if self.log_grad_scaler and self.grad_scaler is not None:
-            self.storage.put_scalar("[metric]grad_scaler", self.grad_scaler.get_scale(), smoothing_hint=False)
+            scale = self.grad_scaler._scale
+            self.storage.put_scalar("[metric]grad_scaler", 1.0 if scale is None else scale, smoothing_hint=False)

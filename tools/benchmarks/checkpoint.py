@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import statistics
 import tempfile
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 
 from hookline.engine.checkpoint import Checkpointer
 
-from .measure import Run, interleaved, now
+from .measure import Run, all_times, now
 
 PARTS = 20
 
@@ -44,14 +45,20 @@ def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
             "plain read": _once(lambda: _read(plain, content)),
             "Checkpointer.load": _once(lambda: checkpointer.load(path)),
         }
-        rounds = min(args.rounds, 5)
+        rounds = args.rounds
         results: dict[str, Any] = {
             "size": {"parameters": PARTS * len(model[0]), "file_mb": round(len(content) / 1e6, 1)}
         }
         for base, runs in (("plain write + fsync", writes), ("plain read", reads)):
-            seconds = interleaved(runs, 1, rounds)
-            for name, value in seconds.items():
-                results[name] = {"seconds": round(value, 4), "ratio": round(value / seconds[base], 2)}
+            times = all_times(runs, 1, rounds)
+            for name, seconds in times.items():
+                middle = statistics.median(seconds)
+                results[name] = {
+                    "seconds": round(middle, 4),
+                    "ratio": round(middle / statistics.median(times[base]), 2),
+                    "least": round(min(seconds), 4),
+                    "most": round(max(seconds), 4),
+                }
     return results
 
 

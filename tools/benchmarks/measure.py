@@ -32,22 +32,28 @@ def now() -> float:
     return _clock()
 
 
-def interleaved(runs: dict[str, Run], steps: int, rounds: int) -> dict[str, float]:
-    """Median seconds per step of each run.
+def all_times(runs: dict[str, Run], steps: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds per step of each run, in each round.
 
     Args:
         runs: by name.
         steps: in each round.
-        rounds: how often each is run, in turns; a first one, to warm up, is not counted.
+        rounds: how often each is run, in turns, every other round backwards, since what one leaves behind (a disk
+            that is busy) is the next one's to bear; a first one, to warm up, is not counted.
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
-        for name, run in runs.items():
+        for name in runs if number % 2 else reversed(runs):
             gc.collect()
-            seconds = run(steps) / steps
+            seconds = runs[name](steps) / steps
             if number:
                 times[name].append(seconds)
-    return {name: statistics.median(values) for name, values in times.items()}
+    return times
+
+
+def interleaved(runs: dict[str, Run], steps: int, rounds: int) -> dict[str, float]:
+    """Median seconds per step of each run; see :func:`all_times`."""
+    return {name: statistics.median(times) for name, times in all_times(runs, steps, rounds).items()}
 
 
 def ratios(seconds: dict[str, float], base: str) -> dict[str, dict[str, float]]:
