@@ -3,6 +3,7 @@
 from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, CallbackHook, Every, HookBase, StopTraining
 from .checkpoint import BestCheckpointer, PeriodicCheckpointer
 from .console import CommonMetricPrinter
+from .csv_writer import CSVWriter
 from .evaluation import EarlyStopping, EvalHook, SanityCheck
 from .events import EventStorage, get_event_storage, has_event_storage
 from .flops import FlopsCounter
@@ -25,6 +26,7 @@ __all__ = [
     "WRITER_REGISTRY",
     "AutogradProfiler",
     "BestCheckpointer",
+    "CSVWriter",
     "CallbackHook",
     "CommonMetricPrinter",
     "EarlyStopping",

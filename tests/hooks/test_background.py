@@ -1,0 +1,120 @@
+"""Work beside the training."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from hookline.engine import TrainerBase
+from hookline.hooks import JSONWriter, PeriodicWriter
+from hookline.hooks.background import Background
+
+
+def test_jobs_are_done_in_order_on_another_thread():
+    background, done = Background(), []
+    for number in range(100):
+        background.submit(lambda n=number: done.append((n, threading.current_thread())))
+    background.drain()
+    assert [number for number, _ in done] == list(range(100))
+    assert {thread.name for _, thread in done} == {"hookline-writers"}
+    background.close()
+    assert not any(thread.name == "hookline-writers" and thread.is_alive() for _, thread in done)
+
+
+def test_whoever_gives_more_than_there_is_room_for_waits():
+    background, go, given = Background(max_jobs=2), threading.Event(), []
+    background.submit(go.wait)
+
+    def give():
+        for number in range(5):
+            background.submit(lambda: None)
+            given.append(number)
+
+    thread = threading.Thread(target=give)
+    thread.start()
+    time.sleep(0.1)
+    assert len(given) <= 3
+    go.set()
+    thread.join()
+    background.close()
+    assert len(given) == 5
+
+
+def test_an_error_is_raised_where_the_next_job_is_given_and_the_others_are_done():
+    background, done = Background(), []
+
+    def fail():
+        raise OSError("disk full")
+
+    background.submit(fail)
+    background.submit(lambda: done.append(1))
+    with pytest.raises(OSError, match="disk full"):
+        background.drain()
+    background.submit(lambda: done.append(2))
+    background.close()
+    assert done == [1, 2]
+
+
+def test_it_works_again_after_it_was_closed():
+    background, done = Background(), []
+    for number in range(2):
+        background.submit(lambda n=number: done.append(n))
+        background.close()
+    assert done == [0, 1]
+
+
+class Losses(TrainerBase):
+    def run_step(self):
+        self.storage.put_scalar("loss", float(self.iter))
+
+
+class Broken(JSONWriter):
+    def write_rows(self, rows):
+        raise OSError("disk full")
+
+
+def test_a_writers_error_ends_the_run(tmp_path):
+    trainer = Losses()
+    trainer.register_hooks([PeriodicWriter([Broken(str(tmp_path / "m.json"))], 2)])
+    with pytest.raises(OSError, match="disk full"):
+        trainer.train(0, 1_000_000)
+    assert trainer.iter < 1_000_000
+
+
+def test_the_other_writers_rows_are_all_there_when_one_fails(tmp_path):
+    trainer = Losses()
+    trainer.register_hooks(
+        [PeriodicWriter([Broken(str(tmp_path / "a.json")), JSONWriter(str(tmp_path / "b.json"))], 2)]
+    )
+    with pytest.raises(OSError, match="disk full"):
+        trainer.train(0, 100)
+    rows = (tmp_path / "b.json").read_text().splitlines()
+    assert len(rows) >= trainer.finished_iter // 2
+
+
+def test_nothing_is_lost_when_a_step_fails(tmp_path):
+    class Fails(Losses):
+        def run_step(self):
+            super().run_step()
+            if self.iter == 7:
+                raise RuntimeError("step")
+
+    trainer = Fails()
+    trainer.register_hooks([PeriodicWriter([JSONWriter(str(tmp_path / "m.json"), window_size=1)], 3)])
+    with pytest.raises(RuntimeError, match="step"):
+        trainer.train(0, 100)
+    assert [json.loads(line)["loss"] for line in (tmp_path / "m.json").read_text().splitlines()] == [2.0, 5.0, 7.0]
+
+
+def test_writers_can_be_called_in_the_training_thread(tmp_path):
+    threads = []
+
+    class Notes(JSONWriter):
+        def write_rows(self, rows):
+            threads.append(threading.current_thread())
+
+    trainer = Losses()
+    trainer.register_hooks([PeriodicWriter([Notes(str(tmp_path / "m.json"))], 2, background=False)])
+    trainer.train(0, 4)
+    assert set(threads) == {threading.main_thread()}

@@ -1,0 +1,81 @@
+"""Metrics as a table."""
+
+import csv
+
+import pytest
+
+from hookline.engine import TrainerBase
+from hookline.hooks import CSVWriter, HookBase, PeriodicWriter
+
+
+class Losses(TrainerBase):
+    def run_step(self):
+        self.storage.put_scalar("loss", float(self.iter))
+
+
+class Late(HookBase):
+    """A metric that appears in the middle of the run."""
+
+    def after_step(self):
+        if self.trainer.iter == 5:
+            self.trainer.storage.put_scalar("accuracy", 0.5, smoothing_hint=False)
+
+
+def run(path, start, end, period=2, hooks=()):
+    trainer = Losses()
+    trainer.register_hooks([PeriodicWriter([CSVWriter(str(path), window_size=1)], period), *hooks])
+    trainer.train(start, end)
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_each_written_iteration_is_a_line(tmp_path):
+    rows = run(tmp_path / "m.csv", 0, 6)
+    assert rows == [{"iteration": str(i), "loss": f"{i}.0"} for i in (1, 3, 5)]
+
+
+def test_a_metric_that_appears_later_gets_a_column_of_its_own(tmp_path):
+    rows = run(tmp_path / "m.csv", 0, 8, hooks=[Late()])
+    assert [row["accuracy"] for row in rows] == ["", "", "0.5", ""]
+    assert [row["loss"] for row in rows] == ["1.0", "3.0", "5.0", "7.0"]
+
+
+def test_a_resumed_run_leaves_no_iteration_twice(tmp_path):
+    path = tmp_path / "m.csv"
+    run(path, 0, 8)
+    rows = run(path, 4, 10)
+    assert [row["iteration"] for row in rows] == ["1", "3", "5", "7", "9"]
+
+
+def test_a_torn_last_line_is_healed(tmp_path):
+    path = tmp_path / "m.csv"
+    run(path, 0, 8)
+    path.write_bytes(path.read_bytes()[:-6] + b"\xff")
+    assert [row["iteration"] for row in run(path, 6, 8)] == ["1", "3", "5", "7"]
+
+
+def test_a_new_run_keeps_the_old_file(tmp_path):
+    path = tmp_path / "m.csv"
+    run(path, 0, 8)
+    old = path.read_bytes()
+    assert len(run(path, 0, 2)) == 1
+    assert (tmp_path / "m.csv.old").read_bytes() == old
+
+
+def test_the_config_finds_it(tmp_path):
+    from hookline.hooks import WRITER_REGISTRY
+
+    writer = WRITER_REGISTRY.build("CSVWriter", offered={"output_dir": str(tmp_path), "window_size": 5, "max_iter": 3})
+    assert writer._path == str(tmp_path / "metrics.csv")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_written(tmp_path, value):
+    class Bad(TrainerBase):
+        def run_step(self):
+            self.storage.put_scalar("loss", value)
+
+    trainer = Bad()
+    trainer.register_hooks([PeriodicWriter([CSVWriter(str(tmp_path / "m.csv"))], 1)])
+    trainer.train(0, 1)
+    assert (tmp_path / "m.csv").read_text().splitlines()[1] == f"0,{value!r}"
