@@ -86,7 +86,7 @@ class DefaultTrainer(PortedTrainer):
         )
         self.cfg = cfg
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
-        self._built = hyperparameters(optimizer)
+        self._built, self._config = hyperparameters(optimizer), cfg.dump()
         self._saved_run: Mapping[str, Any] = {}
         # A weak reference, since the trainer holds the checkpointer.
         self.checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
@@ -148,7 +148,7 @@ class DefaultTrainer(PortedTrainer):
 
     def state_dict(self) -> dict[str, Any]:
         # The config, so that a resume can tell what was changed in between.
-        return {**super().state_dict(), "run": {"config": self.cfg.dump(), "built": self._built}}
+        return {**super().state_dict(), "run": {"config": self._config, "built": self._built}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)

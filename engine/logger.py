@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import sys
+import time
 from typing import IO, Any
 
 __all__ = ["setup_logger"]
@@ -11,7 +12,19 @@ __all__ = ["setup_logger"]
 _LEVEL_COLORS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m", logging.CRITICAL: "\033[31m"}
 
 
-class _ConsoleFormatter(logging.Formatter):
+class _Formatter(logging.Formatter):
+    """Formats the time of each second once."""
+
+    _second = (0, "")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        second = int(record.created)
+        if self._second[0] != second:
+            self._second = (second, time.strftime(datefmt or self.default_time_format, self.converter(record.created)))
+        return self._second[1] if datefmt else f"{self._second[1]},{int(record.msecs):03d}"
+
+
+class _ConsoleFormatter(_Formatter):
     """Time and message; a level only where it is not the usual one, in colour if the console has any."""
 
     def __init__(self, color: bool) -> None:
@@ -81,7 +94,7 @@ def setup_logger(
             handler.log_path = path
             handler.setLevel(logging.DEBUG)
             form = f"[%(asctime)s rank{distributed_rank}] %(name)s %(levelname)s: %(message)s"
-            handler.setFormatter(logging.Formatter(form))
+            handler.setFormatter(_Formatter(form))
             logger.addHandler(handler)
     return logger
 

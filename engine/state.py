@@ -35,6 +35,9 @@ def restore_rng(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"])
 
 
+_PLAIN = {int, float, bool, str, type(None)}
+
+
 def to_plain(value: Any) -> Any:
     """Turn numpy scalars and arrays, deques, default dicts, paths and the like into what loads without pickle.
 
@@ -67,6 +70,8 @@ def _plain(value: Any, where: str) -> Any:
         return torch.from_numpy(value.copy())
     if isinstance(value, dict) or hasattr(value, "items"):
         return {_plain(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if type(value) in (tuple, list) and _PLAIN.issuperset(map(type, value)):
+        return type(value)(value)
     if isinstance(value, tuple):
         return tuple(_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
     if isinstance(value, set | frozenset):

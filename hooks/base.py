@@ -227,6 +227,8 @@ class Every:
     def __init__(self, period: "Duration | int | str | None", at_end: bool = False) -> None:
         self.period = Duration.parse(period)
         self.at_end = at_end
+        # The usual case, asked in every step by several hooks, does without the rest.
+        self._iters = int(self.period.value) if self.period and self.period.unit == "it" else 0
         self.start()
 
     def start(self) -> None:
@@ -236,13 +238,14 @@ class Every:
 
     def __call__(self, trainer: "TrainerBase") -> bool:
         """Whether the step that ends now ends a period. To be asked once a step."""
-        if self.at_end and trainer.iter + 1 >= trainer.max_iter:
+        done = trainer.iter + 1
+        if self._iters and done % self._iters == 0:
+            return True
+        if self.at_end and done >= trainer.max_iter:
             return True
         period = self.period
-        if not period:
+        if self._iters or not period:
             return False
-        if period.unit == "it":
-            return (trainer.iter + 1) % period.value == 0
         if period.unit == "ep":
             return self._epochs_ended(trainer, period.value)
         now = time.monotonic()

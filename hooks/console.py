@@ -3,10 +3,11 @@
 import datetime
 import logging
 import time
+from collections.abc import Mapping
 
 import torch
 
-from .events import EventStorage, get_event_storage
+from .events import get_event_storage
 from .timing import format_seconds
 from .writers import WRITER_REGISTRY, EventWriter
 
@@ -39,7 +40,7 @@ class CommonMetricPrinter(EventWriter):
         iteration = max((it for name, (_, it) in metrics.items() if smoothed[name]), default=storage.iter)
         if iteration == self._max_iter or (self._last_write is not None and iteration <= self._last_write[0]):
             return  # no progress to report
-        parts = [self._eta(storage, iteration), self._iteration(iteration)]
+        parts = [self._eta(metrics, iteration), self._iteration(iteration)]
         losses = {name: value for name, (value, _) in metrics.items() if "loss" in name and smoothed[name]}
         if len(losses) == 2:  # the sum of one loss is that loss
             losses.pop("total_loss", None)
@@ -49,7 +50,7 @@ class CommonMetricPrinter(EventWriter):
                 parts.append(f"{label}: {format_seconds(metrics[name][0])}")
         if "lr" in metrics:
             parts.append(f"lr: {metrics['lr'][0]:.5g}")
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():
             parts.append(f"max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M")
         self._last_write = (iteration, time.perf_counter())
         self.logger.info("  ".join(part for part in parts if part))
@@ -57,15 +58,14 @@ class CommonMetricPrinter(EventWriter):
     def _iteration(self, iteration: int) -> str:
         return f"iter: {iteration}" if self._max_iter is None else f"iter: {iteration}/{self._max_iter}"
 
-    def _eta(self, storage: EventStorage, iteration: int) -> str:
-        """Time left, from the steps' median time, or else from the time since the last line."""
+    def _eta(self, metrics: Mapping[str, tuple[float, int]], iteration: int) -> str:
+        """Time left, from the median time of the last steps, or else from the time since the last line."""
         if self._max_iter is None:
             return ""
         left = max(self._max_iter - iteration - 1, 0)
-        histories = storage.histories()
-        if "time" in histories:
-            step = histories["time"].median(200)
-            storage.put_scalar("eta_seconds", step * left, smoothing_hint=False)
+        if "time" in metrics:
+            step = metrics["time"][0]
+            get_event_storage().put_scalar("eta_seconds", step * left, smoothing_hint=False)
         elif self._last_write is not None and iteration > self._last_write[0]:
             step = (time.perf_counter() - self._last_write[1]) / (iteration - self._last_write[0])
         else:

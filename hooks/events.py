@@ -4,9 +4,11 @@ Putting a metric appends to a list; nothing is converted, smoothed or copied fro
 """
 
 import logging
+import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ _STORAGES: list["EventStorage"] = []
 _MAX_PENDING = 4096
 # Values that no writer has asked for yet; old ones go when a run has no writers.
 _MAX_POINTS = 4096
+_MAX_SAVED_POINTS = 256
 _MAX_IMAGES = 64
 
 
@@ -63,11 +66,13 @@ class EventStorage:
         self._prefix = ""
         # Puts that nobody has read yet: (iteration, values, smoothing hint), in the order they came.
         self._pending: list[tuple[int, dict[str, Any], bool]] = []
+        self._on_device = False  # whether some of them are tensors on a device
         self._history: dict[str, HistoryBuffer] = {}
         self._smoothing_hints: dict[str, bool] = {}
         # Every value gets a number, so that a writer can ask for what came since its last turn.
         self._seq = 0
         self._last_seq: dict[str, int] = {}
+        self._medians: dict[str, tuple[Any, float]] = {}
         self._rows: tuple[Any, list[Row]] = (None, [])
         self._points: deque[tuple[int, int, str, float]] = deque(maxlen=_MAX_POINTS)
         self._images: deque[tuple[int, int, str, torch.Tensor]] = deque(maxlen=_MAX_IMAGES)
@@ -91,7 +96,7 @@ class EventStorage:
             TypeError: ``value`` is not one number; the message names the metric.
         """
         if type(value) is not float:
-            value = _as_scalar(name, value)
+            value = self._as_scalar(name, value)
         self._put({self._prefix + name if self._prefix else name: value}, smoothing_hint, cur_iter)
 
     def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
@@ -101,10 +106,24 @@ class EventStorage:
         """
         for name, value in kwargs.items():
             if type(value) is not float:
-                kwargs[name] = _as_scalar(name, value)
+                kwargs[name] = self._as_scalar(name, value)
         if self._prefix:
             kwargs = {self._prefix + name: value for name, value in kwargs.items()}
         self._put(kwargs, smoothing_hint, cur_iter)
+
+    def _as_scalar(self, name: str, value: Any) -> Any:
+        """A float; or, for a tensor on a device, a copy of it there, which later changes in place cannot reach."""
+        if isinstance(value, torch.Tensor):
+            if value.numel() != 1:
+                raise TypeError(f"metric {name!r} must be one number, not a tensor of shape {tuple(value.shape)}")
+            if value.device.type == "cpu":
+                return value.item()
+            self._on_device = True
+            return value.detach().clone().reshape(())
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"metric {name!r} must be a number or a tensor with one element, not {value!r}") from error
 
     def _put(self, values: dict[str, Any], smoothing_hint: bool, cur_iter: int | None) -> None:
         self._pending.append((self._iter if cur_iter is None else int(cur_iter), values, smoothing_hint))
@@ -286,7 +305,8 @@ class EventStorage:
             "smoothing_hints": {name: self._smoothing_hints[name] for name in names},
             "seq": self._seq,
             "last_seq": {name: self._last_seq[name] for name in names},
-            "points": [point for point in self._points if point[2] != "eta_seconds"],
+            # Writers have taken all but the latest: those since the last writing.
+            "points": [point for point in list(self._points)[-_MAX_SAVED_POINTS:] if point[2] != "eta_seconds"],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -309,30 +329,51 @@ class EventStorage:
         history = self._history[name]
         if not self._smoothing_hints[name]:
             return history.latest()
-        return history.median(max(1, history.count_since(history.latest_iter() - window_size)))
+        key = (self._last_seq[name], window_size)
+        if self._medians.get(name, (None, 0.0))[0] != key:  # several writers ask for the same
+            count = max(1, history.count_since(history.latest_iter() - window_size))
+            self._medians[name] = (key, history.median(count))
+        return self._medians[name][1]
 
     def _resolve(self) -> None:
         """Bring the pending values over from their devices, in one copy each, and file them."""
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        _fetch_tensors(pending)
-        histories, hints, last_seq, seq = self._history, self._smoothing_hints, self._last_seq, self._seq
+        if self._on_device:
+            self._on_device = False
+            _fetch_tensors(pending)
+        # By name first, then each name's values in one go: most of them were put in every step.
+        series: dict[str, tuple[list[float], list[int]]] = {}
         for iteration, values, smoothing_hint in pending:
             for name, value in values.items():
-                history = histories.get(name)
-                if history is None:
-                    history = histories[name] = HistoryBuffer()
-                elif not smoothing_hint and history.latest_iter() < iteration - 1:
-                    # What came before was not one of a series put at every iteration: it stands for itself.
-                    self._points.append((last_seq[name], history.latest_iter(), name, history.latest()))
-                history.update(value, iteration)
-                seq += 1
-                last_seq[name] = seq
-                hints[name] = smoothing_hint
-                if value - value != 0.0:  # true of NaN and infinities only, and quicker than asking for them
-                    self.nonfinite.setdefault(name, iteration)
-        self._seq = seq
+                new = series.get(name)
+                if new is None:
+                    new = series[name] = ([], [])
+                    self._smoothing_hints[name] = smoothing_hint
+                new[0].append(value)
+                new[1].append(iteration)
+        for name, (new_values, new_iters) in series.items():
+            self._file(name, new_values, new_iters)
+
+    def _file(self, name: str, values: list[float], iters: list[int]) -> None:
+        history = self._history.get(name)
+        if history is None:
+            history = self._history[name] = HistoryBuffer()
+        if not self._smoothing_hints[name]:
+            # A value that is not one of a series put at every iteration stands for itself, in a row of its own.
+            before = [] if not len(history) else [(history.latest(), history.latest_iter())]
+            points = [*before, *zip(values, iters, strict=True)]
+            for index, ((value, iteration), (_, following)) in enumerate(pairwise(points)):
+                if iteration < following - 1:
+                    seq = self._last_seq[name] if before and index == 0 else self._next_seq()
+                    self._points.append((seq, iteration, name, value))
+        history.extend(values, iters)
+        self._last_seq[name] = self._next_seq()
+        total = sum(values)
+        if total - total != 0.0:  # true of NaN and infinities only
+            bad = (iteration for value, iteration in zip(values, iters, strict=True) if not math.isfinite(value))
+            self.nonfinite.setdefault(name, next(bad, iters[-1]))
 
     def __enter__(self) -> "EventStorage":
         _STORAGES.append(self)
@@ -344,18 +385,6 @@ class EventStorage:
             if _STORAGES[index] is self:
                 del _STORAGES[index]
                 break
-
-
-def _as_scalar(name: str, value: Any) -> Any:
-    """A float; or, for a tensor on a device, a copy of it there, which later changes in place cannot reach."""
-    if isinstance(value, torch.Tensor):
-        if value.numel() != 1:
-            raise TypeError(f"metric {name!r} must be one number, not a tensor of shape {tuple(value.shape)}")
-        return value.item() if value.device.type == "cpu" else value.detach().clone().reshape(())
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"metric {name!r} must be a number or a tensor with one element, not {value!r}") from error
 
 
 def _fetch_tensors(pending: list[tuple[int, dict[str, Any], bool]]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from statistics import fmean, median
 from typing import Any
 
+import torch
+
 __all__ = ["HistoryBuffer"]
 
 
@@ -36,10 +38,22 @@ class HistoryBuffer:
         self._iters.append(self._count if iteration is None else iteration)
         self._count += 1
         self._total += value
+        self._trim()
+
+    def _trim(self) -> None:
         # Cutting a whole window at a time makes the cost of dropping values constant.
         if len(self._values) >= 2 * self._max_length:
             del self._values[: -self._max_length]
             del self._iters[: -self._max_length]
+
+    def extend(self, values: list[float], iters: list[int]) -> None:
+        """Append several values at once; see :meth:`update`."""
+        self._values.extend(values)
+        self._iters.extend(iters)
+        self._count += len(values)
+        for value in values:  # one by one, so that the mean does not depend on how many come together
+            self._total += value
+        self._trim()
 
     def latest(self) -> float:
         """The value put last."""
@@ -74,16 +88,17 @@ class HistoryBuffer:
     def state_dict(self, most: int = 2000) -> dict[str, Any]:
         """The last ``most`` values, and what :meth:`global_avg` needs, as plain data."""
         return {
-            "values": self._values[-most:].tolist(),
-            "iters": self._iters[-most:].tolist(),
+            # As tensors, which are saved in one piece each.
+            "values": torch.tensor(self._values[-most:], dtype=torch.float64),
+            "iters": torch.tensor(self._iters[-most:], dtype=torch.int64),
             "count": self._count,
             "total": self._total,
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned."""
-        self._values = array("d", state_dict["values"])
-        self._iters = array("q", state_dict["iters"])
+        self._values = array("d", state_dict["values"].tolist())
+        self._iters = array("q", state_dict["iters"].tolist())
         self._count, self._total = state_dict["count"], state_dict["total"]
 
     def tail(self, count: int) -> list[tuple[float, int]]:

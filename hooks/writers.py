@@ -172,6 +172,18 @@ class JSONWriter(RowWriter):
             self._file = None
 
 
+def _run_all(jobs: Iterable[Callable[[], None]]) -> None:
+    """Do them all, and then raise the first error there was."""
+    errors: list[BaseException] = []
+    for job in jobs:
+        try:
+            job()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
 def _overrides_write(writer: RowWriter) -> bool:
     """Whether a subclass writes in its own way, which may look at the storage."""
     return type(writer).write is not RowWriter.write
@@ -298,10 +310,16 @@ class PeriodicWriter(HookBase):
         # the whole run would have done.
         self._state = self._writers_state() if self._ending and not self.trainer.completed else None
         errors: list[BaseException] = []
+        jobs: list[Callable[[], None]] = []
         for writer in self._writers:
             try:
-                self._write(writer)
+                self._write(writer, jobs)
             except Exception as error:  # the other writers write all the same
+                errors.append(error)
+        if jobs:
+            try:
+                self._background.submit(partial(_run_all, jobs))  # type: ignore[union-attr]
+            except Exception as error:
                 errors.append(error)
         if self._ending:
             errors += self._close()
@@ -331,13 +349,14 @@ class PeriodicWriter(HookBase):
         rows = [writer for writer in self._writers if isinstance(writer, RowWriter)]
         return {f"{type(writer).__name__}#{number}": writer for number, writer in enumerate(rows)}
 
-    def _write(self, writer: EventWriter) -> None:
+    def _write(self, writer: EventWriter, jobs: list[Callable[[], None]]) -> None:
+        """Have a writer write, or put what it has to write among the jobs for the background."""
         if self._background is None or not isinstance(writer, RowWriter) or _overrides_write(writer):
             writer.write()
             return
         job = writer.collect(self.trainer.storage)
         if job is not None:
-            self._background.submit(job)
+            jobs.append(job)
 
     def _close(self) -> list[BaseException]:
         errors: list[BaseException] = []

@@ -6,6 +6,7 @@ a factor. 1.0 is reached after the last update, so every schedule here is define
 
 from typing import Any
 
+import torch
 from fvcore.common.param_scheduler import (
     ConstantParamScheduler,
     ExponentialParamScheduler,
@@ -96,6 +97,18 @@ class LRMultiplier(LRScheduler):
         """The learning rate of each group at the present iteration."""
         factor = value_at(self._multiplier, min(self.last_epoch / self._max_iter, 1.0))
         return [base_lr * factor for base_lr in self.base_lrs]
+
+    def step(self, epoch: int | None = None) -> None:
+        """Go on to the next iteration. After the first call, which is torch's, without its checks of every call."""
+        groups = self.optimizer.param_groups
+        if epoch is not None or self._step_count <= 1 or any(isinstance(group["lr"], torch.Tensor) for group in groups):
+            super().step(epoch)
+            return
+        self._step_count += 1
+        self.last_epoch += 1
+        self._last_lr = self.get_lr()
+        for group, lr in zip(groups, self._last_lr, strict=True):
+            group["lr"] = lr
 
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers; the schedule itself comes from the config."""
