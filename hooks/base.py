@@ -2,12 +2,9 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..config import ConfigError, Duration, Registry, suggest
-
-if TYPE_CHECKING:
-    from ..engine.train_loop import TrainerBase
 
 __all__ = ["EVENTS", "HOOK_REGISTRY", "STEP_EVENTS", "CallbackHook", "Every", "HookBase", "StopTraining"]
 
@@ -52,7 +49,8 @@ class HookBase:
         state_key: the name its state is saved under; by default the class's, numbered from the second one on.
     """
 
-    trainer: "TrainerBase" = None  # type: ignore[assignment]
+    # Of no class that is known here: hooks stand below the engine.
+    trainer: Any = None
     after: tuple[type | str, ...] = ()
     before: tuple[type | str, ...] = ()
     single: bool = False
@@ -236,7 +234,7 @@ class Every:
         self._last = time.monotonic()
         self._epoch: int | None = None
 
-    def __call__(self, trainer: "TrainerBase") -> bool:
+    def __call__(self, trainer: Any) -> bool:
         """Whether the step that ends now ends a period. To be asked once a step."""
         done = trainer.iter + 1
         if self._iters and done % self._iters == 0:
@@ -254,7 +252,7 @@ class Every:
         self._last = now
         return True
 
-    def _epochs_ended(self, trainer: "TrainerBase", epochs: float) -> bool:
+    def _epochs_ended(self, trainer: Any, epochs: float) -> bool:
         if epochs == int(epochs) and trainer.iters_per_epoch:
             return trainer.epoch_ended and (trainer.epoch + 1) % epochs == 0
         if epochs == int(epochs):  # of a loader without a length the end is seen when the next epoch has begun

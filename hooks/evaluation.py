@@ -98,7 +98,7 @@ class SanityCheck(HookBase):
         self._evaluate = evaluate
 
     def before_train(self) -> None:
-        evaluate = self._evaluate or self.trainer.evaluate  # type: ignore[attr-defined]
+        evaluate = self._evaluate or self.trainer.evaluate
         self.trainer.emit("before_sanity_check")
         results = evaluate(self._num_batches)
         logger.info("Sanity check of %d test batches passed", self._num_batches)

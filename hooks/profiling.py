@@ -5,16 +5,13 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity
 
 from ..config import ConfigError, Duration
 from .base import HOOK_REGISTRY, Every, HookBase
-
-if TYPE_CHECKING:
-    from ..engine.train_loop import TrainerBase
 
 __all__ = ["AutogradProfiler", "GarbageCollection", "MemoryMonitor", "TorchMemoryStats", "TorchProfiler"]
 
@@ -29,7 +26,7 @@ class _StepProfiler(HookBase):
 
     def __init__(
         self,
-        enable_predicate: "Callable[[TrainerBase], bool] | None",
+        enable_predicate: Callable[[Any], bool] | None,
         output_dir: str,
         start: int | None,
         steps: int | None,
@@ -102,7 +99,7 @@ class TorchProfiler(_StepProfiler):
 
     def __init__(
         self,
-        enable_predicate: "Callable[[TrainerBase], bool] | None" = None,
+        enable_predicate: Callable[[Any], bool] | None = None,
         output_dir: str = ".",
         *,
         activities: Sequence[ProfilerActivity | str] | None = None,
@@ -157,7 +154,7 @@ class AutogradProfiler(_StepProfiler):
 
     def __init__(
         self,
-        enable_predicate: "Callable[[TrainerBase], bool] | None" = None,
+        enable_predicate: Callable[[Any], bool] | None = None,
         output_dir: str = ".",
         *,
         use_cuda: bool = True,

@@ -40,7 +40,7 @@ class LRScheduler(HookBase):
         self._scheduler = scheduler
 
     def before_train(self) -> None:
-        self._optimizer = self._optimizer or self.trainer.optimizer  # type: ignore[attr-defined]
+        self._optimizer = self._optimizer or self.trainer.optimizer
         if isinstance(self.scheduler, ParamScheduler):
             self._scheduler = self._multiply(self.scheduler)
         for other in getattr(self.trainer, "find_hooks", lambda cls: [])(LRScheduler):
@@ -84,7 +84,7 @@ class LRScheduler(HookBase):
     @property
     def scheduler(self) -> Any:
         """The scheduler that is stepped."""
-        return self._scheduler or self.trainer.scheduler  # type: ignore[attr-defined]
+        return self._scheduler or self.trainer.scheduler
 
     def state_dict(self) -> dict[str, Any]:
         return self.scheduler.state_dict() if isinstance(self.scheduler, _TorchScheduler) else {}
