@@ -126,3 +126,16 @@ def test_names_stand_where_detectron2_has_them():
         maybe_add_gradient_clipping,
     )
     assert all(callable(thing) for thing in everything)
+
+
+def test_after_backward_of_a_hook_on_a_default_trainer_is_called(cfg):
+    seen = []
+
+    class Gradients(HookBase):
+        def after_backward(self):
+            seen.append(all(p.grad is not None for p in self.trainer.model.parameters()))
+
+    trainer = DefaultTrainer(cfg)
+    trainer.register_hooks([Gradients()])
+    trainer.train()
+    assert seen == [True] * 5
