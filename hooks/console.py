@@ -28,9 +28,11 @@ class CommonMetricPrinter(EventWriter):
         self._max_iter = max_iter
         self._window_size = window_size
         self._last_write: tuple[int, float] | None = None  # iteration and time of the last line
+        self._start_iter = 0
 
     def resume(self, start_iter: int) -> None:
         self._last_write = None
+        self._start_iter = start_iter
 
     def write(self) -> None:
         storage = get_event_storage()
@@ -38,7 +40,11 @@ class CommonMetricPrinter(EventWriter):
         smoothed = storage.smoothing_hints()
         # What was put at each step tells how far training is; at the very end storage.iter is one beyond.
         iteration = max((it for name, (_, it) in metrics.items() if smoothed[name]), default=storage.iter)
-        if iteration == self._max_iter or (self._last_write is not None and iteration <= self._last_write[0]):
+        if (
+            iteration == self._max_iter
+            or iteration < self._start_iter
+            or (self._last_write is not None and iteration <= self._last_write[0])
+        ):
             return  # no progress to report
         parts = [self._eta(metrics, iteration), self._iteration(iteration)]
         losses = {name: value for name, (value, _) in metrics.items() if "loss" in name and smoothed[name]}

@@ -120,3 +120,15 @@ def test_a_stopped_run_shows_no_progress_beyond_the_step_it_stopped_at(log):
     trainer.register_hooks([IterationTimer(), PeriodicWriter([CommonMetricPrinter(50)], 5), stop])
     trainer.train(0, 50)
     assert [line.split("iter: ")[1].split()[0] for line in lines(log)] == ["4/50", "9/50"]
+
+
+def test_a_run_with_nothing_left_to_train_shows_no_progress(log):
+    first = Losses()
+    first.register_hooks([IterationTimer(), PeriodicWriter([CommonMetricPrinter(10)], 5)])
+    first.train(0, 10)
+    before = len(lines(log))
+    second = Losses()
+    second.register_hooks([IterationTimer(), PeriodicWriter([CommonMetricPrinter(10)], 5)])
+    second.load_state_dict(first.state_dict() | {"storage": first.storage.state_dict()})
+    second.train(10, 10)
+    assert len(lines(log)) == before
