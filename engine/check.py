@@ -32,11 +32,11 @@ def check_config(cfg: CfgNode) -> None:
         check_data,
         check_solver,
         check_evaluation,
-        _check_builds,
-        _check_hooks,
-        _check_weights,
-        _check_monitors,
         _check_output_dir,
+        _check_hooks,
+        _check_monitors,
+        _check_weights,
+        _check_builds,  # last: an optimizer that is sound takes torch a second of imports, which a run needs anyway
     ):
         check(cfg)
 
