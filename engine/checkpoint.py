@@ -155,13 +155,13 @@ class Checkpointer(_FvcoreCheckpointer):
             raise ConfigError(f"{path} is damaged, or is not a checkpoint ({_first_line(error)})") from error
         if bad is not None:
             raise ConfigError(f"{path} is damaged: the checksum of {bad} is wrong")
-        missing = self.checkpointables.keys() - self._load_file(path).keys()
+        missing = self.checkpointables.keys() - self._load_file(path, mmap=True).keys()
         if missing:
             raise ConfigError(f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}")
 
-    def _load_file(self, f: str) -> dict[str, Any]:
+    def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
         try:
-            checkpoint = torch.load(f, map_location="cpu", weights_only=True)
+            checkpoint = torch.load(f, map_location="cpu", weights_only=True, mmap=mmap)
         except Exception as error:  # of any kind, as the bytes happen to be
             raise ConfigError(f"{f} is damaged, or is not a checkpoint ({_first_line(error)})") from error
         if not isinstance(checkpoint, dict):

@@ -2,13 +2,12 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import torch
-
 from .base import HOOK_REGISTRY, HookBase
+from .batches import samples_in
 
 __all__ = ["Throughput", "Window"]
 
@@ -115,7 +114,7 @@ class Throughput(HookBase):
         self._window.start(first)
 
     def _count(self, batch: Any) -> None:
-        self._samples += _samples_of(batch) or 0
+        self._samples += samples_in(batch) or 0
         if self._items_of is not None:
             self._items += self._items_of(batch)
 
@@ -172,18 +171,3 @@ class Throughput(HookBase):
 
 def _elements_of(name: str) -> Callable[[Any], float]:
     return lambda batch: batch[name].numel()
-
-
-def _samples_of(batch: Any) -> int | None:
-    """The first dimension of the first tensor in a batch, or the length of a list of samples."""
-    if isinstance(batch, torch.Tensor):
-        return batch.shape[0] if batch.ndim else None
-    if isinstance(batch, Mapping):
-        children = list(batch.values())
-    elif isinstance(batch, list | tuple):
-        children = list(batch)
-    else:
-        return None
-    if isinstance(batch, list) and not any(isinstance(child, torch.Tensor) for child in batch):
-        return len(batch)
-    return next((size for size in map(_samples_of, children) if size is not None), None)

@@ -26,7 +26,7 @@ from hookline.engine.report import describe_run
 
 
 def setup(args: argparse.Namespace) -> CfgNode:
-    """The run's config: defaults, then the file, then the command line; checked, before anything is written."""
+    """The run's config: defaults, then the file, then the command line. default_setup() checks the rest of it."""
     cfg = get_cfg()
     if args.config_file:
         cfg.merge_from_file(args.config_file)
@@ -40,7 +40,6 @@ def setup(args: argparse.Namespace) -> CfgNode:
         raise ConfigError("MODEL.WEIGHTS: --eval-only needs the weights to evaluate: a file, or --resume for the last")
     if args.eval_only and args.resume and not os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint")):
         raise ConfigError(f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} to evaluate")
-    check_config(cfg)
     cfg.freeze()
     return cfg
 
@@ -48,6 +47,7 @@ def setup(args: argparse.Namespace) -> CfgNode:
 def main(args: argparse.Namespace, cfg: CfgNode) -> None:
     """One process of the run."""
     if args.dry_run:
+        check_config(cfg)
         seed_all_rng(max(cfg.SEED, 0))
         print(describe_run(DefaultTrainer(cfg)))
         return

@@ -171,7 +171,7 @@ def test_gradients_are_recorded_again_after_a_step_that_fails():
     optimizer = optimizer_with_gradients()
     fast = FastOptimizer(optimizer)
     optimizer.param_groups[0]["lr"] = "wrong"
-    with pytest.raises(Exception, match=r".*"):
+    with pytest.raises(TypeError):
         fast.step()
     assert torch.is_grad_enabled()
 
