@@ -20,6 +20,7 @@ from .samplers import (
     RepeatFactorTrainingSampler,
     TrainingSampler,
 )
+from .text import python_docs_test, python_docs_train
 from .transfer import move_to_device
 
 __all__ = [
@@ -40,6 +41,8 @@ __all__ = [
     "concat_datasets",
     "get_dataset",
     "move_to_device",
+    "python_docs_test",
+    "python_docs_train",
     "split_batch",
     "trivial_batch_collator",
     "worker_init_reset_seed",

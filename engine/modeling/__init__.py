@@ -12,10 +12,12 @@ from .build import (
     check_model,
     resolve_device,
 )
+from .gpt import GPT, TransformerBlock
 from .summary import model_summary
 from .zoo import MLP, ConvNet, ResNet
 
 __all__ = [
+    "GPT",
     "LOSS_REGISTRY",
     "META_ARCH_REGISTRY",
     "MLP",
@@ -23,6 +25,7 @@ __all__ = [
     "ConvNet",
     "ModelAdapter",
     "ResNet",
+    "TransformerBlock",
     "build_adapter",
     "build_loss",
     "build_model",
