@@ -36,8 +36,14 @@ _C.MODEL.DEVICE = "auto"
 # A component of MODEL_REGISTRY.
 _C.MODEL.NAME = ""
 _C.MODEL.ARGS = CN(new_allowed=True)
-# A checkpoint whose weights the run starts from (or, with --eval-only, that is evaluated).
+# Weights that the run starts from (or, with --eval-only, that are evaluated): a checkpoint, a state dict, a safetensors
+# file, the folder of a run or one in Hugging Face's layout, or a URI (docs/checkpoints.md).
 _C.MODEL.WEIGHTS = ""
+# Which of a checkpoint's weights: the "model"'s, the "averaged" ones of a hook (EMA, SWA), or "auto": the averaged ones
+# if the run that wrote them evaluated them, else the model's.
+_C.MODEL.WEIGHTS_FROM = Typed("auto", one_of("auto", "model", "averaged"))
+# Whether WEIGHTS must be the model's weights exactly. If not, what does not fit is left out, and logged.
+_C.MODEL.WEIGHTS_STRICT = False
 # A component of LOSS_REGISTRY, called as loss(model(x), y) on batches (x, y), (x1, x2, y) or dicts.
 # Empty: the model is given the batch, and returns its losses itself.
 _C.MODEL.LOSS = CN()
@@ -54,6 +60,8 @@ _C.MODEL.OUTPUT_MAPPING = CN(new_allowed=True)
 _C.MODEL.TARGET = ""
 # Keep the weights of convolutions in channels-last order, the faster one on most devices.
 _C.MODEL.CHANNELS_LAST = False
+# Batch norms take their statistics over the batches of all processes together (torch.nn.SyncBatchNorm; GPUs only).
+_C.MODEL.SYNC_BATCHNORM = False
 # Submodules that compute their activations again in the backward pass instead of keeping them, which saves memory:
 # their names ("blocks.0", "blocks.*") or their classes' ("TransformerBlock").
 _C.MODEL.ACTIVATION_CHECKPOINTING = []
@@ -82,6 +90,17 @@ _C.DATALOADER.SAMPLER_TRAIN = "EpochSampler"
 _C.DATALOADER.SAMPLER_ARGS = CN(new_allowed=True)
 # Leave out the last batch of an epoch if it is not full.
 _C.DATALOADER.DROP_LAST = False
+# Iterations an epoch, where the data has no end to count them by: iterable data sets, and samplers such as
+# "TrainingSampler". The data is started over when it ends, wherever in an epoch that is. 0: a pass over the data.
+_C.DATALOADER.ITERS_PER_EPOCH = 0
+# Batches an epoch at most, other ones in each epoch; and batches of each test set on each rank. 0: all.
+_C.DATALOADER.LIMIT_TRAIN_BATCHES = 0
+_C.DATALOADER.LIMIT_TEST_BATCHES = 0
+# Train on the samples of the first so many batches alone, to see whether the model can learn them. 0: on all.
+_C.DATALOADER.OVERFIT_BATCHES = 0
+# A resume in the middle of an iterable data set that has no state_dict(): read and throw away what was seen already.
+# False: start the epoch over.
+_C.DATALOADER.FAST_FORWARD = True
 
 # ---------------------------------------------------------------------------- optimisation
 _C.SOLVER = CN()
@@ -131,6 +150,9 @@ _C.SOLVER.RESCALE_INTERVAL = False
 
 # How often a checkpoint is written: a duration.
 _C.SOLVER.CHECKPOINT_PERIOD = Typed(5000, Duration.parse)
+# The time this job has, such as "2h", counted from the start of the process. Training stops, with a checkpoint and exit
+# code 75, while there is time for that; a resumed run is another job, with the whole of it. 0: no limit.
+_C.SOLVER.TIME_LIMIT = Typed(0, Duration.parse_time)
 
 # Gradient clipping before each update: "value" (each element), "norm" (the global norm of all parameters
 # together) or "param_norm" (the norm of each parameter by itself).
@@ -148,6 +170,14 @@ _C.SOLVER.AMP = CN()
 _C.SOLVER.AMP.ENABLED = False
 _C.SOLVER.AMP.DTYPE = Typed("bfloat16", one_of("bfloat16", "float16"))
 
+# Run forward, backward and update of a step as one graph that torch.compile makes, with these arguments of it besides
+# fullgraph. For long runs of small models, whose steps are mostly overhead (docs/performance.md): making a graph takes
+# some 20 seconds for each shape of batch. Hooks cannot look into the step: those that would are refused.
+_C.SOLVER.COMPILE_STEP = False
+_C.SOLVER.COMPILE_STEP_ARGS = CN(new_allowed=True)
+# Capture the whole step in a CUDA graph and replay it for batches of the shape that most have. On CUDA only.
+_C.SOLVER.CUDA_GRAPH = False
+
 # ---------------------------------------------------------------------------- evaluation
 _C.TEST = CN()
 # How often the test sets are evaluated while training: a duration. They are always evaluated at the end.
@@ -160,15 +190,33 @@ _C.TEST.EVALUATOR.ARGS = CN(new_allowed=True)
 _C.TEST.METRICS = Typed([], components)
 # Checked at the end: lists of [set, metric, expected value, tolerance]; the tools exit with 1 when one is missed.
 _C.TEST.EXPECTED_RESULTS = []
+# Compute batch norm's statistics anew before each evaluation while training, from NUM_ITER batches of training data
+# (at most one pass over them), instead of leaving the running averages of the steps before.
+_C.TEST.PRECISE_BN = CN()
+_C.TEST.PRECISE_BN.ENABLED = False
+_C.TEST.PRECISE_BN.NUM_ITER = 200
 
 # ---------------------------------------------------------------------------- checkpoints
 _C.CHECKPOINT = CN()
+# Write checkpoints while training goes on: a step waits only for a copy of the state in memory, for which there must be
+# room once more (in the host's memory, also where the model is on a GPU).
+_C.CHECKPOINT.ASYNC = False
+# When a checkpoint cannot be written, since the disk is full or the folder is gone, after a second try: "stop" with an
+# error, or "continue" training without it until the next is due.
+_C.CHECKPOINT.ON_ERROR = Typed("stop", one_of("stop", "continue"))
 # Periodic checkpoints kept, the newest ones. 0: all.
 _C.CHECKPOINT.MAX_TO_KEEP = 0
 # model_best.pth: the weights with the best value of METRIC (such as "digits_test/accuracy"). Empty: none is kept.
 _C.CHECKPOINT.BEST = CN()
 _C.CHECKPOINT.BEST.METRIC = ""
 _C.CHECKPOINT.BEST.MODE = Typed("max", one_of("max", "min"))
+# How many of the best to keep; the others than the best are model_best_<iteration>.pth.
+_C.CHECKPOINT.BEST.KEEP = 1
+# When training has ended, load model_best.pth into the model: final results are then of the best weights.
+_C.CHECKPOINT.LOAD_BEST_AT_END = False
+# When a run fails, save model_exception.pth, if the weights are those of a finished step. It is there to look into:
+# --resume goes on from the last checkpoint before it, exactly.
+_C.CHECKPOINT.ON_EXCEPTION = False
 
 # ---------------------------------------------------------------------------- logging
 _C.LOG = CN()
@@ -176,6 +224,14 @@ _C.LOG = CN()
 _C.LOG.PERIOD = Typed(20, Duration.parse)
 # Components of WRITER_REGISTRY.
 _C.LOG.WRITERS = Typed(["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], components)
+
+# ---------------------------------------------------------------------------- processes
+_C.PARALLEL = CN()
+# How several processes train one model: a component of STRATEGY_REGISTRY. "auto": "ddp" if there are several.
+_C.PARALLEL.NAME = "auto"
+_C.PARALLEL.ARGS = CN(new_allowed=True)
+# How long a rank waits for the others in a collective, before it fails and says where it stands: a time.
+_C.PARALLEL.TIMEOUT = Typed("30min", Duration.parse_time)
 
 # Names that these keys have in detectron2.
 _C.register_renamed_key("MODEL.META_ARCHITECTURE", "MODEL.NAME")

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 from .errors import ConfigError
 
 _FORMS = "an int (iterations), '500it', '2ep', '45s', '30min' or '2h'"
+_TIME_FORMS = "'45s', '30min' or '2h'"
 _LENGTH_FORMS = "an int (iterations), '500it' or '2ep'"
 
 # Each spelling's unit, and how many of that unit one of it is.
@@ -81,6 +82,24 @@ class Duration:
         duration = cls._parse(x, _LENGTH_FORMS)
         if duration.unit == "s":
             raise ConfigError(f"{x!r} is a time; a length in iterations or epochs is needed: {_LENGTH_FORMS}")
+        return duration
+
+    @classmethod
+    def parse_time(cls, x: Any) -> "Duration":
+        """Read a duration that is a time: as :meth:`parse`, without iterations and epochs.
+
+        Args:
+            x: as for :meth:`parse`.
+
+        Returns:
+            The duration, in seconds; 0 is 0 of anything.
+
+        Raises:
+            ConfigError: ``x`` is not a duration, or no time.
+        """
+        duration = cls._parse(x, _TIME_FORMS)
+        if duration and duration.unit != "s":
+            raise ConfigError(f"{x!r} is not a time; write {_TIME_FORMS}")
         return duration
 
     @classmethod

@@ -2,12 +2,15 @@
 
 from .. import hooks
 from ..hooks import *  # noqa: F403 (as detectron2.engine does)
+from .amp import AMPTrainer
 from .check import check_config
 from .defaults import DefaultTrainer
+from .export import export_weights
+from .fsdp import FSDP2
 from .launch import launch
 from .logger import setup_logger
 from .predictor import DefaultPredictor
-from .simple_trainer import AMPTrainer, SimpleTrainer
+from .simple_trainer import SimpleTrainer
 from .start import (
     config_errors_exit,
     default_argument_parser,
@@ -21,6 +24,7 @@ __all__ = [
     "AMPTrainer",
     "DefaultPredictor",
     "DefaultTrainer",
+    "FSDP2",
     "SimpleTrainer",
     "TrainResult",
     "TrainerBase",
@@ -29,6 +33,7 @@ __all__ = [
     "default_argument_parser",
     "default_setup",
     "default_writers",
+    "export_weights",
     "hooks",
     "launch",
     "seed_all_rng",

@@ -1,18 +1,20 @@
 """What can be wrong with a config, found in the first second."""
 
 import os
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
 
-from ..config import CfgNode, ConfigError, UnknownKeyError, component, get_cfg, suggest, suggest_file
+from ..config import CfgNode, ConfigError, Duration, UnknownKeyError, component, get_cfg, suggest
 from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, check_hooks
 from .data import check_data
 from .evaluation import build_metrics, check_evaluation
 from .modeling import MODEL_REGISTRY, build_loss, check_model
+from .parallel import check_parallel
 from .solver import OPTIMIZER_REGISTRY, check_solver
+from .weights import check_weights
+from .whole_step import check_step_config
 
 __all__ = ["HOOK_OFFERS", "WRITER_OFFERS", "check_config"]
 
@@ -32,8 +34,10 @@ def check_config(cfg: CfgNode) -> None:
         check_data,
         check_solver,
         check_evaluation,
+        check_parallel,
         _check_output_dir,
         _check_hooks,
+        check_step_config,
         _check_monitors,
         _check_weights,
         _check_builds,  # last: an optimizer that is sound takes torch a second of imports, which a run needs anyway
@@ -48,11 +52,17 @@ def _check_ranges(cfg: CfgNode) -> None:
     at_least = {
         "SOLVER.ACCUMULATION_STEPS": (cfg.SOLVER.ACCUMULATION_STEPS, 1),
         "CHECKPOINT.MAX_TO_KEEP": (cfg.CHECKPOINT.MAX_TO_KEEP, 0),
+        "CHECKPOINT.BEST.KEEP": (cfg.CHECKPOINT.BEST.KEEP, 1),
         "SOLVER.BASE_LR": (cfg.SOLVER.BASE_LR, 0),
+        "TEST.PRECISE_BN.NUM_ITER": (cfg.TEST.PRECISE_BN.NUM_ITER, 1),
     }
     for key, (value, least) in at_least.items():
         if value < least:
             raise ConfigError(f"{key}: must be at least {least}, not {value}")
+    if cfg.CHECKPOINT.LOAD_BEST_AT_END and not cfg.CHECKPOINT.BEST.METRIC:
+        raise ConfigError(
+            "CHECKPOINT.LOAD_BEST_AT_END: needs CHECKPOINT.BEST.METRIC, the metric that tells which weights are best"
+        )
     if cfg.SOLVER.MAX_ITER in (0, "", "0"):
         raise ConfigError("SOLVER.MAX_ITER: is 0; give a length, such as 10000 or '20ep'")
     for expectation in cfg.TEST.EXPECTED_RESULTS:
@@ -125,6 +135,8 @@ def _check_hooks(cfg: CfgNode) -> None:
         cls = HOOK_REGISTRY.check(name, args, offered=HOOK_OFFERS, key=key)
         if name in ("IterationTimer", "SignalHandler", "LRScheduler"):
             raise ConfigError(f"HOOKS[{index}]: every run has one {name} already, and no more; leave it out")
+        if name == "TimeLimit" and Duration.parse(cfg.SOLVER.TIME_LIMIT):
+            raise ConfigError(f"HOOKS[{index}]: there is a TimeLimit already, of SOLVER.TIME_LIMIT; leave one out")
         # Only our own are made here: making a user's hook may have effects, such as starting a tracker's run.
         if cls.__module__.startswith("hookline."):
             with _naming(f"HOOKS[{index}]"):
@@ -148,12 +160,8 @@ def _check_weights(cfg: CfgNode) -> None:
     path = cfg.MODEL.WEIGHTS
     if not path or "://" in path:
         return
-    if not os.path.isfile(path):
-        raise ConfigError(f"MODEL.WEIGHTS: there is no file {path}{suggest_file(path)}")
-    try:
-        torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    except Exception as error:  # of any kind, as the bytes happen to be
-        raise ConfigError(f"MODEL.WEIGHTS: {path} is damaged, or is not a checkpoint") from error
+    with _naming("MODEL.WEIGHTS"):
+        check_weights(path, cfg.MODEL.WEIGHTS_FROM)
 
 
 def _check_monitors(cfg: CfgNode) -> None:

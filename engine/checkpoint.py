@@ -1,42 +1,81 @@
-"""Saving and loading a run's state: fvcore's interface, atomic files, nothing executed on loading."""
+"""Saving and loading a run's state: fvcore's interface, atomic files, nothing executed on loading.
+
+What hooks may count on::
+
+    checkpointer = Checkpointer(model, folder, asynchronous=False, on_error="stop", trainer=trainer)
+    checkpointer.save(name, tag_last=True, outdated=paths, then=call, **data)
+    checkpointer.poll()     # at the end of each step: an attribute is looked at, unless a write has ended meanwhile
+    checkpointer.wait()     # at the end of a run, whatever ended it: until what was begun is on the disk
+    checkpointer.close()    # wait(), and the memory of asynchronous saves is given back
+
+``save`` takes the state as it is now. Once the file is whole and has its name, ``last_checkpoint`` points to it
+(``tag_last``), and only then the files ``outdated`` (paths as ``get_all_checkpoint_files`` gives them) are removed.
+``then(error)`` is called last, always on the thread that called ``save``, ``poll``, ``wait`` or ``close``: with None
+when all that is done (so emit ``after_save`` there), or with the OSError that kept the file from being written, in
+which case nothing was removed. A synchronous save calls it before it returns; an asynchronous one at the next
+``save``, ``poll``, ``wait`` or ``close``. Where this process saves nothing (no ``save_dir``, or another rank writes),
+``then(None)`` is called at once.
+
+A write that fails is tried once more. Then, with ``on_error="stop"``, a CheckpointError (an OSError) is raised, by
+``save`` itself or, of an asynchronous one, by the next of these calls; with ``"continue"`` an ERROR is logged and the
+run goes on to its next save. State that has no plain form is a TypeError of ``save`` in any case.
+"""
 
 import logging
 import os
-import zipfile
-from collections.abc import Iterable
-from typing import Any
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import IO, Any
 
-import numpy as np
-import torch
 from fvcore.common.checkpoint import Checkpointer as _FvcoreCheckpointer
 from fvcore.common.checkpoint import PeriodicCheckpointer, _IncompatibleKeys
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from ..config import ConfigError
-from ..config.files import replace_file, replace_text
+from ..config.files import remove_leftovers, replace_file
 from . import comm
+from .candidates import check_resumable, newest_first
+from .checkpoint_file import write_checkpoint
+from .matching import LoadReport, load_weights, plain_name
+from .saver import CheckpointError, OnError, Saver, Then
+from .staging import Staging
 from .state import to_plain
+from .storages import compact
+from .weights import choose_weights, find_checkpoint, read_checkpoint
 
-__all__ = ["Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
+__all__ = ["CheckpointError", "Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
 
 
 class Checkpointer(_FvcoreCheckpointer):
     """Saves and loads a model and whatever else has ``state_dict()`` and ``load_state_dict()``.
 
-    The interface is fvcore's. Files are written under a temporary name and renamed when they are whole; they hold
-    tensors and plain data only, and are loaded with ``weights_only=True``, so that loading one runs no code. Names
-    of weights are the plain model's, whether or not it is compiled or wrapped for data-parallel training.
+    The interface is fvcore's. Files are written under a temporary name and renamed when they are whole and on the
+    disk; they hold tensors and plain data only, and are loaded with ``weights_only=True``, so that loading one runs no
+    code. Checksums cover every byte of them. Names of weights are the plain model's, whether or not it is compiled or
+    wrapped for data-parallel training.
 
     Args:
         model: the model.
-        save_dir: folder of the checkpoints; empty: nothing is saved.
+        save_dir: folder of the checkpoints, or a URI that ``path_manager`` knows; empty: nothing is saved. Behind a
+            URI a file is as safe from being cut off as the URI's handler makes it.
         save_to_disk: whether this process writes; by default the main one does.
+        asynchronous: :meth:`save` takes a copy of the state, which is kept for the next (so this needs as much memory
+            as the state), and the file is written while training goes on.
+        on_error: when a file cannot be written: "stop" with a CheckpointError, or log an error and "continue".
         **checkpointables: the rest of the state, by name, such as ``optimizer=optimizer``.
     """
 
     def __init__(
-        self, model: nn.Module, save_dir: str = "", *, save_to_disk: bool | None = None, **checkpointables: Any
+        self,
+        model: nn.Module,
+        save_dir: str = "",
+        *,
+        save_to_disk: bool | None = None,
+        asynchronous: bool = False,
+        on_error: OnError = "stop",
+        **checkpointables: Any,
     ) -> None:
         save_to_disk = comm.is_main_process() if save_to_disk is None else save_to_disk
         super().__init__(unwrap_model(model), save_dir, save_to_disk=save_to_disk, **checkpointables)
@@ -45,157 +84,290 @@ class Checkpointer(_FvcoreCheckpointer):
         """The file that :meth:`load` loaded last."""
         self.missing_keys: list[str] = []
         """The model's weights that it did not hold, or held in another shape."""
+        self.load_report = LoadReport(0, 0)
+        """What became of its weights."""
+        self._taken = "model"
+        self.resumed_from = ""
+        """The checkpoint that the last :meth:`resume_or_load` went on from; empty if there was none."""
+        self._saver = Saver(asynchronous, on_error)
+        self._staging = Staging()
+        self._cleaned = ""
 
-    def save(self, name: str, *, tag_last: bool = True, **kwargs: Any) -> None:
+    def save(
+        self, name: str, *, tag_last: bool = True, outdated: Iterable[str] = (), then: Then | None = None, **kwargs: Any
+    ) -> None:
         """Save everything as ``<save_dir>/<name>.pth``.
 
         Args:
             name: of the file, without folder or extension.
             tag_last: have ``last_checkpoint`` point to it: a resume goes on from there.
+            outdated: paths of files that are to go once this one is whole.
+            then: called when all that is done, with None, or with the error that kept the file from being written;
+                by an asynchronous save at a later call of one of these methods (see the top of this module).
             **kwargs: further data to save; :meth:`load` returns it.
 
         Raises:
             TypeError: some state is neither a tensor nor plain data; the message says where.
-            OSError: the disk is full, or the folder cannot be written. What was there is as it was.
+            CheckpointError: the disk is full, or the folder cannot be written; by an asynchronous save: at the one
+                before. What was there is as it was.
         """
         if not self.save_dir or not self.save_to_disk:
+            if then is not None:
+                then(None)
             return
         if os.path.basename(name) != name:
             raise ValueError(f"a checkpoint's name must not contain a folder: {name!r}")
-        weights = to_plain(self.model.state_dict())
-        data: dict[str, Any] = {"model": {_plain_name(key): value for key, value in weights.items()}}
-        for key, obj in self.checkpointables.items():
-            data[key] = to_plain(obj.state_dict())
-        data.update(to_plain(kwargs))
+        self.wait()
+        data = compact(self._state(kwargs))
+        if self._saver.asynchronous:
+            data = self._staging.copy(data)
         path = os.path.join(self.save_dir, f"{name}.pth")
         self.logger.debug("Saving checkpoint to %s", path)
+        outdated = [old for old in outdated if old != path]
+
+        def write() -> None:
+            self._staging.wait()
+            self._write(path, lambda file: write_checkpoint(file, data))
+            if tag_last:
+                self.tag_last_checkpoint(f"{name}.pth")
+            for old in outdated:
+                self._remove(old)
+
+        self._saver.write(path, write, then)
+
+    def poll(self) -> None:
+        """If an asynchronous save has ended since, do what is to be done then; at next to no cost if none has.
+
+        Raises:
+            CheckpointError: it failed, and ``on_error`` is "stop".
+        """
+        if self._saver.pending is not None:
+            self._saver.poll()
+
+    def wait(self) -> None:
+        """Wait until what was saved is on the disk.
+
+        Raises:
+            CheckpointError: it is not, and ``on_error`` is "stop".
+        """
+        if self._saver.pending is not None:
+            self._saver.wait()
+
+    def close(self) -> None:
+        """:meth:`wait`, and give back the memory of asynchronous saves. A later save takes it anew."""
+        try:
+            self.wait()
+        finally:
+            self._staging.free()
+
+    def _state(self, further: dict[str, Any]) -> dict[str, Any]:
+        weights = to_plain(self.model.state_dict(), "model")
+        data: dict[str, Any] = {"model": {plain_name(key): value for key, value in weights.items()}}
+        for name, obj in self.checkpointables.items():
+            data[name] = to_plain(obj.state_dict(), name)
+        for name, value in further.items():
+            data[name] = to_plain(value, name)
+        return data
+
+    def _write(self, path: str, write: Callable[[IO[bytes]], Any]) -> None:
+        """Have a file of ``save_dir`` written by ``write``, which is given a local one."""
         if _is_local(path):
             os.makedirs(self.save_dir, exist_ok=True)
-            replace_file(path, lambda file: torch.save(data, file))
-        else:
-            with self.path_manager.open(path, "wb") as file:
-                torch.save(data, file)
-        if tag_last:
-            self.tag_last_checkpoint(f"{name}.pth")
+            if self._cleaned != self.save_dir:
+                removed = remove_leftovers(self.save_dir, (".pth", "last_checkpoint"))
+                if removed:
+                    self.logger.info("Removed what a run that was killed left half written: %s", ", ".join(removed))
+                self._cleaned = self.save_dir
+            replace_file(path, write)
+            return
+        with tempfile.NamedTemporaryFile() as file:
+            write(file)
+            file.seek(0)
+            try:
+                with suppress(NotImplementedError):  # nothing to make, where there are no folders
+                    self.path_manager.mkdirs(self.save_dir)
+                with self.path_manager.open(path, "wb") as there:
+                    shutil.copyfileobj(file, there, 1 << 24)
+            except OSError:
+                raise
+            except Exception as error:  # handlers have errors of their own
+                raise OSError(f"{type(error).__name__}: {error}") from error
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         """Have ``last_checkpoint`` point to a file of ``save_dir``."""
-        path = os.path.join(self.save_dir, "last_checkpoint")
-        if _is_local(path):
-            replace_text(path, last_filename_basename)
-        else:
-            super().tag_last_checkpoint(last_filename_basename)
+        content = last_filename_basename.encode()
+        self._write(os.path.join(self.save_dir, "last_checkpoint"), lambda file: file.write(content))
 
-    def load(self, path: str, checkpointables: list[str] | None = None) -> dict[str, Any]:
-        """Load a checkpoint, or the weights in any file of a plain state dict.
+    def _remove(self, path: str) -> None:
+        try:
+            if os.path.isdir(path):  # of ranks that wrote their parts
+                shutil.rmtree(path)
+            elif self.path_manager.exists(path):
+                self.path_manager.rm(path)
+        except Exception as error:  # of the disk, or a handler's own; no reason to have the save fail
+            self.logger.warning("Cannot remove the old checkpoint %s: %s", path, error)
+
+    def get_checkpoint_file(self) -> str:
+        """The file that ``last_checkpoint`` points to; empty if there is none, or what it says is no file's name."""
+        try:
+            with self.path_manager.open(os.path.join(self.save_dir, "last_checkpoint"), "r") as file:
+                name = file.read().strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+        if not name or os.path.basename(name) != name or not name.isprintable():
+            return ""
+        return os.path.join(self.save_dir, name)
+
+    def load(
+        self,
+        path: str,
+        checkpointables: list[str] | None = None,
+        *,
+        strict: bool = False,
+        weights_from: str = "model",
+    ) -> dict[str, Any]:
+        """Load a checkpoint, or weights in any format that :func:`~hookline.engine.weights.read_checkpoint` knows.
+
+        What of the weights does not fit is logged; what does is loaded.
 
         Args:
-            path: a file or URI. Empty: nothing is loaded.
+            path: a file, a folder or a URI. Empty: nothing is loaded.
             checkpointables: names of what to load beside the model; None: everything that is in the file.
+            strict: the file's weights must be the model's, no more and no less.
+            weights_from: "model", "averaged" or "auto": see :func:`~hookline.engine.weights.choose_weights`.
 
         Returns:
             What else the file holds, such as ``iteration``.
 
         Raises:
-            ConfigError: there is no such file, or it is damaged or no checkpoint.
+            ConfigError: there is no such file, it is damaged or no checkpoint, no weight in it fits the model, or
+                some do not and ``strict`` is set.
         """
-        if path:
-            local = path if os.path.isfile(path) else self._fetch(path)
-            if not os.path.isfile(local):
-                raise ConfigError(f"there is no checkpoint {path!r}")
-        extra = super().load(path, checkpointables)
+        if not path:
+            self.logger.info("No weights to start from: the model is as it was built")
+            return {}
+        self.wait()
+        local = self._fetch(path)
+        own_reader = type(self)._load_file is Checkpointer._load_file  # another may have fvcore's arguments
+        if checkpointables == [] and own_reader:
+            checkpoint = self._load_file(local, mmap=True)  # of a large file the weights alone are read
+        else:
+            checkpoint = self._load_file(local)
+        try:
+            checkpoint["model"], self._taken = choose_weights(checkpoint, weights_from)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
         self.loaded_from = path
-        return extra
+        incompatible = self._load_model(checkpoint)
+        if incompatible is not None:  # subclasses written for fvcore may say nothing
+            self._log_incompatible_keys(incompatible)
+            if strict and any(incompatible):
+                different = "\n".join(self.load_report.differences())
+                raise ConfigError(f"{path} does not fit the model exactly, which is asked for:\n{different}")
+        for name in self.checkpointables if checkpointables is None else checkpointables:
+            if name in checkpoint:
+                self.logger.debug("Loading %s from %s", name, path)
+                self.checkpointables[name].load_state_dict(checkpoint.pop(name))
+        return checkpoint
 
     def _fetch(self, path: str) -> str:
+        """Where a file or folder is locally; what a URI names is downloaded, once.
+
+        Raises:
+            ConfigError: there is no such file.
+        """
+        if os.path.exists(path) or _is_local(path):
+            return find_checkpoint(path)
         try:
             return self.path_manager.get_local_path(path)
         except Exception as error:
             raise ConfigError(f"cannot read the checkpoint {path!r}: {error}") from error
 
-    def resume_or_load(self, path: str, *, resume: bool = True) -> dict[str, Any]:
+    def resume_or_load(
+        self, path: str, *, resume: bool = True, strict: bool = False, weights_from: str = "model"
+    ) -> dict[str, Any]:
         """Go on from the last checkpoint of ``save_dir``, or start from the weights in ``path``.
 
         Args:
             path: weights to start from; only the model is loaded.
             resume: whether to look for a last checkpoint, and load all of it. One that is damaged is passed over,
-                with a warning, for the newest that is whole.
+                with a warning, for the newest that is whole, also where ``last_checkpoint`` is lost.
+            strict: see :meth:`load`; of ``path`` alone.
+            weights_from: see :meth:`load`. A resume that also loads a trainer takes the model's: averages are the
+                trainer's hooks' to load.
 
         Returns:
             What the file holds beyond the model and the checkpointables.
         """
-        if resume and self.has_checkpoint():
-            for candidate in self._candidates():
-                try:
-                    self._verify(candidate)
-                except ConfigError as error:
-                    self.logger.warning("%s; trying the checkpoint before it", error)
-                    continue
-                return self.load(candidate)
-            raise ConfigError(f"{self.save_dir}: no checkpoint there is whole; start without --resume")
-        return self.load(path, checkpointables=[])
+        self.wait()
+        self.resumed_from = self._last_whole_for_all() if resume else ""
+        if self.resumed_from:
+            return self.load(self.resumed_from, weights_from="model" if self.checkpointables else weights_from)
+        return self.load(path, checkpointables=[], strict=strict, weights_from=weights_from)
 
-    def _candidates(self) -> Iterable[str]:
-        """The last checkpoint, then the others of this run from the newest on, the best one's copy left out."""
-        last = self.get_checkpoint_file()
-        files = [path for path in self.get_all_checkpoint_files() if path != last]
-        files = [path for path in files if "_best" not in os.path.basename(path)]
-        return [last, *sorted(files, key=os.path.getmtime, reverse=True)]
+    def _last_whole_for_all(self) -> str:
+        """:meth:`_last_whole`, found out by one rank, so that all have the same."""
+        found = ("", "")
+        if comm.is_main_process():
+            try:
+                found = (self._last_whole(), "")
+            except ConfigError as error:
+                found = ("", str(error))
+        path, message = comm.broadcast_object(found)
+        if message:
+            raise ConfigError(message)
+        return path
 
-    def _verify(self, path: str) -> None:
-        """Make sure that a file is whole, and holds all that a resume needs.
+    def _last_whole(self) -> str:
+        """The checkpoint to resume from: the last one, or the newest that is whole; empty if there is none.
 
         Raises:
-            ConfigError: it does not.
+            ConfigError: ``last_checkpoint`` is there, and no checkpoint is whole.
         """
+        tagged, last = self.has_checkpoint(), self.get_checkpoint_file()
+        if not tagged and not self.checkpointables:
+            return ""  # a file of weights need not be of this run
+        if tagged and not last:
+            self.logger.warning("%s names no file", os.path.join(self.save_dir, "last_checkpoint"))
+        others = newest_first(path for path in self._files() if path != last)
+        for candidate in [last, *others] if last else others:
+            try:
+                check_resumable(self._fetch(candidate), self.checkpointables.keys(), name=candidate)
+            except ConfigError as error:
+                self.logger.warning("%s; trying the checkpoint before it", error)
+                continue
+            if candidate != last:
+                self.logger.warning("Resuming from %s, the newest that is whole", candidate)
+            return candidate
+        if tagged:
+            raise ConfigError(f"{self.save_dir}: no checkpoint there is whole; start without --resume")
+        return ""
+
+    def _files(self) -> list[str]:
         try:
-            with zipfile.ZipFile(path) as archive:
-                bad = archive.testzip()  # compares the CRC of each record; torch.load does not
-        except (OSError, zipfile.BadZipFile) as error:
-            raise ConfigError(f"{path} is damaged, or is not a checkpoint ({_first_line(error)})") from error
-        if bad is not None:
-            raise ConfigError(f"{path} is damaged: the checksum of {bad} is wrong")
-        missing = self.checkpointables.keys() - self._load_file(path, mmap=True).keys()
-        if missing:
-            raise ConfigError(f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}")
+            return self.get_all_checkpoint_files()
+        except (OSError, NotImplementedError):  # no folder, or a handler that cannot list one
+            return []
+
+    def get_all_checkpoint_files(self) -> list[str]:
+        """The paths of all checkpoints in ``save_dir``; those that ranks wrote their parts of are folders."""
+        names = [name for name in self.path_manager.ls(self.save_dir) if name.endswith(".pth")]
+        return [os.path.join(self.save_dir, name) for name in names]
 
     def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
-        try:
-            checkpoint = torch.load(f, map_location="cpu", weights_only=True, mmap=mmap)
-        except Exception as error:  # of any kind, as the bytes happen to be
-            raise ConfigError(f"{f} is damaged, or is not a checkpoint ({_first_line(error)})") from error
-        if not isinstance(checkpoint, dict):
-            raise ConfigError(f"{f} is not a checkpoint: it holds a {type(checkpoint).__name__}, not a dict")
-        if "model" not in checkpoint and checkpoint and all(isinstance(v, torch.Tensor) for v in checkpoint.values()):
-            return {"model": checkpoint}
-        if "model" not in checkpoint:
-            raise ConfigError(f"{f} is not a checkpoint: it has no 'model', only {', '.join(map(str, checkpoint))}")
-        return checkpoint
+        """What a local file or folder holds, as a dict with "model"."""
+        return read_checkpoint(f, mmap=mmap)
 
     def _load_model(self, checkpoint: Any) -> _IncompatibleKeys:
-        own = self.model.state_dict()
-        # Where parts of the model are compiled, its own names are longer than the plain ones that are saved.
-        own_names = {_plain_name(name): name for name in own}
-        weights = {_plain_name(name): value for name, value in checkpoint.pop("model").items()}
-        if weights and all(name.startswith("module.") for name in weights) and not weights.keys() & own_names.keys():
-            weights = {name.removeprefix("module."): value for name, value in weights.items()}
-        wrong = []
-        matched = {}
-        for name, value in weights.items():
-            there = own.get(own_names.get(name, name))
-            if isinstance(value, np.ndarray):
-                value = torch.from_numpy(value)
-            if not isinstance(there, torch.Tensor | None) or (there is not None and is_lazy(there)):
-                matched[own_names.get(name, name)] = value  # extra state, or a parameter that has no shape yet
-            elif there is not None and there.shape != value.shape:
-                wrong.append((name, tuple(value.shape), tuple(there.shape)))
-            else:
-                matched[own_names.get(name, name)] = value
-        incompatible = self.model.load_state_dict(matched, strict=False)
-        self.missing_keys = list(incompatible.missing_keys)
-        mismatched = {name for name, _, _ in wrong}
-        missing = [name for name in incompatible.missing_keys if _plain_name(name) not in mismatched]
-        return _IncompatibleKeys(missing, incompatible.unexpected_keys, wrong)
+        """Take "model" out of a checkpoint, and load it."""
+        weights, by_suffix = checkpoint.pop("model"), bool(checkpoint.get("matching_heuristics"))
+        report = load_weights(self.model, weights, path=self.loaded_from or "the file", by_suffix=by_suffix)
+        self.load_report = report
+        self.missing_keys = [*report.missing, *(name for name, _, _ in report.mismatched)]
+        return _IncompatibleKeys(report.missing, report.unexpected, report.mismatched)
+
+    def _log_incompatible_keys(self, incompatible: _IncompatibleKeys) -> None:
+        self.load_report.log(self.logger, self.loaded_from, self._taken)
 
 
 DetectionCheckpointer = Checkpointer
@@ -213,14 +385,5 @@ def unwrap_model(model: nn.Module) -> nn.Module:
             return model
 
 
-def _plain_name(name: str) -> str:
-    return name.replace("_orig_mod.", "")
-
-
 def _is_local(path: str) -> bool:
     return "://" not in path
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__

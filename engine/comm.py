@@ -1,11 +1,17 @@
 """Ranks and collectives: thin names over torch.distributed that also work in a single process.
 
 The names are detectron2's. Every function may be called without a process group: there is then one rank, 0.
+What is not about tensors of the model (objects, decisions, names of missing ranks) goes through gloo and the store
+that the ranks met in, never through the GPUs.
 """
 
 import functools
 import os
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -14,12 +20,19 @@ import torch.distributed as dist
 
 __all__ = [
     "all_gather",
+    "all_reduce_sum",
+    "barrier",
+    "broadcast_object",
+    "create_local_process_group",
     "gather",
+    "get_local_process_group",
     "get_local_rank",
     "get_local_size",
     "get_rank",
+    "get_store",
     "get_world_size",
     "is_main_process",
+    "main_process_first",
     "reduce_dict",
     "shared_random_seed",
     "synchronize",
@@ -28,6 +41,9 @@ __all__ = [
 
 def _initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+# ---------------------------------------------------------------------- who is there
 
 
 def get_world_size() -> int:
@@ -55,20 +71,146 @@ def is_main_process() -> bool:
     return get_rank() == 0
 
 
-def synchronize() -> None:
-    """Wait until every rank is here."""
-    if get_world_size() > 1:
-        dist.barrier()
+# ---------------------------------------------------------------------- groups
 
 
-def _object_group() -> "dist.ProcessGroup | None":
-    """A group for python objects: gloo's, since NCCL would move their bytes through the GPUs."""
-    return _gloo_group() if dist.get_backend() == "nccl" else dist.group.WORLD
+def create_local_process_group(num_workers_per_machine: int) -> None:
+    """Make a group of the ranks on each machine, for :func:`get_local_process_group`. Every rank must call it.
+
+    Args:
+        num_workers_per_machine: processes on each machine; ranks are numbered machine by machine.
+    """
+    if not _initialized():
+        return
+    _check_local_size(num_workers_per_machine)
+    _local_group(dist.group.WORLD, num_workers_per_machine)
+
+
+def get_local_process_group() -> "dist.ProcessGroup | None":
+    """The group of the ranks on this machine. Where it was not made yet every rank must call this.
+
+    Returns:
+        A group for collectives of tensors; None in a single process.
+    """
+    return _local_group(dist.group.WORLD, get_local_size()) if _initialized() else None
+
+
+def _check_local_size(size: int) -> None:
+    if size < 1 or get_world_size() % size:
+        raise ValueError(f"{get_world_size()} ranks cannot be shared out to machines with {size} each")
 
 
 @functools.lru_cache(maxsize=1)
-def _gloo_group() -> "dist.ProcessGroup":
+def _local_group(world: Any, size: int) -> "dist.ProcessGroup | None":
+    """This machine's group; ``world`` is an argument so that a new default group is not given old ones."""
+    _check_local_size(size)
+    mine = None
+    for first in range(0, dist.get_world_size(), size):
+        group = dist.new_group(list(range(first, first + size)))
+        if first <= dist.get_rank() < first + size:
+            mine = group
+    return mine
+
+
+def object_group() -> "dist.ProcessGroup | None":
+    """The group for what is not the model's tensors: gloo, and apart from the one that gradients go through.
+
+    Collectives of a group must come in one order on all ranks, and gradients are exchanged while Python runs on.
+    Every rank must call it, the first time at the same place.
+    """
+    return _gloo_group(dist.group.WORLD)
+
+
+@functools.lru_cache(maxsize=1)
+def _gloo_group(world: Any) -> "dist.ProcessGroup":
     return dist.new_group(backend="gloo")
+
+
+def get_store() -> "dist.Store | None":
+    """The key-value store that the ranks met in; None in a single process."""
+    return dist.distributed_c10d._get_default_store() if _initialized() else None
+
+
+# ---------------------------------------------------------------------- waiting
+
+
+def synchronize() -> None:
+    """Wait until every rank is here."""
+    if get_world_size() == 1:
+        return
+    if dist.get_backend() == "nccl":  # which would otherwise guess the device
+        dist.barrier(device_ids=[torch.cuda.current_device()])
+    else:
+        dist.barrier()
+
+
+@functools.lru_cache(maxsize=1)
+def _turns(world: Any) -> "Counter[str]":
+    """How often each named barrier of a group was come to."""
+    return Counter()
+
+
+def barrier(name: str, timeout: timedelta | float = timedelta(minutes=30)) -> None:
+    """Wait until every rank has come to the barrier of this name; unlike a collective it tells who is missing.
+
+    It goes through the store, not through the devices, and may be used on any thread.
+
+    Args:
+        name: of the place in the program; the same one may be passed again and again.
+        timeout: how long to wait; a number is in seconds.
+
+    Raises:
+        TimeoutError: some ranks did not come; the message has their numbers.
+    """
+    store, world_size = get_store(), get_world_size()
+    if store is None or world_size == 1:
+        return
+    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    turns = _turns(dist.group.WORLD)
+    turns[name] += 1
+    turn = turns[name]
+    keys = [f"hookline/barrier/{name}/{turn}/{rank}" for rank in range(world_size)]
+    store.set(keys[get_rank()], "here")
+    # Asking again and again, rather than store.wait(), leaves the connection to other threads.
+    end, pause = time.monotonic() + limit.total_seconds(), 0.001
+    while not store.check(keys):
+        if time.monotonic() > end:
+            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+            raise TimeoutError(
+                f"barrier {name!r}: rank(s) {', '.join(missing)} did not come within {limit.total_seconds():g} s "
+                f"(rank {get_rank()} waited)"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+    if is_main_process() and turn > 1:  # all have come here, so nobody waits at the one before
+        for rank in range(world_size):
+            store.delete_key(f"hookline/barrier/{name}/{turn - 1}/{rank}")
+
+
+@contextmanager
+def main_process_first(local: bool = True, name: str = "main process first") -> Iterator[None]:
+    """Within it the main process goes first, and the others follow when it is done: to download, to build a cache.
+
+    Args:
+        local: on each machine its first process goes first; otherwise rank 0 alone, for folders all machines share.
+        name: tells the place from others in error messages.
+
+    Example::
+
+        with comm.main_process_first():
+            dataset = download_and_unpack(url)
+    """
+    first = (get_local_rank() if local else get_rank()) == 0
+    if not first:
+        barrier(name)
+    try:
+        yield
+    finally:
+        if first:  # also after an error: the others must not wait for it
+            barrier(name)
+
+
+# ---------------------------------------------------------------------- objects
 
 
 def all_gather(data: Any, group: "dist.ProcessGroup | None" = None) -> list[Any]:
@@ -83,7 +225,7 @@ def all_gather(data: Any, group: "dist.ProcessGroup | None" = None) -> list[Any]
     """
     if get_world_size() == 1:
         return [data]
-    group = group or _object_group()
+    group = group or object_group()
     out: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(out, data, group=group)
     return out
@@ -97,7 +239,7 @@ def gather(data: Any, dst: int = 0, group: "dist.ProcessGroup | None" = None) ->
     """
     if get_world_size() == 1:
         return [data]
-    group = group or _object_group()
+    group = group or object_group()
     if dist.get_rank() != dst:
         dist.gather_object(data, None, dst=dst, group=group)
         return []
@@ -106,9 +248,51 @@ def gather(data: Any, dst: int = 0, group: "dist.ProcessGroup | None" = None) ->
     return out
 
 
+def broadcast_object(obj: Any, src: int = 0, group: "dist.ProcessGroup | None" = None) -> Any:
+    """Give every rank the picklable object of rank ``src``.
+
+    Args:
+        obj: the object; what other ranks pass is ignored.
+        src: the rank it comes from.
+        group: the ranks taking part; all of them by default.
+
+    Returns:
+        The object of rank ``src``.
+    """
+    if get_world_size() == 1:
+        return obj
+    box = [obj if get_rank() == src else None]
+    dist.broadcast_object_list(box, src=src, group=group or object_group())
+    return box[0]
+
+
 def shared_random_seed() -> int:
     """A random number that is the same on all ranks, drawn from numpy's generator of rank 0."""
     return all_gather(int(np.random.randint(2**31)))[0]
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+def all_reduce_sum(value: Any) -> Any:
+    """The sum of a number over all ranks, on every rank.
+
+    Args:
+        value: an int, a float or a scalar tensor; the same kind on every rank. A tensor on a GPU stays there, and
+            nobody waits for it.
+
+    Returns:
+        The sum, of the same kind.
+    """
+    if get_world_size() == 1:
+        return value
+    if not isinstance(value, torch.Tensor):
+        total = torch.tensor(value, dtype=torch.int64 if isinstance(value, int) else torch.float64)
+        dist.all_reduce(total, group=object_group())
+        return total.item()
+    total = value.detach().clone()
+    dist.all_reduce(total, group=object_group() if total.device.type == "cpu" else None)
+    return total
 
 
 def reduce_dict(input_dict: Mapping[str, torch.Tensor], average: bool = True) -> dict[str, torch.Tensor]:
@@ -127,7 +311,7 @@ def reduce_dict(input_dict: Mapping[str, torch.Tensor], average: bool = True) ->
     names = sorted(input_dict)  # the ranks may have built their dicts in different orders
     with torch.no_grad():
         values = torch.stack([input_dict[name] for name in names])
-        dist.reduce(values, dst=0)
+        dist.reduce(values, dst=0, group=object_group() if values.device.type == "cpu" else None)
         if average and get_rank() == 0:
             values /= world_size
     return dict(zip(names, values, strict=True))

@@ -11,7 +11,7 @@ from torch import nn
 from .. import hooks
 from ..config import CfgNode, ConfigError, Duration, component
 from . import comm
-from .checkpoint import Checkpointer
+from .checkpoint import Checkpointer, unwrap_model
 from .data import build_test_loader, build_train_loader
 from .evaluation import (
     DatasetEvaluator,
@@ -23,10 +23,23 @@ from .evaluation import (
 )
 from .logger import setup_logger
 from .modeling import ModelAdapter, build_adapter, build_model, model_summary, resolve_device
+from .parallel import build_strategy
 from .ported import PortedTrainer
 from .predictor import DefaultPredictor
-from .resume import apply_changes, changes_since, hyperparameters
-from .solver import build_grad_clipper, build_lr_scheduler, build_optimizer
+from .resume import (
+    Stretch,
+    apply_changes,
+    changes_since,
+    check_changes,
+    describe_changes,
+    hyperparameters,
+    iteration_of,
+    kinds,
+    stretches_since,
+)
+from .sharded import is_sharded
+from .sharded_checkpointer import ShardedCheckpointer
+from .solver import LRMultiplier, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .start import default_argument_parser, default_setup, default_writers
 from .train_loop import TrainResult
 
@@ -67,11 +80,12 @@ class DefaultTrainer(PortedTrainer):
         if not logging.getLogger("hookline").handlers:  # default_setup() was not called
             setup_logger()
         cfg = self.auto_scale_workers(cfg, comm.get_world_size())
-        model = self.build_model(cfg)
-        optimizer = self.build_optimizer(cfg, model)
+        device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
+        model = strategy.wrap(self.build_model(cfg), device)
+        optimizer = self.build_optimizer(cfg, unwrap_model(model))
         data_loader = self.build_train_loader(cfg)
-        iters_per_epoch = _iters_per_epoch(data_loader)
-        cfg = resolve_lengths(cfg, iters_per_epoch)
+        iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or _iters_per_epoch(data_loader)
+        unresolved, cfg = cfg, resolve_lengths(cfg, iters_per_epoch)
         super().__init__(
             model,
             data_loader,
@@ -80,16 +94,27 @@ class DefaultTrainer(PortedTrainer):
             accumulation_steps=cfg.SOLVER.ACCUMULATION_STEPS,
             clip_gradients=build_grad_clipper(cfg),
             precision=getattr(torch, cfg.SOLVER.AMP.DTYPE) if cfg.SOLVER.AMP.ENABLED else None,
-            device=resolve_device(cfg.MODEL.DEVICE),
+            device=device,
             iters_per_epoch=iters_per_epoch,
             nonfinite=cfg.SOLVER.NONFINITE_LOSS,
+            strategy=strategy,
+            compile_step=dict(cfg.SOLVER.COMPILE_STEP_ARGS) if cfg.SOLVER.COMPILE_STEP else False,
+            cuda_graph=cfg.SOLVER.CUDA_GRAPH,
         )
         self.cfg = cfg
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
-        self._built, self._config = hyperparameters(optimizer), cfg.dump()
+        self._unresolved, self._config, self._built = unresolved, cfg.dump(), hyperparameters(optimizer)
+        self._stretches = stretches_since((), 0, 0, 0, iters_per_epoch)
         self._saved_run: Mapping[str, Any] = {}
         # A weak reference, since the trainer holds the checkpointer.
-        self.checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
+        make = ShardedCheckpointer if is_sharded(model) else Checkpointer
+        self.checkpointer = make(
+            model,
+            cfg.OUTPUT_DIR,
+            asynchronous=cfg.CHECKPOINT.ASYNC,
+            on_error=cfg.CHECKPOINT.ON_ERROR,
+            trainer=weakref.proxy(self),
+        )
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
         self._last_eval_results: Mapping[str, Any] = {}
@@ -104,13 +129,15 @@ class DefaultTrainer(PortedTrainer):
             ConfigError: there is no such file, or none that is whole.
         """
         self._saved_run = {}
-        self.checkpointer.resume_or_load(self.cfg.MODEL.WEIGHTS, resume=resume)
-        if self._saved_run:
-            changes = changes_since(self._saved_run["config"], self.cfg)
-            apply_changes(self.optimizer, self.scheduler, self._built, self._saved_run["built"], changes)
-        if resume and self.checkpointer.has_checkpoint():
+        model = self.cfg.MODEL
+        self.checkpointer.resume_or_load(
+            model.WEIGHTS, resume=resume, strict=model.WEIGHTS_STRICT, weights_from=model.WEIGHTS_FROM
+        )
+        if self.checkpointer.resumed_from:
             # The checkpoint holds the last finished iteration.
             self.start_iter = self.finished_iter + 1
+            if self._saved_run:
+                self._apply_changes(self._saved_run)
             self.emit("after_load", self.checkpointer.loaded_from)
             if self.start_iter > self.max_iter:
                 logger.warning(
@@ -121,6 +148,27 @@ class DefaultTrainer(PortedTrainer):
         elif resume:
             logger.info("Nothing to resume in %s: starting from the beginning", self.cfg.OUTPUT_DIR)
 
+    def _apply_changes(self, saved: Mapping[str, Any]) -> None:
+        """The config wins where it was changed since the checkpoint was written."""
+        stretches = stretches_since(
+            saved.get("stretches", ()), self.start_iter, self.epoch, self._batches.position, self.iters_per_epoch
+        )
+        if len(stretches) > 1:
+            # Epochs have other numbers of iterations than before: lengths in epochs end where the epochs do.
+            self._stretches = stretches
+            self.cfg = resolve_lengths(self._unresolved, self.iters_per_epoch, stretches)
+            self.max_iter, self._config = self.cfg.SOLVER.MAX_ITER, self.cfg.dump()
+            for hook in self.find_hooks(hooks.PeriodicWriter):
+                hook.set_max_iter(self.max_iter)
+            if isinstance(self.scheduler, LRMultiplier):
+                position = self.scheduler.state_dict()
+                self.scheduler = self.build_lr_scheduler(self.cfg, self.optimizer)
+                self.scheduler.load_state_dict(position)
+        changes = changes_since(saved["config"], self.cfg)
+        for text in describe_changes(changes, (saved.get("world_size", 1), comm.get_world_size())):
+            logger.warning("%s", text)
+        apply_changes(self.optimizer, self.scheduler, self._built, saved["built"], changes)
+
     def train(self) -> TrainResult:  # type: ignore[override]
         """Train from ``start_iter`` to ``max_iter``, and check TEST.EXPECTED_RESULTS.
 
@@ -130,7 +178,7 @@ class DefaultTrainer(PortedTrainer):
         Raises:
             SystemExit: an expected result was missed.
         """
-        logger.info("Model:\n%s", model_summary(self.model))
+        logger.info("Model:\n%s", model_summary(unwrap_model(self.model)))
         epochs = f" ({self.max_iter / self.iters_per_epoch:.4g} epochs)" if self.iters_per_epoch else ""
         logger.info(
             "Training for %d iterations%s, %d samples each, on %s",
@@ -140,6 +188,10 @@ class DefaultTrainer(PortedTrainer):
             self.device,
         )
         result = super().train(self.start_iter, self.max_iter)
+        for hook in self.find_hooks(hooks.BestCheckpointer):
+            if hook.loaded_iter not in (None, result.iteration):  # those of the last evaluation are of other weights
+                logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
+                self._test_and_keep_results()
         if comm.is_main_process() and self._last_eval_results:
             logger.info("Results:\n%s", format_results(self._last_eval_results))
             if result.reason == "completed" and not verify_results(self.cfg, self._last_eval_results):
@@ -148,11 +200,26 @@ class DefaultTrainer(PortedTrainer):
 
     def state_dict(self) -> dict[str, Any]:
         # The config, so that a resume can tell what was changed in between.
-        return {**super().state_dict(), "run": {"config": self._config, "built": self._built}}
+        run = {
+            "config": self._config,
+            "built": self._built,
+            "kinds": kinds(self.optimizer, self.scheduler),
+            "stretches": self._stretches,
+            "world_size": comm.get_world_size(),
+        }
+        return {**super().state_dict(), "run": run}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().load_state_dict(state_dict)
         self._saved_run = state_dict.get("run", {})
+        if self._saved_run:
+            check_changes(
+                self.checkpointer.loaded_from,
+                self._saved_run.get("kinds", {}),
+                kinds(self.optimizer, self.scheduler),
+                self.cfg,
+                self.checkpointer.load_report.differences(),
+            )
+        super().load_state_dict(state_dict)
 
     # ------------------------------------------------------------------ parts
 
@@ -161,23 +228,34 @@ class DefaultTrainer(PortedTrainer):
         cfg = self.cfg
         # The time of a step ends where the other hooks begin.
         ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.SignalHandler(), hooks.LRScheduler()]
-        if comm.is_main_process():
-            # Acts at the end of the step, when all hooks are done, wherever it stands.
-            max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None
-            ret.append(
-                hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=max_to_keep)
-            )
+        # All ranks have the same hooks, and so do the same at the same step; only the first has files to write.
+        # Acts at the end of the step, when all hooks are done, wherever it stands.
+        max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None
+        ret.append(
+            hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=max_to_keep)
+        )
+        if cfg.CHECKPOINT.ON_EXCEPTION:
+            ret.append(hooks.ExceptionCheckpointer(self.checkpointer))
+        if Duration.parse(cfg.SOLVER.TIME_LIMIT):
+            ret.append(hooks.TimeLimit(cfg.SOLVER.TIME_LIMIT, since="process"))
         # Weakly, or trainer and hook would keep each other alive, and with them workers and GPU memory.
         this = weakref.proxy(self)
 
         def evaluate() -> Mapping[str, Any]:
             return this._test_and_keep_results()
 
+        if cfg.TEST.PRECISE_BN.ENABLED:  # as often as evaluations, and before them
+
+            def training_data() -> Any:
+                return this.build_train_loader(this.cfg)
+
+            num_iter = cfg.TEST.PRECISE_BN.NUM_ITER
+            ret.append(hooks.PreciseBN(cfg.TEST.EVAL_PERIOD, unwrap_model(self.model), training_data, num_iter))
         ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, evaluate))
         offered = {
             "cfg": cfg,
             "checkpointer": self.checkpointer,
-            "model": self.model,
+            "model": unwrap_model(self.model),
             "optimizer": self.optimizer,
             "eval_function": evaluate,
             "output_dir": cfg.OUTPUT_DIR,
@@ -187,10 +265,19 @@ class DefaultTrainer(PortedTrainer):
             ret.append(hooks.HOOK_REGISTRY.build(name, args, offered=offered, key=f"HOOKS[{index}].ARGS"))
         if cfg.CHECKPOINT.BEST.METRIC:  # after all evaluations, those of the config's HOOKS too
             best = cfg.CHECKPOINT.BEST
-            ret.append(hooks.BestCheckpointer(0, self.checkpointer, best.METRIC, best.MODE))
-        if comm.is_main_process():
-            # Acts at the end of the step too: what any hook puts is written with the step.
-            ret.append(hooks.PeriodicWriter(self.build_writers(), period=cfg.LOG.PERIOD))
+            ret.append(
+                hooks.BestCheckpointer(
+                    0,
+                    self.checkpointer,
+                    best.METRIC,
+                    best.MODE,
+                    keep=best.KEEP,
+                    load_at_end=cfg.CHECKPOINT.LOAD_BEST_AT_END,
+                )
+            )
+        # Acts at the end of the step too: what any hook puts is written with the step.
+        writers = self.build_writers() if comm.is_main_process() else []
+        ret.append(hooks.PeriodicWriter(writers, period=cfg.LOG.PERIOD))
         return ret
 
     def build_writers(self) -> Sequence[hooks.EventWriter]:
@@ -294,16 +381,23 @@ class DefaultTrainer(PortedTrainer):
         """
         if max_batches is not None:
             return self._test(max_batches)
-        self.emit("before_eval")
-        results = self._test()
+        try:
+            self.emit("before_eval")
+            results = self._test()
+        finally:
+            self.emit("on_eval_end")
         self.emit("after_eval", results)
         return results
 
     def _test(self, max_batches: int | None = None) -> Mapping[str, Any]:
         if not self.cfg.DATASETS.TEST:
             return {}
+        self.strategy.before_evaluation(self.model)
         with evaluation_context(self.emit, max_batches):
-            return self.test(self.cfg, self.model)
+            # Not what is wrapped: ranks have different numbers of batches, and must not wait for each other in one.
+            results = self.test(self.cfg, unwrap_model(self.model))
+        # Evaluators may return results on the first rank only; what is decided by them is decided on all.
+        return comm.broadcast_object(results)
 
     def _test_and_keep_results(self) -> Mapping[str, Any]:
         self._last_eval_results = self._test()
@@ -360,12 +454,13 @@ class DefaultTrainer(PortedTrainer):
         return cfg
 
 
-def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None) -> CfgNode:
+def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, stretches: Sequence[Stretch] = ()) -> CfgNode:
     """A copy of ``cfg`` with the solver's lengths in iterations: MAX_ITER, WARMUP_ITERS and STEPS.
 
     Args:
         cfg: the config.
         iters_per_epoch: batches in one pass over the data; None if that is not known.
+        stretches: the parts of the run in which that number was different, if it was.
 
     Raises:
         ConfigError: a length is in epochs, and the length of an epoch is not known.
@@ -373,7 +468,10 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None) -> CfgNode:
 
     def iterations(key: str, length: Any) -> int:
         try:
-            return Duration.parse_length(length).iterations(iters_per_epoch)
+            duration = Duration.parse_length(length)
+            if stretches and duration.unit == "ep":
+                return iteration_of(duration.value, stretches)
+            return duration.iterations(iters_per_epoch)
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as _optimizer_module
 from torch.utils.data import DataLoader, IterableDataset
 
-__all__ = ["FastOptimizer", "backward", "iterate"]
+__all__ = ["FastOptimizer", "backward", "iterate", "plain_step"]
 
 _engine = getattr(torch.autograd.Variable, "_execution_engine", None)
 _profiler_enabled = torch.autograd._profiler_enabled
@@ -48,7 +48,7 @@ class FastOptimizer:
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
         self._plain_zero_grad = type(optimizer).zero_grad is Optimizer.zero_grad
-        self._step = _plain_step(optimizer) if isinstance(optimizer, Optimizer) else None
+        self._step = plain_step(optimizer) if isinstance(optimizer, Optimizer) else None
         self._hooks: tuple[Any, ...] = (
             getattr(optimizer, "_optimizer_step_pre_hooks", None),
             getattr(optimizer, "_optimizer_step_post_hooks", None),
@@ -92,8 +92,12 @@ class FastOptimizer:
                 parameter.grad = None
 
 
-def _plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
-    """The class's step() as it was written, if what is around it is what torch puts there; else None."""
+def plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
+    """The optimizer's step() as its class was written, to be called without gradients being recorded.
+
+    Returns:
+        It; None if what is around it is not just what torch puts there.
+    """
     step = type(optimizer).step
     if not getattr(step, "hooked", False) or optimizer.defaults.get("differentiable", False):
         return None

@@ -1,15 +1,42 @@
-"""Starting the processes of a run."""
+"""Starting the processes of a run, and ending them together."""
 
+import logging
+import multiprocessing
 import os
-from collections.abc import Callable
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlparse
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from ..config import ConfigError
+from .rank import GOOD_ORDER, Failure, Place, environment, log_file, run_rank, watch_parent
 
-__all__ = ["DEFAULT_TIMEOUT", "launch"]
+__all__ = ["DEFAULT_TIMEOUT", "launch", "launched_by_torchrun", "restarted"]
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
+"""How long a rank waits in a collective for the others."""
+
+# What is passed on to the ranks when the launcher gets it.
+_SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
+]
+# Seconds after the first failure until the ranks that are still there are killed. They see it too, and end earlier.
+_GRACE = 8.0
 
 
 def launch(
@@ -20,32 +47,353 @@ def launch(
     dist_url: str | None = None,
     args: tuple[Any, ...] = (),
     timeout: timedelta = DEFAULT_TIMEOUT,
+    *,
+    device: str = "auto",
 ) -> Any:
-    """Run ``main_func(*args)`` in each process of the run, with detectron2's arguments.
+    """Run ``main_func(*args)`` in each process of a run, with detectron2's arguments.
+
+    One process on one machine: it is called here. Several: they are started on this machine, each with a GPU of its
+    own if there are any, and join a process group (NCCL for tensors on GPUs, gloo for the rest). On each of several
+    machines this is called with the same arguments but for ``machine_rank``. In a process that torchrun started
+    nothing is started: it joins the others.
+
+    When one process fails all are ended within some ten seconds, and its traceback is what is raised here. Signals
+    are passed on to the processes. A function of a notebook or of ``python -c`` is run in forked processes, which
+    cannot use CUDA if this one has; all others, and their arguments, must be picklable, and a script that calls this
+    needs the usual ``if __name__ == "__main__":``.
 
     Args:
         main_func: the function.
-        num_gpus_per_machine: processes on each machine.
+        num_gpus_per_machine: processes on each machine; without GPUs they share its cores.
         num_machines: number of machines.
-        machine_rank: number of this one.
-        dist_url: address of machine 0, or "auto" on a single machine.
+        machine_rank: number of this one, from 0.
+        dist_url: where machine 0 can be reached, as ``tcp://host:port``. "auto" or None: a free port, for one machine.
         args: arguments of ``main_func``.
-        timeout: how long a rank waits for the others.
+        timeout: how long a rank waits in a collective for the others before it fails.
+        device: "auto" (GPUs if there are any), "cuda" or "cpu".
 
     Returns:
-        What ``main_func`` returns.
+        What ``main_func`` returned; of several processes that of the first one here, or None if it cannot be pickled.
 
     Raises:
-        ConfigError: more than one process is asked for, which this version cannot do.
+        ConfigError: what is asked for cannot be done, or a rank raised it.
+        SystemExit: the ranks ended with an exit code.
+        torch.multiprocessing.ProcessRaisedException: a rank raised something else; the message has its traceback.
+        torch.multiprocessing.ProcessExitedException: a rank was killed.
     """
-    if num_gpus_per_machine < 1 or num_machines < 1:
-        raise ConfigError(f"--num-gpus {num_gpus_per_machine} --num-machines {num_machines}: each must be at least 1")
-    if not 0 <= machine_rank < num_machines:
-        raise ConfigError(f"--machine-rank {machine_rank}: must be from 0 to {num_machines - 1} (--num-machines - 1)")
-    world_size = num_machines * num_gpus_per_machine
-    if world_size > 1 or int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if launched_by_torchrun():
+        return _join_torchrun(main_func, args, num_gpus_per_machine, timeout, device)
+    _check(num_gpus_per_machine, num_machines, machine_rank, device)
+    if num_machines * num_gpus_per_machine == 1:
+        return main_func(*args)
+    address, port = _address(dist_url, num_machines)
+    cuda = _use_cuda(device)
+    if cuda and num_gpus_per_machine > torch.cuda.device_count():
         raise ConfigError(
-            f"--num-gpus {num_gpus_per_machine} --num-machines {num_machines}: this version of hookline trains in "
-            "one process; use --num-gpus 1 and --num-machines 1, without torchrun"
+            f"--num-gpus {num_gpus_per_machine}: this machine has {torch.cuda.device_count()} GPU(s); "
+            "to train on its CPU cores set MODEL.DEVICE to cpu"
         )
-    return main_func(*args)
+    store = _meet(address, port, machine_rank)
+    places = [
+        Place(
+            machine_rank * num_gpus_per_machine + local_rank,
+            num_machines * num_gpus_per_machine,
+            local_rank,
+            num_gpus_per_machine,
+            cuda,
+            timeout,
+        )
+        for local_rank in range(num_gpus_per_machine)
+    ]
+    with tempfile.TemporaryDirectory(prefix="hookline-launch-") as folder:
+        result = Path(folder) / "result"
+        with _Forwarding() as forwarding:
+            processes = _start(places, (address, store.port), main_func, args, result)
+            forwarding.to(processes)
+            codes = _wait(processes, places, store)
+        asked_to_end = [code for code in codes.values() if -code in forwarding.passed_on]
+        if asked_to_end:  # before the ranks could say what they do then
+            raise SystemExit(128 - asked_to_end[0])
+        _raise_what_happened(processes, places, codes, store)
+        return pickle.loads(result.read_bytes()) if result.exists() else None
+
+
+def launched_by_torchrun() -> bool:
+    """Whether this process was started as one of several, by torchrun or in its way."""
+    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
+
+
+def restarted() -> bool:
+    """Whether torchrun has started the processes of this run again, after one had failed."""
+    return launched_by_torchrun() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def _check(processes: int, machines: int, machine_rank: int, device: str) -> None:
+    if processes < 1 or machines < 1:
+        raise ConfigError(f"--num-gpus {processes} --num-machines {machines}: each must be at least 1")
+    if not 0 <= machine_rank < machines:
+        raise ConfigError(f"--machine-rank {machine_rank}: must be from 0 to {machines - 1} (--num-machines - 1)")
+    if processes * machines > 1:
+        _check_device(device)
+
+
+def _check_device(device: str) -> None:
+    """With several processes."""
+    if device.startswith("mps"):
+        raise ConfigError("MODEL.DEVICE: mps works in one process only; use --num-gpus 1, or the device cpu")
+    if device.startswith("cuda:"):
+        raise ConfigError(f"MODEL.DEVICE: each process has a GPU of its own; use cuda instead of {device}")
+
+
+def _use_cuda(device: str) -> bool:
+    return device in ("auto", "cuda") and torch.cuda.is_available()
+
+
+def _address(dist_url: str | None, machines: int) -> tuple[str, int]:
+    """Host and port where the ranks meet; port 0: any that is free."""
+    if dist_url in (None, "", "auto"):
+        if machines > 1:
+            raise ConfigError(
+                "--dist-url: several machines need the address of machine 0, such as tcp://10.0.0.1:29500"
+            )
+        return "127.0.0.1", 0
+    url = urlparse(dist_url)
+    try:
+        host, port = url.hostname, url.port
+    except ValueError:  # a port that is no number
+        host = port = None
+    if url.scheme != "tcp" or not host or not port:
+        raise ConfigError(f"--dist-url {dist_url}: write it as tcp://host:port, such as tcp://10.0.0.1:29500")
+    return host, port
+
+
+def _meet(address: str, port: int, machine_rank: int) -> dist.TCPStore:
+    """The store that all ranks meet in. Machine 0's launcher keeps it, so that it is there as long as any rank."""
+    try:
+        return dist.TCPStore(address, port, is_master=machine_rank == 0, wait_for_workers=False)
+    except RuntimeError as error:
+        what = "cannot be opened here" if machine_rank == 0 else "does not answer; start machine 0 as well"
+        raise ConfigError(f"--dist-url tcp://{address}:{port} {what} ({str(error).splitlines()[0]})") from None
+
+
+def _join_torchrun(
+    main_func: Callable[..., Any], args: tuple[Any, ...], processes: int, timeout: timedelta, device: str
+) -> Any:
+    """This is one of torchrun's processes."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    rank, world_size, local_rank = (int(os.environ[name]) for name in names)
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if processes not in (1, local_size):
+        raise ConfigError(f"--num-gpus {processes}: torchrun started {local_size} process(es) here; leave it out")
+    if world_size == 1:
+        return main_func(*args)
+    _check_device(device)
+    cuda = _use_cuda(device)
+    if cuda and local_size > torch.cuda.device_count():
+        raise ConfigError(
+            f"torchrun --nproc-per-node {local_size}: this machine has {torch.cuda.device_count()} GPU(s)"
+        )
+    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
+    store = dist.PrefixStore(f"hookline/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    place = Place(rank, world_size, local_rank, local_size, cuda, timeout)
+
+    @record  # hands an error to torchrun, which shows the one that came first when all have ended
+    def run() -> Any:
+        try:
+            return run_rank(main_func, args, store, place)
+        except ConfigError as error:
+            first = Failure.first(store)
+            if first is None or first.rank == rank:  # all have the same to say
+                sys.stderr.write(f"error: {error}\n")
+            raise SystemExit(2) from None
+
+    return run()
+
+
+# ---------------------------------------------------------------------- processes of our own
+
+
+def _start(
+    places: Sequence[Place],
+    address: tuple[str, int],
+    main_func: Callable[..., Any],
+    args: tuple[Any, ...],
+    result: Path,
+) -> list[Any]:
+    method = _start_method(main_func)
+    context: Any = torch.multiprocessing.get_context(method)
+    processes: list[Any] = []
+    try:
+        for place in places:
+            process = context.Process(target=_child, args=(place, address, main_func, args, result, method))
+            process.start()
+            processes.append(process)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        for process in processes:
+            process.kill()
+        raise TypeError(
+            f"launch() gives main_func and args to new processes, which takes a function at the top of a module and "
+            f"picklable arguments: {error}"
+        ) from error
+    return processes
+
+
+def _start_method(main_func: Callable[..., Any]) -> str:
+    """New interpreters, which import the function; forks for a function that cannot be imported."""
+    interactive = not hasattr(sys.modules["__main__"], "__file__")
+    if not (interactive and getattr(main_func, "__module__", "") == "__main__"):
+        return "spawn"
+    if torch.cuda.is_initialized():
+        raise RuntimeError(
+            "launch(): this notebook has used CUDA already, so it cannot be forked; restart it and launch first, "
+            "or put the function into a module"
+        )
+    return "fork"
+
+
+def _child(
+    place: Place,
+    address: tuple[str, int],
+    main_func: Callable[..., Any],
+    args: tuple[Any, ...],
+    result: Path,
+    method: str,
+) -> None:
+    os.setpgrp()  # Ctrl-C goes to the launcher alone, which passes it on: once, and to all
+    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)  # type: ignore[attr-defined]
+    watch_parent(multiprocessing.parent_process())
+    os.environ.update(environment(place, *address))
+    if method == "fork":
+        torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+    elif "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, _cores() // place.local_size))
+    try:
+        value = run_rank(main_func, args, dist.TCPStore(*address, is_master=False), place)
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    except ConfigError:
+        raise SystemExit(2) from None
+    except Exception:
+        raise SystemExit(1) from None  # the launcher has the traceback
+    if place.local_rank == 0 and value is not None:
+        _keep(value, result)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _keep(value: Any, path: Path) -> None:
+    try:
+        path.write_bytes(pickle.dumps(value))
+    except Exception as error:  # pickling raises what it likes
+        logger.debug("launch() cannot return main_func's result: %s", error)
+
+
+class _Forwarding:
+    """Within it signals that this process gets go to other processes instead, those from before they started too.
+
+    Attributes:
+        passed_on: the numbers of those there were.
+    """
+
+    def __init__(self) -> None:
+        self.passed_on: list[int] = []
+        self._processes: Sequence[Any] = ()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Forwarding":
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                if signal.getsignal(number) != signal.SIG_IGN:  # as nohup has it
+                    self._before[number] = signal.signal(number, self._pass_on)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def to(self, processes: Sequence[Any]) -> None:
+        """The processes are there."""
+        self._processes = processes
+        for number in self.passed_on:
+            self._send(number)
+
+    def _pass_on(self, number: int, frame: Any) -> None:
+        self.passed_on.append(number)
+        self._send(number)
+
+    def _send(self, number: int) -> None:
+        for process in self._processes:
+            if process.is_alive():
+                os.kill(process.pid, number)
+
+
+def _wait(processes: Sequence[Any], places: Sequence[Place], store: dist.TCPStore) -> dict[int, int]:
+    """Wait until all have ended, and see to it that they do if one has failed.
+
+    Returns:
+        By index, the exit codes of those that ended by themselves.
+    """
+    codes: dict[int, int] = {}
+    failed_at = None
+    while len(codes) < len(processes):
+        left = [index for index in range(len(processes)) if index not in codes]
+        wait([processes[index].sentinel for index in left], timeout=0.5)
+        for index in left:
+            code = processes[index].exitcode
+            if code is None:
+                continue
+            codes[index] = code
+            if code < 0:  # it cannot tell the others itself
+                Failure(places[index].rank, "killed", _how_killed(processes[index])).tell(store)
+            if code not in GOOD_ORDER and failed_at is None:
+                failed_at = time.monotonic()
+        if failed_at is not None and time.monotonic() - failed_at > _GRACE:
+            for index in set(range(len(processes))) - codes.keys():
+                processes[index].kill()
+                processes[index].join()
+            return codes
+    return codes
+
+
+def _how_killed(process: Any) -> str:
+    try:
+        name = signal.Signals(-process.exitcode).name
+    except ValueError:
+        name = f"signal {-process.exitcode}"
+    return f"process {process.pid} was killed by {name}"
+
+
+def _raise_what_happened(
+    processes: Sequence[Any], places: Sequence[Place], codes: Mapping[int, int], store: dist.TCPStore
+) -> None:
+    """Raise what the ranks ended with, if it is not success."""
+    bad = {index: code for index, code in codes.items() if code}
+    if not bad and len(codes) == len(processes):
+        return
+    killed = [index for index, code in codes.items() if code < 0]
+    first = Failure.first(store)
+    if killed:  # whatever the others say came after it
+        index = killed[0]
+        first = Failure(places[index].rank, "killed", _how_killed(processes[index]))
+    elif first is None:
+        worst = [code for code in bad.values() if code not in GOOD_ORDER]
+        raise SystemExit((worst or list(bad.values()))[0])
+    elif first.kind == "config":
+        raise ConfigError(first.text)
+    _log_first(first, log_file(store))
+    index = next((index for index, place in enumerate(places) if place.rank == first.rank), -1)
+    process_id = processes[index].pid if index >= 0 else -1
+    if first.kind == "killed":
+        message = f"rank {first.rank} of {places[0].world_size} failed first: {first.text}"
+        raise ProcessExitedException(message, index, process_id, codes.get(index, 1))
+    raise ProcessRaisedException(first.describe(), index, process_id)
+
+
+def _log_first(failure: Failure, path: str) -> None:
+    """In the run's log the first failure stands last as well, below what the other ranks said."""
+    if path and os.path.isfile(path):
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(f"[{now},000 launch] {__name__} ERROR: {failure.describe()}\n")

@@ -27,15 +27,16 @@ class _Formatter(logging.Formatter):
 class _ConsoleFormatter(_Formatter):
     """Time and message; a level only where it is not the usual one, in colour if the console has any."""
 
-    def __init__(self, color: bool) -> None:
+    def __init__(self, color: bool, rank: int = 0) -> None:
         super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
         self._color = color
+        self._rank = f"rank {rank}: " if rank else ""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)
         if record.levelno < logging.WARNING:
             return line
-        line = f"{record.asctime}  {record.levelname}: {record.message}"
+        line = f"{record.asctime}  {self._rank}{record.levelname}: {record.message}"
         return f"{_LEVEL_COLORS[record.levelno]}{line}\033[0m" if self._color else line
 
 
@@ -66,6 +67,8 @@ def setup_logger(
 ) -> logging.Logger:
     """Send a logger's messages to the console (on rank 0) and to a file. May be called again to add a file.
 
+    Errors of every rank are shown on the console, and stand in rank 0's file, too.
+
     Args:
         output: a folder, for ``log.txt`` in it, or a file ending in .txt or .log. Other ranks' files end in
             ``.rank1`` and so on. None: no file.
@@ -80,23 +83,31 @@ def setup_logger(
     logger = logging.getLogger(name)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    if distributed_rank == 0 and not any(isinstance(handler, _ConsoleHandler) for handler in logger.handlers):
+    if not any(isinstance(handler, _ConsoleHandler) for handler in logger.handlers):
         console = _ConsoleHandler()
-        console.setLevel(logging.INFO)
-        console.setFormatter(_ConsoleFormatter(color and sys.stdout.isatty()))
+        console.setLevel(logging.INFO if distributed_rank == 0 else logging.ERROR)
+        console.setFormatter(_ConsoleFormatter(color and sys.stdout.isatty(), distributed_rank))
         logger.addHandler(console)
     if output is not None:
         path = output if output.endswith((".txt", ".log")) else os.path.join(output, "log.txt")
-        path = os.path.abspath(path + (f".rank{distributed_rank}" if distributed_rank > 0 else ""))
-        if not any(getattr(handler, "log_path", None) == path for handler in logger.handlers):
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            handler = _FileHandler(_open_log(path))
-            handler.log_path = path
-            handler.setLevel(logging.DEBUG)
-            form = f"[%(asctime)s rank{distributed_rank}] %(name)s %(levelname)s: %(message)s"
-            handler.setFormatter(_Formatter(form))
-            logger.addHandler(handler)
+        if distributed_rank > 0:
+            _add_file(logger, f"{path}.rank{distributed_rank}", logging.DEBUG, distributed_rank)
+            _add_file(logger, path, logging.ERROR, distributed_rank)
+        else:
+            _add_file(logger, path, logging.DEBUG, distributed_rank)
     return logger
+
+
+def _add_file(logger: logging.Logger, path: str, level: int, rank: int) -> None:
+    path = os.path.abspath(path)
+    if any(getattr(handler, "log_path", None) == path for handler in logger.handlers):
+        return
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    handler = _FileHandler(_open_log(path))
+    handler.log_path = path
+    handler.setLevel(level)
+    handler.setFormatter(_Formatter(f"[%(asctime)s rank{rank}] %(name)s %(levelname)s: %(message)s"))
+    logger.addHandler(handler)
 
 
 @functools.cache

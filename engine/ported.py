@@ -23,11 +23,13 @@ _PARTS = (
     "grad_scaler",
     "device",
     "nonfinite",
+    "strategy",
+    "_ranks",
+    "_rank_rngs",
+    "_whole_step",
     "_batches",
     "_fast",
     "_rng",
-    "_nonfinite_steps",
-    "_skip_update",
 )
 
 

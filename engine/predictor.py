@@ -36,7 +36,12 @@ class DefaultPredictor:
         self.model = build_model(cfg)
         self.adapter = build_adapter(cfg)
         checkpointer = Checkpointer(self.model)
-        checkpointer.load(cfg.MODEL.WEIGHTS, checkpointables=[])
+        checkpointer.load(
+            cfg.MODEL.WEIGHTS,
+            checkpointables=[],
+            strict=cfg.MODEL.WEIGHTS_STRICT,
+            weights_from=cfg.MODEL.WEIGHTS_FROM,
+        )
         if checkpointer.missing_keys:
             raise ConfigError(
                 f"MODEL.WEIGHTS: {cfg.MODEL.WEIGHTS} is of another model: it has no {checkpointer.missing_keys[0]}"

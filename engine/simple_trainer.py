@@ -13,17 +13,23 @@ from torch import nn
 
 from ..config import ConfigError
 from ..hooks.events import EventStorage, get_event_storage
+from . import comm
+from .compiled_step import CompiledStep
+from .cuda_graph import GraphedStep
 from .data.epoch_iterator import EpochIterator
 from .data.microbatch import split_batch
 from .data.transfer import move_to_device
 from .evaluation.evaluator import inference_context
 from .fast_path import FastOptimizer, backward
 from .modeling.adapters import ModelAdapter
+from .nonfinite import NonFinitePolicy, skip_on_device
+from .over_ranks import OverRanks, names_to_share
+from .parallel import Strategy, strategy_of
 from .solver.several import OptimizerList
 from .state import capture_rng, restore_rng
 from .train_loop import TrainerBase
 
-__all__ = ["AMPTrainer", "SimpleTrainer"]
+__all__ = ["SimpleTrainer"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +60,15 @@ class SimpleTrainer(TrainerBase):
             "stop" training in good order, without the update. The value is logged in any case. On a GPU no step
             waits to find out: "skip" acts there through the fused optimizers, "raise" and "stop" when metrics are
             next written.
+        compile_step: run forward, backward and update as one graph made by ``torch.compile`` (see
+            :class:`~hookline.engine.compiled_step.CompiledStep`); a dict: with these arguments for it.
+        cuda_graph: capture them in a CUDA graph (see :class:`~hookline.engine.cuda_graph.GraphedStep`).
+        strategy: how several processes train the model, which it has wrapped; by default DDP for a model in
+            DistributedDataParallel.
     """
+
+    # How steps are made as one unit, if they are.
+    _whole_step: CompiledStep | GraphedStep | None = None
 
     def __init__(
         self,
@@ -73,6 +87,9 @@ class SimpleTrainer(TrainerBase):
         device: torch.device | str | None = None,
         iters_per_epoch: int | None = None,
         nonfinite: Literal["raise", "skip", "stop"] = "raise",
+        compile_step: bool | Mapping[str, Any] = False,
+        cuda_graph: bool = False,
+        strategy: Strategy | None = None,
     ) -> None:
         super().__init__()
         # Dropout and batch norm behave otherwise in evaluation; whoever wants that calls model.eval() afterwards.
@@ -93,10 +110,25 @@ class SimpleTrainer(TrainerBase):
         self.grad_scaler = grad_scaler
         self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self), self.device)
         self._fast = FastOptimizer(self.optimizer)
-        self.nonfinite = nonfinite
-        self._nonfinite_steps = 0
-        self._skip_update = False
+        self.nonfinite = NonFinitePolicy(nonfinite)
+        self._whole_step = _whole_step(compile_step, cuda_graph)
         self._rng: dict[str, Any] | None = None
+        self.strategy = strategy or strategy_of(model)
+        self._ranks = OverRanks() if self.strategy.averages and comm.get_world_size() > 1 else None
+        # Of all ranks, and the iteration after which they were in that state.
+        self._rank_rngs: tuple[int, list[dict[str, Any]]] = (-1, [])
+
+    # ------------------------------------------------------------------ hooks
+
+    def _bind_hooks(self) -> None:
+        super()._bind_hooks()
+        if self._whole_step is not None:
+            self._whole_step.check(self)
+
+    def _warn_of_silent_events(self) -> None:
+        super()._warn_of_silent_events()
+        if self._whole_step is not None:
+            self._whole_step.check_asked(self)
 
     # ------------------------------------------------------------------ data
 
@@ -150,13 +182,30 @@ class SimpleTrainer(TrainerBase):
         start = time.perf_counter()
         batch = self.fetch()
         data_time = time.perf_counter() - start
+        if self._whole_step is not None and self._run_whole_step(batch, data_time):
+            return
         if self.zero_grad_before_forward:
             self.zero_grad()
-        loss_dict = self.accumulate(batch) if self.accumulation_steps > 1 else self.forward_backward(batch)
+        if self.accumulation_steps > 1:
+            loss_dict = self.accumulate(batch)
+        else:
+            loss_dict = self.forward_backward(batch, None if self._ranks is None else self._ranks.weigh(self, batch))
         self._write_metrics(loss_dict, data_time)
         self.optimizer_step()
         if not self.zero_grad_before_forward:
             self.zero_grad()
+
+    def _run_whole_step(self, batch: Any, data_time: float) -> bool:
+        """Have the step made as one unit; False if it has to be made in parts."""
+        losses = self._whole_step.run(self, batch)  # type: ignore[union-attr]
+        if losses is None:
+            return False
+        self._write_metrics(losses, data_time)
+        if self.nonfinite.skip_update:  # the unit has not made it
+            self.nonfinite.skip_update = False
+        elif self._listeners["after_optimizer_step"]:
+            self._dispatch("after_optimizer_step")
+        return True
 
     def fetch(self) -> Any:
         """Read the next batch and bring it to the device."""
@@ -170,6 +219,10 @@ class SimpleTrainer(TrainerBase):
         if listeners["after_fetch"]:
             self._dispatch("after_fetch", batch)
         return batch
+
+    def to_device(self, batch: Any) -> Any:
+        """A batch that is read beside the training, where the model is."""
+        return batch if self.device is None else move_to_device(batch, self.device)
 
     def forward_backward(self, batch: Any, weigh: Callable[[Any], Any] | None = None) -> dict[str, torch.Tensor]:
         """Losses and gradients of one (micro-)batch.
@@ -209,40 +262,49 @@ class SimpleTrainer(TrainerBase):
         means over, of the items. That share is known only after the last, so gradients are then scaled once.
         """
         parts = list(split_batch(batch, self.accumulation_steps))
+        ranks = self._ranks
+        rank_share = ranks.share(self._batches, batch) if ranks is not None else 1.0
+        mean = _at_least_one if ranks is None else ranks.mean
+        unit: Any = None
         counts: list[Any] = []
         total: dict[str, torch.Tensor] = {}
         for index, (micro_batch, share) in enumerate(parts):
 
             def weigh(num_items: Any, share: float = share) -> Any:
+                nonlocal unit
                 if num_items is None:
-                    return share
+                    return share * rank_share
                 counts.append(num_items)
-                # Relative to the first, so that numbers stay of the size that they are without accumulation.
-                return num_items / _at_least_one(counts[0])
+                if unit is None:
+                    # Relative to the first, so that numbers stay of the size that they are without accumulation.
+                    unit = mean(num_items)
+                return num_items / unit
 
             # Ranks exchange gradients once a step, with the last micro-batch.
-            with self._no_sync() if index < len(parts) - 1 else nullcontext():
+            with self.strategy.no_sync(self.model) if index < len(parts) - 1 else nullcontext():
                 losses = self.forward_backward(micro_batch, weigh)
             for name, loss in losses.items():
                 total[name] = total[name] + loss.detach() if name in total else loss.detach()
         if counts:
             self.storage.put_scalar("num_items", sum(counts), smoothing_hint=False)
-            scale = _at_least_one(counts[0]) / _at_least_one(sum(counts))
+            scale = unit / mean(sum(counts))
             gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
             torch._foreach_mul_(gradients, scale)
             total = {name: loss * scale for name, loss in total.items()}
         return total
 
-    def _no_sync(self) -> AbstractContextManager[Any]:
-        no_sync = getattr(self.model, "no_sync", None)
-        return nullcontext() if no_sync is None else no_sync()
-
     def forward(self, batch: Any) -> dict[str, torch.Tensor]:
         """The losses of a batch, by name."""
-        if self.precision is None:
-            return self.adapter.losses(self.model, batch)
-        with self._autocast():
-            return self.adapter.losses(self.model, batch)
+        try:
+            if self.precision is None:
+                return self.adapter.losses(self.model, batch)
+            with self._autocast():
+                return self.adapter.losses(self.model, batch)
+        except RuntimeError as error:
+            explained = self.strategy.explain(error, self.model)
+            if explained is None:
+                raise
+            raise explained from error
 
     def backward(self, losses: torch.Tensor) -> None:
         """Add the gradients of ``losses`` to the parameters'."""
@@ -252,15 +314,16 @@ class SimpleTrainer(TrainerBase):
 
     def optimizer_step(self) -> None:
         """Clip the gradients, and update the weights."""
-        if self._skip_update:
-            self._skip_update = False
+        if self.nonfinite.skip_update:
+            self.nonfinite.skip_update = False
             return
         listeners, scaler = self._listeners, self.grad_scaler
         if scaler is not None and (self.clip_gradients is not None or listeners["before_optimizer_step"]):
             for optimizer in getattr(self.optimizer, "optimizers", [self.optimizer]):
                 scaler.unscale_(optimizer)
         if self.clip_gradients is not None:
-            norm = self.clip_gradients([p for group in self.optimizer.param_groups for p in group["params"]])
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            norm = self.strategy.clip(self.clip_gradients, parameters)
             if norm is not None:
                 self.storage.put_scalar("grad_norm", norm)
         if listeners["before_optimizer_step"]:
@@ -334,35 +397,23 @@ class SimpleTrainer(TrainerBase):
     ) -> None:
         iteration = self.iter if iter is None else iter
         if (iteration + 1) % self.gather_metric_period == 0:
+            found = None
             try:
                 self.write_metrics(loss_dict, data_time, iteration, prefix, self.storage)
             except FloatingPointError as error:
-                if self.nonfinite == "raise":
-                    raise
-                self._on_nonfinite(str(error))
-        if self.nonfinite == "skip" and self.grad_scaler is None and self._device_type() != "cpu":
-            self._skip_on_device(loss_dict)
-
-    def _on_nonfinite(self, what: str) -> None:
-        """A loss of the present step is NaN or infinite, and that is no reason to fail: no update is made of it."""
-        self._skip_update = True
-        self._nonfinite_steps += 1
-        self.storage.put_scalar("nonfinite_steps", self._nonfinite_steps, smoothing_hint=False)
-        if self.nonfinite == "stop":
-            self.request_stop(what)
-        elif self._nonfinite_steps == 1:
-            logger.warning("%s; the update is skipped, as all such will be, counted as nonfinite_steps", what)
-
-    def _skip_on_device(self, loss_dict: Mapping[str, torch.Tensor]) -> None:
-        """Have the fused optimizers leave the weights alone if a loss is not finite, without asking the device."""
-        finite = torch.stack([loss.detach() for loss in loss_dict.values()]).isfinite().all()
-        for optimizer in getattr(self.optimizer, "optimizers", [self.optimizer]):
-            if not all(group.get("fused") for group in optimizer.param_groups):
-                raise ConfigError(
-                    f"SOLVER.NONFINITE_LOSS: skip needs a fused optimizer on {self._device_type()}, and this "
-                    f"{type(optimizer).__name__} is not; set SOLVER.OPTIMIZER.ARGS.fused, or choose raise or stop"
-                )
-            optimizer.grad_scale, optimizer.found_inf = None, (~finite).to(torch.float32)
+                found = error
+            if self._ranks is not None:
+                self.storage.over_ranks |= names_to_share(loss_dict, prefix)
+                found = self._ranks.nonfinite(self, found)
+            if found is not None:
+                self.nonfinite.found(self, found)
+        if (
+            self.nonfinite.policy == "skip"
+            and self.grad_scaler is None
+            and self._whole_step is None
+            and self._device_type() != "cpu"
+        ):
+            skip_on_device(getattr(self.optimizer, "optimizers", [self.optimizer]), loss_dict)
 
     @staticmethod
     def write_metrics(
@@ -393,13 +444,7 @@ class SimpleTrainer(TrainerBase):
 
     def _serve_requests(self) -> None:
         super()._serve_requests()
-        iteration = self.storage.nonfinite.get("total_loss")
-        if iteration is not None and not self._nonfinite_steps:  # seen now that values were brought from the device
-            what = f"the loss is NaN or infinite at iteration {iteration}"
-            if self.nonfinite == "raise":
-                raise FloatingPointError(what)
-            if self.nonfinite == "stop":
-                self.request_stop(what)
+        self.nonfinite.found_late(self)
 
     # ------------------------------------------------------------------ state
 
@@ -410,7 +455,13 @@ class SimpleTrainer(TrainerBase):
             state["grad_scaler"] = self.grad_scaler.state_dict()
         state["data"] = self._batches.state_dict()
         state["rng"] = capture_rng()
+        iteration, rank_rngs = self._rank_rngs
+        if rank_rngs and iteration == self.finished_iter:
+            state["rng_of_ranks"] = rank_rngs
         return state
+
+    def _gather_state(self) -> None:
+        self._rank_rngs = self.finished_iter, comm.all_gather(capture_rng())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -425,19 +476,35 @@ class SimpleTrainer(TrainerBase):
             self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
         if "data" in state_dict and not self._batches.load_state_dict(state_dict["data"]):
             logger.warning(
-                "The data loader cannot start in the middle of an epoch (its sampler has no set_epoch(epoch, start)): "
-                "epoch %d starts from its beginning",
+                "The data loader cannot start in the middle of an epoch (neither set_epoch(epoch, start) nor "
+                "state_dict() tells it where; docs/data.md): epoch %d starts from its beginning",
                 self._batches.epoch,
             )
         # Restored right before the first step: what comes until then must not draw from it.
-        self._rng = state_dict.get("rng")
+        self._rng = _rng_of_this_rank(state_dict)
 
     def _restore_rng(self) -> None:
         assert self._rng is not None
-        if self._batches.position:  # in the middle of an epoch its iterator was there before
+        if self._batches.begun:  # in the middle of an epoch its iterator was there before
             self._batches.prepare()
         restore_rng(self._rng)
         self._rng = None
+
+
+def _whole_step(compile_step: bool | Mapping[str, Any], cuda_graph: bool) -> CompiledStep | GraphedStep | None:
+    if compile_step is False:
+        return GraphedStep() if cuda_graph else None
+    if cuda_graph:
+        raise ConfigError("SOLVER.COMPILE_STEP and SOLVER.CUDA_GRAPH are two ways to run a step: choose one")
+    return CompiledStep({} if compile_step is True else compile_step)
+
+
+def _rng_of_this_rank(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The random generators' state that this rank had; None for one that there was not: it keeps its own seed."""
+    of_ranks, rank = state_dict.get("rng_of_ranks", []), comm.get_rank()
+    if rank < len(of_ranks):
+        return of_ranks[rank]
+    return state_dict.get("rng") if rank == 0 else None
 
 
 def _weighted(loss: torch.Tensor, weight: Any) -> torch.Tensor:
@@ -452,44 +519,10 @@ def _at_least_one(count: Any) -> Any:
     return count.clamp(min=1) if isinstance(count, torch.Tensor) else max(count, 1)
 
 
-class AMPTrainer(SimpleTrainer):
-    """A :class:`SimpleTrainer` in mixed precision, with detectron2's arguments.
+def __getattr__(name: str) -> Any:
+    """detectron2 has it in this module as well."""
+    if name == "AMPTrainer":
+        from .amp import AMPTrainer
 
-    Args:
-        grad_scaler: one to use; by default a new one if ``precision`` is float16.
-        precision: dtype of the forward pass.
-        log_grad_scaler: put the scale into the storage as ``[metric]grad_scaler``.
-        **kwargs: as for :class:`SimpleTrainer`.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        data_loader: Iterable[Any],
-        optimizer: torch.optim.Optimizer,
-        gather_metric_period: int = 1,
-        zero_grad_before_forward: bool = False,
-        grad_scaler: torch.amp.GradScaler | None = None,
-        precision: torch.dtype = torch.float16,
-        log_grad_scaler: bool = False,
-        async_write_metrics: bool = False,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            model,
-            data_loader,
-            optimizer,
-            gather_metric_period,
-            zero_grad_before_forward,
-            async_write_metrics,
-            grad_scaler=grad_scaler,
-            precision=precision,
-            **kwargs,
-        )
-        self.log_grad_scaler = log_grad_scaler
-
-    def run_step(self) -> None:
-        super().run_step()
-        if self.log_grad_scaler and self.grad_scaler is not None:
-            scale = self.grad_scaler._scale
-            self.storage.put_scalar("[metric]grad_scaler", 1.0 if scale is None else scale, smoothing_hint=False)
+        return AMPTrainer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -5,9 +5,12 @@ import logging
 import os
 import platform
 import random
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, NoReturn
 
 import numpy as np
@@ -18,9 +21,12 @@ import hookline
 from ..config import CfgNode, ConfigError, suggest
 from ..config.files import replace_text
 from ..hooks import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
+from ..hooks.guards import EXIT_AGAIN, EXIT_INTERRUPTED
 from . import comm
 from .check import check_config
+from .launch import launched_by_torchrun, restarted
 from .logger import setup_logger
+from .rank import tell_log_file
 from .report import describe_config
 
 __all__ = [
@@ -51,10 +57,10 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT_DIR")
     parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS on DATASETS.TEST and stop")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, write nothing, and stop")
-    parser.add_argument("--num-gpus", type=int, default=1, help="processes on this machine (one a GPU)")
+    parser.add_argument("--num-gpus", type=int, default=1, help="processes on each machine (one a GPU; or CPU cores)")
     parser.add_argument("--num-machines", type=int, default=1, help="machines that train together")
     parser.add_argument("--machine-rank", type=int, default=0, help="number of this machine, from 0")
-    parser.add_argument("--dist-url", default="auto", help="address of machine 0, for several machines")
+    parser.add_argument("--dist-url", default="auto", help="tcp://host:port of machine 0, for several machines")
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config keys and their values, as pairs")
     return parser
 
@@ -75,21 +81,49 @@ _EXAMPLES = """examples:
   train:            {prog} --config-file configs/digits/convnet.yaml
   change some keys: {prog} --config-file configs/digits/convnet.yaml SOLVER.BASE_LR 0.01 SEED 7
   go on:            {prog} --config-file configs/digits/convnet.yaml --resume
+  two processes:    {prog} --config-file configs/digits/convnet.yaml --num-gpus 2
+                    torchrun --nproc-per-node 2 {prog} --config-file configs/digits/convnet.yaml
   evaluate:         {prog} --config-file configs/digits/convnet.yaml --eval-only MODEL.WEIGHTS path/to/model.pth
 """
 
 
 @contextmanager
 def config_errors_exit() -> Iterator[None]:
-    """Within it a :class:`ConfigError` ends the program with its message and exit code 2, Ctrl-C with 130."""
+    """Within it a :class:`ConfigError` ends the program with its message and exit code 2, Ctrl-C with 130.
+
+    SIGTERM and SIGUSR1 end it with 75 (start it again), wherever :class:`~hookline.hooks.SignalHandler` does not look
+    after them: before training and after it.
+    """
     try:
-        yield
+        with _signals_exit():
+            yield
     except ConfigError as error:
-        sys.stderr.write(f"error: {error}\n")
+        if not launched_by_torchrun() or os.environ["RANK"] == "0":  # the others say the same
+            sys.stderr.write(f"error: {error}\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
-        raise SystemExit(130) from None
+        raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+@contextmanager
+def _signals_exit() -> Iterator[None]:
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        name = signal.Signals(number).name
+        os.write(2, f"{name}: what was saved is whole; run again, with --resume if training had begun\n".encode())
+        raise SystemExit(EXIT_AGAIN)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGUSR1"):
+            if hasattr(signal, name):
+                number = getattr(signal, name)
+                before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 def default_setup(cfg: CfgNode, args: Any = None) -> None:
@@ -101,6 +135,9 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
     4. The full config is saved as ``OUTPUT_DIR/config.yaml``.
     5. Everything random is seeded with SEED; one is drawn if it is negative, and put into ``cfg``.
 
+    Every process of the run calls it. In one that torchrun started again (``--max-restarts``) ``args.resume`` is set:
+    the run goes on from its last checkpoint.
+
     Args:
         cfg: the full config.
         args: the parsed command line; anything without ``resume`` or ``eval_only`` is fine.
@@ -109,14 +146,18 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
         ConfigError: the config is not sound.
     """
     check_config(cfg)
+    if args is not None and restarted() and not getattr(args, "resume", True):
+        args.resume = True
     output_dir, rank = cfg.OUTPUT_DIR, comm.get_rank()
     resume, eval_only = bool(getattr(args, "resume", False)), bool(getattr(args, "eval_only", False))
     _choose_seed(cfg, resume)
     if comm.is_main_process():
         moved = "" if resume or eval_only else set_aside(output_dir, keep=cfg.MODEL.WEIGHTS)
         _make_folder(output_dir)
+    comm.barrier("output folder")
     setup_logger(output_dir, distributed_rank=rank, name="fvcore")
     setup_logger(output_dir, distributed_rank=rank)
+    tell_log_file(os.path.join(output_dir, "log.txt"))
     logger.info("hookline %s, %s", hookline.__version__, describe_environment())
     logger.debug("Command line: %s", " ".join(sys.argv))
     if comm.is_main_process():
@@ -150,7 +191,8 @@ def _choose_seed(cfg: CfgNode, resume: bool) -> None:
     if resume and os.path.isfile(saved):
         seed = CfgNode.load_yaml_with_base(saved).get("SEED", -1)
     if seed < 0:
-        seed = comm.all_gather(int.from_bytes(os.urandom(4), "little") % 2**31)[0]
+        seed = int.from_bytes(os.urandom(4), "little") % 2**31
+    seed = comm.broadcast_object(seed)
     frozen = cfg.is_frozen()
     cfg.defrost()
     cfg.SEED = seed
@@ -167,6 +209,9 @@ def set_aside(output_dir: str, keep: str = "") -> str:
 
     Returns:
         Where it was moved; empty if there was nothing.
+
+    Raises:
+        ConfigError: ``keep`` is the folder itself.
     """
     if not os.path.isdir(output_dir):
         return ""
@@ -174,6 +219,11 @@ def set_aside(output_dir: str, keep: str = "") -> str:
     found = [name for name in found if not (keep and _same_file(os.path.join(output_dir, name), keep))]
     if not found:
         return ""
+    if keep and _same_file(output_dir, keep):
+        raise ConfigError(
+            f"MODEL.WEIGHTS: {keep} is the folder that this run writes to; give it another OUTPUT_DIR, --resume what "
+            "is there, or name a file of weights in it"
+        )
     number = 1
     while os.path.exists(target := os.path.join(output_dir, f"previous_{number:03d}")):
         number += 1

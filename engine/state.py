@@ -1,11 +1,17 @@
 """The state of the process that a checkpoint must hold: random number generators, as plain data."""
 
+import os
 import random
+from collections.abc import Collection, Hashable, Mapping, Set
+from dataclasses import fields, is_dataclass
+from datetime import date, time, timedelta
 from enum import Enum
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 __all__ = ["capture_rng", "restore_rng", "to_plain"]
 
@@ -36,51 +42,107 @@ def restore_rng(state: dict[str, Any]) -> None:
 
 
 _PLAIN = {int, float, bool, str, type(None)}
+# Longer ints are written in a form that torch.load(weights_only=True) does not know.
+_MAX_INT = 1 << 2000
 
 
-def to_plain(value: Any) -> Any:
-    """Turn numpy scalars and arrays, deques, default dicts, paths and the like into what loads without pickle.
+def to_plain(value: Any, where: str = "state") -> Any:
+    """Turn numpy's, torch's and Python's everyday types into tensors and plain data, which load without pickle.
+
+    Containers are copied, tensors are not. Parameters and subclasses of tensors become tensors, generators of random
+    numbers their state, enums their value, dataclasses dicts, paths and dates strings, timedeltas seconds, deques and
+    the like lists, any mapping a dict.
+
+    Args:
+        value: what to turn.
+        where: what to call it in errors.
 
     Raises:
         TypeError: something has no plain form; the message says where it stands.
     """
-    return _plain(value, "state")
+    try:
+        return _plain(value, where)
+    except RecursionError:
+        raise TypeError(f"{where} cannot be saved: it contains itself, or is nested too deeply") from None
 
 
 def _plain(value: Any, where: str) -> Any:
-    if value is None or isinstance(value, bool | torch.Size | torch.dtype | torch.device):
+    if value is None or isinstance(value, bool | torch.Size | torch.dtype | torch.device | torch.layout):
         return value
     if isinstance(value, torch.Tensor):
-        return value.detach() if isinstance(value, torch.nn.Parameter) else value
+        return _plain_tensor(value, where)
     if isinstance(value, Enum):
         return _plain(value.value, where)
     if isinstance(value, str):
         return str(value)
-    if isinstance(value, bytes):
+    if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, np.generic):
-        return value.item()
+        return _plain(value.item(), where) if not isinstance(value, np.void) else _refuse(value, where)
     if isinstance(value, int):
-        return int(value)
+        return int(value) if not _is_too_large(value) else _refuse(value, where, "an int too large")
     if isinstance(value, float):
         return float(value)
     if isinstance(value, complex):
         return complex(value)
-    if isinstance(value, np.ndarray) and value.dtype != object:
-        return torch.from_numpy(value.copy())
-    if isinstance(value, dict) or hasattr(value, "items"):
-        return {_plain(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
-    if type(value) in (tuple, list) and _PLAIN.issuperset(map(type, value)):
+    if isinstance(value, np.ndarray):
+        return _plain_array(value, where)
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, date | time):  # datetime is a date
+        return value.isoformat()
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name), f"{where}.{field.name}") for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {_plain_key(key, where): _plain(item, f"{where}[{key!r}]") for key, item in value.items()}
+    if type(value) in (tuple, list) and _PLAIN.issuperset(map(type, value)) and not any(map(_is_too_large, value)):
         return type(value)(value)
     if isinstance(value, tuple):
         return tuple(_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
-    if isinstance(value, set | frozenset):
-        return {_plain(item, where) for item in value}
-    if hasattr(value, "__iter__") and not isinstance(value, np.ndarray):
+    if isinstance(value, Set):
+        return {_plain_key(item, where) for item in value}
+    # Neither an iterator, which reading would use up, nor a module or a loader of data.
+    if isinstance(value, Collection) and not isinstance(value, torch.nn.Module):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
-    if hasattr(value, "__fspath__"):
-        return value.__fspath__()
+    return _refuse(value, where)
+
+
+def _plain_key(key: Any, where: str) -> Any:
+    """What stands as a key, or in a set."""
+    plain = _plain(key, where)
+    return plain if isinstance(plain, Hashable) and not isinstance(plain, torch.Tensor) else _refuse(key, where)
+
+
+def _is_too_large(value: Any) -> bool:
+    return isinstance(value, int) and not -_MAX_INT < value < _MAX_INT
+
+
+def _plain_array(array: np.ndarray, where: str) -> Any:
+    if array.dtype.kind in "US":
+        return _plain(array.tolist(), where)
+    if array.dtype.kind in "biufc" and array.dtype.itemsize <= (16 if array.dtype.kind == "c" else 8):
+        return torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
+    return _refuse(array, where, f"an array of {array.dtype}")
+
+
+def _plain_tensor(tensor: torch.Tensor, where: str) -> torch.Tensor:
+    if is_lazy(tensor) or tensor.is_meta:
+        return _refuse(tensor, where, "a tensor without values")
+    if is_traceable_wrapper_subclass(tensor):
+        return _refuse(tensor, where, f"a {type(tensor).__name__}, a tensor made of others")
+    if type(tensor) is not torch.Tensor or tensor.requires_grad or vars(tensor):  # attributes would be saved with it
+        tensor = tensor.detach()
+    if type(tensor) is not torch.Tensor:
+        tensor = tensor.as_subclass(torch.Tensor)
+    return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
+def _refuse(value: Any, where: str, what: str = "") -> Any:
     raise TypeError(
-        f"{where} is a {type(value).__name__}, which cannot be saved: checkpoints hold tensors and plain data "
-        "(numbers, strings, lists, dicts), so that loading one never runs code"
+        f"{where} is {what or 'a ' + type(value).__name__}, which cannot be saved: checkpoints hold tensors and plain "
+        "data (numbers, strings, lists, dicts), so that loading one never runs code"
     )

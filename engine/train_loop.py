@@ -1,6 +1,7 @@
 """The loop: steps, the hooks around them, and how it all ends. What a step is, is in ``simple_trainer.py``."""
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,6 +10,8 @@ from ..hooks.base import STEP_EVENTS, HookBase, StopTraining
 from ..hooks.events import EventStorage
 from ..hooks.host import HookHost, hook_name
 from . import comm
+from .agreement import Agreement
+from .shared_metrics import share_metrics
 
 __all__ = ["HookBase", "TrainResult", "TrainerBase"]
 
@@ -23,11 +26,14 @@ class TrainResult:
         reason: why it ended: "completed", or what was given to ``request_stop``.
         iteration: how many iterations are done, those before a resume included.
         metrics: the last value of every metric.
+        exit_code: what the program should end with: 0, or, where the run was stopped before its end and is to be gone
+            on with, what was given to ``request_stop`` (docs/checkpoints.md has the list).
     """
 
     reason: str
     iteration: int
     metrics: dict[str, float] = field(default_factory=dict)
+    exit_code: int = 0
 
 
 class TrainerBase(HookHost):
@@ -59,8 +65,11 @@ class TrainerBase(HookHost):
         # The last iteration whose step is done, which is what a checkpoint holds; -1 before any.
         self._finished: int = -1
         self._stop_reason: str | None = None
+        self._exit_code: int = 0
         self._error: BaseException | None = None
         self._requests: set[str] = set()
+        self._agreement: Agreement | None = None  # with the other ranks, while several of them train
+        self._began = 0.0
         self._warned: set[str] = set()
         self._storage_state: Mapping[str, Any] | None = None
 
@@ -84,8 +93,13 @@ class TrainerBase(HookHost):
         self.max_iter = max_iter
         self._finished = start_iter - 1
         self._stop_reason = self._error = None
+        self._exit_code = 0
         self._requests.clear()
+        self._began = time.monotonic()
         self._start_hooks()
+        self._agreement = None
+        if comm.get_world_size() > 1:
+            self._agreement = Agreement(start_iter, list(map(hook_name, self._hooks)))
         logger.debug("Hooks, in the order they are called in:\n%s", self.describe_hooks())
         self.storage = EventStorage(start_iter)
         if self._storage_state is not None:  # a resume: windows go on where they were
@@ -99,8 +113,8 @@ class TrainerBase(HookHost):
                     self.run_step()
                     self.after_step()
                     self.iter += 1
-            except StopTraining as stop:  # raised by a step; those of hooks are requests already
-                self.request_stop(str(stop))
+            except StopTraining as stop:  # raised by a step, on all ranks; those of hooks are requests already
+                self._stop_reason = self._stop_reason or str(stop) or "stop requested"
             except BaseException as error:
                 self._requests.clear()  # of a step that will not end
                 self._fail(error)
@@ -108,26 +122,53 @@ class TrainerBase(HookHost):
             finally:
                 self.after_train()
             metrics = {name: value for name, (value, _) in self.storage.latest().items()}
-        reason = self._stop_reason or "completed"
+        reason, exit_code = self._stop_reason or "completed", 0
+        if self._exit_code:  # an interruption; of a run that was at its end already it makes no difference
+            reason, exit_code = ("completed", 0) if self.completed else (reason, self._exit_code)
         logger.info("Training ended at iteration %d: %s", self.iter, reason)
-        return TrainResult(reason, self.iter, metrics)
+        return TrainResult(reason, self.iter, metrics, exit_code)
 
-    def request_stop(self, reason: str = "") -> None:
-        """Ask that training end, in good order, with the present step. The first reason given counts."""
-        if self._stop_reason is None:
-            self._stop_reason = reason or "stop requested"
+    def request_stop(self, reason: str = "", exit_code: int = 0, everywhere: bool = False) -> None:
+        """Ask that training end, in good order, with the present step. The first one to ask counts.
 
-    def request_save(self) -> None:
-        """Ask for a checkpoint at the end of the present step."""
-        self._requests.add("on_save")
+        Of several ranks one may ask alone: all of them end at one of the next steps, which they agree on within
+        about a second. So it is with the other requests.
 
-    def request_write(self) -> None:
-        """Ask that metrics be written at the end of the present step."""
-        self._requests.add("on_write")
+        Args:
+            reason: returned by :meth:`train`, and logged.
+            exit_code: not 0 where the run is only interrupted (a signal, a time limit): it is saved under the name of
+                its iteration rather than as final, and the program ends with this code, for whoever starts it again.
+            everywhere: every rank asks for it in this very step, so that they need not agree first.
+        """
+        reason = reason or "stop requested"
+        if self._agreement is not None and not (everywhere and self._agreement.alike):
+            self._agreement.ask_to_stop(reason, exit_code)
+        elif self._stop_reason is None:
+            self._exit_code = exit_code
+            self._stop_reason = reason
 
-    def request_eval(self) -> None:
-        """Ask for an evaluation at the end of the present step."""
-        self._requests.add("on_eval")
+    def request_save(self, everywhere: bool = False) -> None:
+        """Ask for a checkpoint at the end of the present step; ``everywhere`` as for :meth:`request_stop`."""
+        self._request("on_save", everywhere)
+
+    def request_write(self, everywhere: bool = False) -> None:
+        """Ask that metrics be written at the end of the present step; ``everywhere`` as for :meth:`request_stop`."""
+        self._request("on_write", everywhere)
+
+    def request_eval(self, everywhere: bool = False) -> None:
+        """Ask for an evaluation at the end of the present step; ``everywhere`` as for :meth:`request_stop`."""
+        self._request("on_eval", everywhere)
+
+    def _request(self, event: str, everywhere: bool) -> None:
+        agreement = self._agreement
+        if agreement is None or (everywhere if agreement.alike else event != "on_eval"):
+            self._requests.add(event)
+        else:
+            agreement.ask_for(event)
+
+    def clock(self) -> float:
+        """Seconds since training began; of several ranks all are told the same, as of when they last agreed."""
+        return time.monotonic() - self._began if self._agreement is None else self._agreement.clock
 
     @property
     def finished_iter(self) -> int:
@@ -138,6 +179,11 @@ class TrainerBase(HookHost):
     def completed(self) -> bool:
         """Whether every iteration up to ``max_iter`` is done and nothing went wrong."""
         return self._error is None and self.iter >= self.max_iter
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run is ending before its time, in good order, to be gone on with: by a signal or a time limit."""
+        return self._error is None and bool(self._exit_code) and self._finished + 1 < self.max_iter
 
     @property
     def failed(self) -> bool:
@@ -171,8 +217,23 @@ class TrainerBase(HookHost):
         self._dispatch("after_step")
         if self.epoch_ended:
             self.after_epoch()
+        agreement = self._agreement
+        if agreement is not None and (self.iter >= agreement.next_iter or (self._requests and agreement.alike)):
+            self._agree(agreement)
         if self._requests:
             self._serve_requests()
+
+    def _agree(self, agreement: Agreement) -> None:
+        """Do what any rank asked for. Metrics come first: what is written, and judged by, is of all ranks."""
+        events, stop = agreement.exchange(self.iter)
+        self._requests |= events
+        if stop is not None and self._stop_reason is None:
+            self._stop_reason, self._exit_code = stop
+        if self._requests and agreement.alike:
+            share_metrics(self.storage, self._finished)
+
+    def _gather_state(self) -> None:
+        """All ranks are about to save: bring together what a subclass's state needs of each."""
 
     def after_epoch(self) -> None:
         self._dispatch("after_epoch")
@@ -183,9 +244,12 @@ class TrainerBase(HookHost):
             # Every step that began is done: put what comes now (a last evaluation) after the last of them.
             self.iter = self.storage.iter = self._finished + 1
         before = self._error
-        for event in ("after_train", "before_write", "on_write", "on_save"):
+        together = self._end_agreement()
+        for event in ("after_train", "before_write", "on_write", "on_save", "after_run"):
             if event == "on_save" and event not in self._requests:
                 continue
+            if event == "on_save" and together and self._error is None:
+                self._gather_state()
             for one in self._listeners[event]:
                 try:
                     self._run((one,), event, (), {})
@@ -196,11 +260,29 @@ class TrainerBase(HookHost):
         if self._error is not before:
             raise self._error  # type: ignore[misc]
 
+    def _end_agreement(self) -> bool:
+        """All ranks have left the loop; or this one has failed, and can do nothing with the others any more.
+
+        Returns:
+            Whether they end together.
+        """
+        agreement, self._agreement = self._agreement, None
+        if agreement is None or not agreement.alike or self._error is not None:
+            return False
+        try:
+            share_metrics(self.storage, self._finished)
+        except BaseException as error:
+            self._fail(error)
+            return False
+        return True
+
     def _serve_requests(self) -> None:
         """At the end of a step, when all hooks had their say: evaluate, then write, then save all of it."""
         for event in ("on_eval", "on_write", "on_save"):
             if event in self._requests:
                 self._requests.discard(event)
+                if event == "on_save" and self._agreement is not None and self._agreement.alike:
+                    self._gather_state()
                 if event == "on_write":
                     self._dispatch("before_write")
                 self._dispatch(event)
@@ -228,6 +310,7 @@ class TrainerBase(HookHost):
                 self._error.add_note(f"then also: {type(error).__name__}: {error}")
             return
         self._error = error
+        error.logged_by_trainer = True  # type: ignore[attr-defined]
         if isinstance(error, Exception):
             logger.error("Exception during training, at iteration %d", self.iter, exc_info=error)
         else:

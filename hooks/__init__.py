@@ -1,39 +1,49 @@
 """What happens around each step: hooks, the storage metrics travel through, the writers they leave by."""
 
+from .averaging import EMA, EMAHook, WeightAveraging
 from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, CallbackHook, Every, HookBase, StopTraining
-from .checkpoint import BestCheckpointer, PeriodicCheckpointer
+from .best import BestCheckpointer
+from .checkpoint import ExceptionCheckpointer, PeriodicCheckpointer
 from .console import CommonMetricPrinter
 from .csv_writer import CSVWriter
 from .evaluation import EarlyStopping, EvalHook, SanityCheck
 from .events import EventStorage, get_event_storage, has_event_storage
 from .flops import FlopsCounter
+from .freezing import ModelFreezer
 from .functions import FunctionHook, off, on
-from .guards import SignalHandler
+from .guards import SignalHandler, StopSignals, TimeLimit
 from .history import HistoryBuffer
 from .host import HookHost
 from .order import HookOrderError, check_hooks
+from .precise_bn import PreciseBN
 from .profiling import AutogradProfiler, GarbageCollection, MemoryMonitor, TorchMemoryStats, TorchProfiler
 from .schedule import LRScheduler
 from .spikes import LossSpike
+from .swa import SWA
+from .tensorboard import TensorboardXWriter
 from .throughput import Throughput
 from .timing import IterationTimer
-from .writers import WRITER_REGISTRY, EventWriter, JSONWriter, PeriodicWriter, RowWriter, TensorboardXWriter
+from .writers import WRITER_REGISTRY, EventWriter, JSONWriter, PeriodicWriter, RowWriter
 
 __all__ = [
+    "EMA",
     "EVENTS",
     "HOOK_REGISTRY",
     "STEP_EVENTS",
+    "SWA",
     "WRITER_REGISTRY",
     "AutogradProfiler",
     "BestCheckpointer",
     "CSVWriter",
     "CallbackHook",
     "CommonMetricPrinter",
+    "EMAHook",
     "EarlyStopping",
     "EvalHook",
     "EventStorage",
     "EventWriter",
     "Every",
+    "ExceptionCheckpointer",
     "FlopsCounter",
     "FunctionHook",
     "GarbageCollection",
@@ -46,16 +56,21 @@ __all__ = [
     "LRScheduler",
     "LossSpike",
     "MemoryMonitor",
+    "ModelFreezer",
     "PeriodicCheckpointer",
     "PeriodicWriter",
+    "PreciseBN",
     "RowWriter",
     "SanityCheck",
     "SignalHandler",
+    "StopSignals",
     "StopTraining",
     "TensorboardXWriter",
     "Throughput",
+    "TimeLimit",
     "TorchMemoryStats",
     "TorchProfiler",
+    "WeightAveraging",
     "check_hooks",
     "get_event_storage",
     "has_event_storage",

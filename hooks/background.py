@@ -1,6 +1,5 @@
 """A thread for the work that no step should wait for."""
 
-import queue
 import threading
 from collections.abc import Callable
 
@@ -10,17 +9,27 @@ __all__ = ["Background"]
 class Background:
     """Runs jobs one after the other on a thread of its own, in the order they were given.
 
-    The thread starts with the first job and ends with :meth:`close`; then a new one may start. An error of a job is
-    raised by the next call here, in the thread that calls; the jobs behind it are still done.
+    Jobs gather for a moment and are then done together: a thread that wakes up takes Python's lock from the one that
+    trains, which costs more than a small job does. The thread starts with the first job and ends with :meth:`close`;
+    then a new one may start. An error of a job is raised by the next call here, in the thread that calls; the jobs
+    behind it are still done.
 
     Args:
         max_jobs: how many may wait; whoever gives more waits for room.
+        delay: seconds that the first of them waits for others; :meth:`drain`, :meth:`close` and a full queue end it.
     """
 
-    def __init__(self, max_jobs: int = 64) -> None:
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(max_jobs)
+    def __init__(self, max_jobs: int = 1024, delay: float = 0.5) -> None:
+        self._max_jobs = max_jobs
+        self._delay = delay
+        self._jobs: list[Callable[[], None]] = []
         self._thread: threading.Thread | None = None
         self._errors: list[BaseException] = []
+        # All below is read and changed under this lock; whoever changes it notifies those who wait for it.
+        self._changed = threading.Condition()
+        self._busy = False  # jobs were taken, and are not all done
+        self._hurry = False  # somebody waits: no delay
+        self._closing = False
 
     def submit(self, job: Callable[[], None]) -> None:
         """Have ``job()`` called soon."""
@@ -28,30 +37,55 @@ class Background:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="hookline-writers", daemon=True)
             self._thread.start()
-        self._jobs.put(job)
+        with self._changed:
+            if len(self._jobs) >= self._max_jobs:
+                self._wait_until(lambda: len(self._jobs) < self._max_jobs)
+            self._jobs.append(job)
+            if len(self._jobs) == 1:  # the thread sleeps until there is one
+                self._changed.notify_all()
 
     def drain(self) -> None:
         """Wait until all jobs are done."""
-        self._jobs.join()
+        with self._changed:
+            self._wait_until(lambda: not self._jobs and not self._busy)
         self._raise()
 
     def close(self) -> None:
         """Wait until all jobs are done, and end the thread."""
         if self._thread is not None:
-            self._jobs.put(None)
+            with self._changed:
+                self._closing = self._hurry = True
+                self._changed.notify_all()
             self._thread.join()
-            self._thread = None
+            self._thread, self._closing = None, False
         self._raise()
 
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self._hurry = bool(self._jobs)
+            self._changed.notify_all()
+            self._changed.wait()
+
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            try:
-                job()
-            except BaseException as error:
-                self._errors.append(error)
-            finally:
-                self._jobs.task_done()
-        self._jobs.task_done()
+        while jobs := self._take():
+            for job in jobs:
+                try:
+                    job()
+                except BaseException as error:
+                    self._errors.append(error)
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _take(self) -> list[Callable[[], None]]:
+        """Wait for jobs, and take all there are; none when it is time to end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closing)
+            self._changed.wait_for(lambda: self._hurry or self._closing, self._delay)
+            jobs, self._jobs = self._jobs, []
+            self._busy, self._hurry = bool(jobs), False
+            self._changed.notify_all()
+            return jobs
 
     def _raise(self) -> None:
         if self._errors:

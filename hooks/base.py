@@ -33,6 +33,7 @@ class HookBase:
             after_epoch()                         # the loader ended with this step
         on_exception(error)                       # if one was raised
         after_train()                             # always
+        after_run()                               # always, when metrics and the last checkpoint are written, too
 
     Evaluation, prediction and checkpoints have events of their own, and ``trainer.emit("name", ...)`` calls the
     method ``name`` of every hook that has it. An event that no hook overrides costs nothing.
@@ -116,6 +117,9 @@ class HookBase:
     def after_eval_step(self, batch: Any, outputs: Any) -> None:
         """After each batch of an evaluation."""
 
+    def on_eval_end(self) -> None:
+        """The test sets are done, or the evaluation failed: what ``before_eval`` changed is put back. Always comes."""
+
     def after_eval(self, results: Mapping[str, Any]) -> None:
         """After an evaluation, with its results by test set and metric."""
 
@@ -157,6 +161,9 @@ class HookBase:
 
     def on_save(self) -> None:
         """A checkpoint is due: :class:`PeriodicCheckpointer` acts. Comes after ``on_write``, last of a step."""
+
+    def after_run(self) -> None:
+        """Once, when all is over: every hook had its ``after_train``, metrics and the last checkpoint are written."""
 
     def state_dict(self) -> dict[str, Any]:
         """What must be saved for the hook to go on after a resume: plain data and tensors. Empty: nothing."""
@@ -225,28 +232,34 @@ class Every:
     def __init__(self, period: "Duration | int | str | None", at_end: bool = False) -> None:
         self.period = Duration.parse(period)
         self.at_end = at_end
-        # The usual case, asked in every step by several hooks, does without the rest.
+        # The usual cases, asked in every step by several hooks, do without the rest: iterations, and never.
         self._iters = int(self.period.value) if self.period and self.period.unit == "it" else 0
+        self._other = bool(self.period) and not self._iters
         self.start()
 
     def start(self) -> None:
         """Training starts: so does the clock of a period in seconds."""
-        self._last = time.monotonic()
+        self._started = time.monotonic()
+        self._last: float | None = None
         self._epoch: int | None = None
 
     def __call__(self, trainer: Any) -> bool:
         """Whether the step that ends now ends a period. To be asked once a step."""
         done = trainer.iter + 1
-        if self._iters and done % self._iters == 0:
+        iters = self._iters
+        if iters and done % iters == 0:
             return True
         if self.at_end and done >= trainer.max_iter:
             return True
-        period = self.period
-        if self._iters or not period:
+        if iters or not self._other:
             return False
+        period = self.period
         if period.unit == "ep":
             return self._epochs_ended(trainer, period.value)
-        now = time.monotonic()
+        # A trainer's clock tells all ranks the same time, so that they act at the same step.
+        now = trainer.clock() if hasattr(trainer, "clock") else time.monotonic() - self._started
+        if self._last is None:
+            self._last = now if trainer.iter > trainer.start_iter else 0.0  # in a run that goes on already: from now on
         if now - self._last < period.value:
             return False
         self._last = now

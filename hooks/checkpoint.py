@@ -1,36 +1,77 @@
 """When checkpoints are written, and which are kept."""
 
-import inspect
 import logging
-import math
-import operator
 import os
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from ..config import Duration, suggest
+from ..config import ConfigError, Duration
 from .base import HOOK_REGISTRY, Every, HookBase
-from .events import has_event_storage
 
-__all__ = ["BestCheckpointer", "PeriodicCheckpointer"]
+__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "save_with"]
 
 logger = logging.getLogger(__name__)
 
 
+def save_with(
+    checkpointer: Any,
+    name: str,
+    then: Callable[[OSError | None], Any],
+    *,
+    tag_last: bool = True,
+    outdated: Sequence[str] = (),
+    **data: Any,
+) -> None:
+    """Have a checkpointer save, as hookline's does: only when the new file is whole, old ones go.
+
+    Args:
+        checkpointer: hookline's or fvcore's.
+        name: of the file, without folder or extension.
+        then: called with None once the file is whole and the old ones are gone, or with the error that kept it from
+            being written where the run goes on all the same. An asynchronous save calls it at a later step.
+        tag_last: have ``last_checkpoint`` point to it.
+        outdated: paths of files to be removed then; those that are gone already do not matter.
+        **data: further data to save.
+    """
+    if hasattr(checkpointer, "poll"):
+        checkpointer.save(name, tag_last=tag_last, outdated=outdated, then=then, **data)
+        return
+    # fvcore's saves at once, raises what goes wrong, and points last_checkpoint at whatever it wrote.
+    last = "" if tag_last or not checkpointer.has_checkpoint() else checkpointer.get_checkpoint_file()
+    checkpointer.save(name, **data)
+    if last:
+        checkpointer.tag_last_checkpoint(os.path.basename(last))
+    for path in outdated:
+        if checkpointer.path_manager.exists(path):
+            checkpointer.path_manager.rm(path)
+    then(None)
+
+
+def drain(checkpointer: Any) -> None:
+    """Wait until what was saved is on the disk; fvcore's saves at once."""
+    if hasattr(checkpointer, "wait"):
+        checkpointer.wait()
+
+
 @HOOK_REGISTRY.register()
 class PeriodicCheckpointer(HookBase):
-    """Saves ``<prefix>_0000999`` every ``period``, and ``<prefix>_final`` when training ends in good order.
+    """Saves ``<prefix>_0000999`` every ``period`` and on request, and ``<prefix>_final`` when the run has ended.
 
     It acts at the very end of a step, after every other hook and after metrics were written: what it saves is the
     state all hooks are in, and no metric that belongs before the checkpoint is missing from the files. Its place
-    in the list of hooks makes no difference. Saves the list of checkpoints it keeps.
+    in the list of hooks makes no difference. A run that is interrupted (a signal, a time limit) is saved under the
+    name of its iteration, as by period; one that fails is not saved here. Saves the list of checkpoints it keeps.
 
     Args:
         checkpointer: a :class:`~hookline.engine.checkpoint.Checkpointer` (or fvcore's).
-        period: a duration.
+        period: a duration, in iterations, epochs or time; 0: only on request and at the end.
         max_iter: accepted for detectron2's sake; the trainer's is used.
-        max_to_keep: keep only so many of the periodic checkpoints, the newest; None keeps all.
+        max_to_keep: keep only so many of the periodic checkpoints, the newest; None keeps all. The last, the final
+            and the best one are not among them, and always kept. An older one goes when the newer one is whole.
         file_prefix: how the names begin.
+
+    Raises:
+        ConfigError: ``max_to_keep`` is less than 1.
     """
 
     def __init__(
@@ -42,168 +83,168 @@ class PeriodicCheckpointer(HookBase):
         file_prefix: str = "model",
     ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
-            raise ValueError(f"max_to_keep must be at least 1, or None to keep all; got {max_to_keep}")
+            raise ConfigError(f"max_to_keep must be at least 1, or None to keep all; got {max_to_keep}")
         self.checkpointer = checkpointer
         self.period = period
         self.max_iter = max_iter
         self.max_to_keep = max_to_keep
         self.file_prefix = file_prefix
         self.recent_checkpoints: list[str] = []
+        # Those that are to go with the next save: so they do also after a run was killed before they went.
+        self._outdated: list[str] = []
         self._every = Every(period)
         self._ending = False
+        self._saved_iter = -1
 
     def before_train(self) -> None:
         self.max_iter = self.trainer.max_iter
         self._ending = False
+        self._saved_iter = -1
         self._every.start()
+        self._poll = getattr(self.checkpointer, "poll", None)
 
     def after_step(self) -> None:
+        if self._poll is not None:  # tells of asynchronous saves that have ended
+            self._poll()
         if self._every(self.trainer):
-            self.trainer.request_save()
+            self.trainer.request_save(everywhere=True)
 
     def after_train(self) -> None:
         trainer = self.trainer
         self._ending = True
         if not trainer.failed and trainer.finished_iter >= trainer.start_iter:
             trainer.request_save()
+        else:
+            drain(self.checkpointer)
 
     def on_save(self) -> None:
-        iteration = self.trainer.finished_iter
-        if self._ending:
+        trainer = self.trainer
+        iteration = trainer.finished_iter
+        if self._ending and not trainer.interrupted:
             self.save(f"{self.file_prefix}_final", iteration=iteration)
-            return
+        elif not self._ending:
+            self._save_periodic(iteration)
+        else:
+            drain(self.checkpointer)  # the last step's may be on its way
+            if self._saved_iter != iteration:
+                self._save_periodic(iteration)
+        if self._ending:
+            drain(self.checkpointer)
+
+    def after_run(self) -> None:
+        close = getattr(self.checkpointer, "close", None)
+        if close is not None:
+            close()
+
+    def _save_periodic(self, iteration: int) -> None:
         name = f"{self.file_prefix}_{iteration:07d}"
         path = os.path.join(self.checkpointer.save_dir, f"{name}.pth")
-        old: list[str] = []
         if self.max_to_keep is not None:
             # Before the save, so that the checkpoint's own list is the one that holds after it.
             kept = [*(p for p in self.recent_checkpoints if p != path), path]
-            old, self.recent_checkpoints = kept[: -self.max_to_keep], kept[-self.max_to_keep :]
-        self.save(name, iteration=iteration)
-        for outdated in old:
-            if self.checkpointer.path_manager.exists(outdated):
-                self.checkpointer.path_manager.rm(outdated)
+            self._outdated += kept[: -self.max_to_keep]
+            self.recent_checkpoints = kept[-self.max_to_keep :]
+        outdated = [old for old in self._outdated if old != path]
+
+        def then(error: OSError | None) -> None:
+            if error is not None:  # nothing was removed
+                self.recent_checkpoints = [kept for kept in self.recent_checkpoints if kept != path]
+                return
+            self._saved_iter = iteration
+            self._outdated = [old for old in self._outdated if old not in outdated and old != path]
+
+        self._save(name, then, outdated, iteration=iteration)
 
     def save(self, name: str, **kwargs: Any) -> None:
-        """Save now, outside the schedule; arguments as for ``Checkpointer.save``."""
+        """Save now, outside the schedule.
+
+        Args:
+            name: of the file, without folder or extension.
+            **kwargs: further data to save.
+        """
+        self._save(name, lambda error: None, (), **kwargs)
+
+    def _save(self, name: str, then: Callable[[OSError | None], Any], outdated: Sequence[str], **kwargs: Any) -> None:
+        trainer = self.trainer
         path = os.path.join(self.checkpointer.save_dir, f"{name}.pth")
-        self.trainer.emit("before_save", path)
-        self.checkpointer.save(name, **kwargs)
-        logger.info("Saved %s", path)
-        self.trainer.emit("after_save", path)
+        trainer.emit("before_save", path)
+
+        def saved(error: OSError | None) -> None:
+            then(error)
+            if error is None:
+                logger.info("Saved %s", path)
+                trainer.emit("after_save", path)
+
+        save_with(self.checkpointer, name, saved, outdated=outdated, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
         # Names, not paths: a run's folder may be moved.
-        return {"recent_checkpoints": [os.path.basename(path) for path in self.recent_checkpoints]}
+        return {"recent_checkpoints": _names(self.recent_checkpoints), "outdated": _names(self._outdated)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        names = state_dict["recent_checkpoints"]
-        self.recent_checkpoints = [os.path.join(self.checkpointer.save_dir, name) for name in names]
+        self.recent_checkpoints = self._paths(state_dict["recent_checkpoints"])
+        self._outdated = self._paths(state_dict.get("outdated", []))
+
+    def _paths(self, names: Sequence[str]) -> list[str]:
+        return [os.path.join(self.checkpointer.save_dir, name) for name in names]
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    return [os.path.basename(path) for path in paths]
 
 
 @HOOK_REGISTRY.register()
-class BestCheckpointer(HookBase):
-    """Keeps the weights with the best value of a metric, as ``<file_prefix>.pth``.
+class ExceptionCheckpointer(HookBase):
+    """When a run fails, saves ``<file_name>.pth``, if its weights are those of a step that was finished.
 
-    Looks at the metric after each evaluation, and every ``eval_period``. NaN is never best. ``last_checkpoint``
-    is left alone: a resume goes on from where training was, not from the best. Saves the best value and its place.
+    They are if the failure came before the update of its step, or in hooks after the step. If it came in the update
+    or between the update and the step's end, nothing is saved: the weights are of no iteration. To be able to tell, it
+    needs the event ``before_optimizer_step`` of :class:`~hookline.engine.SimpleTrainer`.
+
+    The file is there to look into, and to go on from if no better one is left: it holds the last finished iteration's
+    weights and optimizer, but random numbers and batches that the failed step has drawn are gone, statistics of batch
+    normalisation may have seen its batch, and of several hooks only those before the failing one had their turn. So
+    ``last_checkpoint`` is not made to point to it, and ``--resume`` stays exact. Ctrl-C twice saves nothing.
 
     Args:
-        eval_period: a duration; 0: only after evaluations.
-        checkpointer: saves the weights.
-        val_metric: the metric's full name in the storage, such as ``"digits_test/accuracy"``.
-        mode: whether more ("max") or less ("min") is better.
-        file_prefix: name of the file, without its extension.
+        checkpointer: saves the state.
+        file_name: name of the file, without its extension.
     """
 
-    def __init__(
-        self,
-        eval_period: "Duration | int | str",
-        checkpointer: Any,
-        val_metric: str,
-        mode: Literal["max", "min"] = "max",
-        file_prefix: str = "model_best",
-    ) -> None:
-        if mode not in ("max", "min"):
-            raise ValueError(f'mode must be "max" or "min", not {mode!r}')
-        self._every = Every(eval_period)
-        self._period = eval_period
-        self._val_metric = val_metric
-        self._compare = operator.gt if mode == "max" else operator.lt
+    def __init__(self, checkpointer: Any, file_name: str = "model_exception") -> None:
         self._checkpointer = checkpointer
-        self._file_prefix = file_prefix
-        self.best_metric: float | None = None
-        self.best_iter: int | None = None
-        self._checked_iter: int | None = None
-        self._warned = False
+        self._file_name = file_name
 
     def before_train(self) -> None:
-        self._every.start()
-        self._checked_iter = None
+        self._updating = -1
+        self._exact = False
 
-    def after_eval(self, results: Mapping[str, Any]) -> None:
-        if has_event_storage():  # an evaluation beside training is not for keeping weights by
-            self._best_checking()
+    def before_optimizer_step(self) -> None:
+        self._updating = self.trainer.iter
 
-    def after_step(self) -> None:
-        if self._every(self.trainer):
-            self._best_checking()
+    def on_exception(self, error: BaseException) -> None:
+        trainer = self.trainer
+        in_step = trainer.iter != trainer.finished_iter
+        untouched = not in_step or self._updating == trainer.finished_iter
+        self._exact = isinstance(error, Exception) and trainer.finished_iter >= trainer.start_iter and untouched
+        if isinstance(error, Exception) and not self._exact:
+            logger.info("The state at the failure is not saved: it is not that of a step of this run that was finished")
 
-    def after_train(self) -> None:
-        if self.trainer.completed:
-            self._best_checking()
-
-    def _best_checking(self) -> None:
-        latest = self.trainer.storage.latest()
-        if self._val_metric not in latest:
-            self._warn(latest)
+    def after_train(self) -> None:  # not before: hooks may put weights back in on_exception
+        if not self.trainer.failed or not self._exact:
             return
-        value, iteration = latest[self._val_metric]
-        if iteration == self._checked_iter:
-            return
-        self._checked_iter = iteration
-        if not math.isfinite(value):
-            return
-        if self.best_metric is not None and not self._compare(value, self.best_metric):
-            logger.debug(
-                "%s is %.5f; the best so far is %.5f, of iteration %d",
-                self._val_metric,
-                value,
-                self.best_metric,
-                self.best_iter,
-            )
-            return
-        before = "" if self.best_metric is None else f" (before: {self.best_metric:.5g})"
-        self.best_metric, self.best_iter = value, iteration
-        path = self._save(iteration)
-        logger.info("Best %s so far: %.5g%s, saved %s", self._val_metric, value, before, path)
+        trainer, path = self.trainer, os.path.join(self._checkpointer.save_dir, f"{self._file_name}.pth")
+        trainer.emit("before_save", path)
 
-    def _save(self, iteration: int) -> str:
-        checkpointer = self._checkpointer
-        path = os.path.join(checkpointer.save_dir, f"{self._file_prefix}.pth")
-        self.trainer.emit("before_save", path)
-        if "tag_last" in inspect.signature(checkpointer.save).parameters:
-            checkpointer.save(self._file_prefix, tag_last=False, iteration=iteration)
-        else:  # fvcore's points last_checkpoint at whatever it wrote
-            last = checkpointer.get_checkpoint_file() if checkpointer.has_checkpoint() else ""
-            checkpointer.save(self._file_prefix, iteration=iteration)
-            if last:
-                checkpointer.tag_last_checkpoint(os.path.basename(last))
-        self.trainer.emit("after_save", path)
-        return path
+        def saved(error: OSError | None) -> None:
+            if error is None:
+                logger.warning(
+                    "Saved the state at the failure, after iteration %d, as %s. --resume goes on from the last "
+                    "checkpoint before it, exactly; to go on from this one, write its name into last_checkpoint",
+                    trainer.finished_iter,
+                    path,
+                )
+                trainer.emit("after_save", path)
 
-    def _warn(self, latest: Mapping[str, Any]) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "BestCheckpointer watches %r, which is not among the metrics put so far (%s)%s",
-                self._val_metric,
-                ", ".join(latest) or "none",
-                suggest(self._val_metric, latest),
-            )
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best_metric": self.best_metric, "best_iter": self.best_iter}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best_metric, self.best_iter = state_dict["best_metric"], state_dict["best_iter"]
+        save_with(self._checkpointer, self._file_name, saved, tag_last=False, iteration=trainer.finished_iter)
+        drain(self._checkpointer)

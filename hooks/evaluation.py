@@ -20,7 +20,8 @@ class EvalHook(HookBase):
     """Calls an evaluation every ``eval_period``, on request, and after the last iteration.
 
     What it returns is put into the storage, under names such as ``"digits_test/accuracy"``, as it is: not smoothed.
-    Emits ``before_eval`` and ``after_eval(results)``. A run that failed or was stopped is not evaluated at its end.
+    Emits ``before_eval``, ``on_eval_end`` and ``after_eval(results)``. A run that failed or was stopped is not
+    evaluated at its end.
 
     Args:
         eval_period: a duration; 0: only at the end.
@@ -47,8 +48,11 @@ class EvalHook(HookBase):
         trainer = self.trainer
         self._evaluated_at = trainer.iter
         start = time.perf_counter()
-        trainer.emit("before_eval")
-        results = self._func()
+        try:
+            trainer.emit("before_eval")
+            results = self._func()
+        finally:
+            trainer.emit("on_eval_end")
         if results is None:
             results = {}
         if not isinstance(results, Mapping):
@@ -167,7 +171,8 @@ class EarlyStopping(HookBase):
         if self.count >= self.patience:
             best = "none" if self.best is None else f"{self.best:.5g}"
             self.trainer.request_stop(
-                f"early stopping: {self.metric} has not been better than {best} for {self.count} evaluations"
+                f"early stopping: {self.metric} has not been better than {best} for {self.count} evaluations",
+                everywhere=True,  # all ranks have the same results
             )
 
     def state_dict(self) -> dict[str, Any]:

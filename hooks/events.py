@@ -5,6 +5,7 @@ Putting a metric appends to a list; nothing is converted, smoothed or copied fro
 
 import logging
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -74,12 +75,17 @@ class EventStorage:
         self._last_seq: dict[str, int] = {}
         self._medians: dict[str, tuple[Any, float]] = {}
         self._rows: tuple[Any, list[Row]] = (None, [])
-        self._points: deque[tuple[int, int, str, float]] = deque(maxlen=_MAX_POINTS)
+        # Values in rows of their own, by number: those that came since a reader's last turn are the last ones.
+        self._points: list[tuple[int, int, str, float]] = []
         self._images: deque[tuple[int, int, str, torch.Tensor]] = deque(maxlen=_MAX_IMAGES)
         self._histograms: deque[tuple[int, int, dict[str, Any]]] = deque(maxlen=_MAX_IMAGES)
         self._texts: deque[tuple[int, int, str, str]] = deque(maxlen=_MAX_POINTS)
         self.nonfinite: dict[str, int] = {}
         """Names whose value was NaN or infinite, with the first iteration where it was."""
+        self.over_ranks: set[str] = set()
+        """Names of values that are this rank's part of a mean over ranks, until :meth:`replace` puts that mean."""
+        self.shared_until = int(start_iter) - 1
+        """The last iteration whose values are those of all ranks."""
 
     # ------------------------------------------------------------------ putting
 
@@ -97,7 +103,11 @@ class EventStorage:
         """
         if type(value) is not float:
             value = self._as_scalar(name, value)
-        self._put({self._prefix + name if self._prefix else name: value}, smoothing_hint, cur_iter)
+        if self._prefix:
+            name = self._prefix + name
+        self._pending.append((self._iter if cur_iter is None else int(cur_iter), {name: value}, smoothing_hint))
+        if len(self._pending) >= _MAX_PENDING:
+            self._resolve()
 
     def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
         """Add several scalars at once; see :meth:`put_scalar`.
@@ -109,7 +119,9 @@ class EventStorage:
                 kwargs[name] = self._as_scalar(name, value)
         if self._prefix:
             kwargs = {self._prefix + name: value for name, value in kwargs.items()}
-        self._put(kwargs, smoothing_hint, cur_iter)
+        self._pending.append((self._iter if cur_iter is None else int(cur_iter), kwargs, smoothing_hint))
+        if len(self._pending) >= _MAX_PENDING:
+            self._resolve()
 
     def _as_scalar(self, name: str, value: Any) -> Any:
         """A float; or, for a tensor on a device, a copy of it there, which later changes in place cannot reach."""
@@ -124,11 +136,6 @@ class EventStorage:
             return float(value)
         except (TypeError, ValueError) as error:
             raise TypeError(f"metric {name!r} must be a number or a tensor with one element, not {value!r}") from error
-
-    def _put(self, values: dict[str, Any], smoothing_hint: bool, cur_iter: int | None) -> None:
-        self._pending.append((self._iter if cur_iter is None else int(cur_iter), values, smoothing_hint))
-        if len(self._pending) >= _MAX_PENDING:
-            self._resolve()
 
     def put_image(self, img_name: str, img_tensor: Any) -> None:
         """Add an image for the writers that show images.
@@ -257,9 +264,8 @@ class EventStorage:
         if key == self._rows[0]:  # another writer asked for the same a moment ago
             return self._rows[1], self._seq
         rows: dict[int, dict[str, float]] = {}
-        for seq, iteration, name, value in self._points:
-            if seq > since:
-                rows.setdefault(iteration, {})[name] = value
+        for _, iteration, name, value in self._points[bisect_left(self._points, (since + 1,)) :]:
+            rows.setdefault(iteration, {})[name] = value
         for name, seq in self._last_seq.items():
             if seq > since:
                 iteration = self._history[name].latest_iter()
@@ -291,6 +297,27 @@ class EventStorage:
     def _vis_data(self) -> list[tuple[str, torch.Tensor, int]]:
         return [(name, image, iteration) for _, iteration, name, image in self._images]
 
+    # ------------------------------------------------------------------ several ranks
+
+    def unshared(self, name: str) -> list[tuple[float, int]]:
+        """This rank's values of a metric after :attr:`shared_until`, each with its iteration."""
+        history = self.histories().get(name)
+        return [] if history is None else history.tail(history.count_since(self.shared_until))
+
+    def replace(self, name: str, values: Mapping[int, float]) -> None:
+        """Put other values, by iteration, in the place of the latest ones of a metric.
+
+        Raises:
+            KeyError: nothing was put under that name.
+        """
+        self.history(name).replace(values)
+        self._last_seq[name] = self._next_seq()  # what was made of the old ones is not to be used again
+        if self.nonfinite.get(name) in values:
+            del self.nonfinite[name]
+        bad = [iteration for iteration, value in values.items() if not math.isfinite(value)]
+        if bad:
+            self.nonfinite.setdefault(name, min(bad))
+
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
@@ -306,7 +333,7 @@ class EventStorage:
             "seq": self._seq,
             "last_seq": {name: self._last_seq[name] for name in names},
             # Writers have taken all but the latest: those since the last writing.
-            "points": [point for point in list(self._points)[-_MAX_SAVED_POINTS:] if point[2] != "eta_seconds"],
+            "points": [point for point in self._points[-_MAX_SAVED_POINTS:] if point[2] != "eta_seconds"],
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -317,7 +344,7 @@ class EventStorage:
         self._smoothing_hints = dict(state_dict["smoothing_hints"])
         self._seq = state_dict["seq"]
         self._last_seq = dict(state_dict["last_seq"])
-        self._points.extend(tuple(point) for point in state_dict["points"])
+        self._points = sorted(tuple(point) for point in state_dict["points"])
 
     # ------------------------------------------------------------------ inside
 
@@ -361,19 +388,28 @@ class EventStorage:
         if history is None:
             history = self._history[name] = HistoryBuffer()
         if not self._smoothing_hints[name]:
-            # A value that is not one of a series put at every iteration stands for itself, in a row of its own.
-            before = [] if not len(history) else [(history.latest(), history.latest_iter())]
-            points = [*before, *zip(values, iters, strict=True)]
-            for index, ((value, iteration), (_, following)) in enumerate(pairwise(points)):
-                if iteration < following - 1:
-                    seq = self._last_seq[name] if before and index == 0 else self._next_seq()
-                    self._points.append((seq, iteration, name, value))
+            self._file_single_values(name, history, values, iters)
         history.extend(values, iters)
         self._last_seq[name] = self._next_seq()
         total = sum(values)
         if total - total != 0.0:  # true of NaN and infinities only
             bad = (iteration for value, iteration in zip(values, iters, strict=True) if not math.isfinite(value))
             self.nonfinite.setdefault(name, next(bad, iters[-1]))
+
+    def _file_single_values(self, name: str, history: HistoryBuffer, values: list[float], iters: list[int]) -> None:
+        """A value that is not one of a series put at every iteration stands for itself, in a row of its own."""
+        first = iters[0]
+        in_series = not len(history) or first - 1 <= history.latest_iter()
+        if in_series and iters == list(range(first, first + len(iters))):
+            return
+        before = [] if not len(history) else [(history.latest(), history.latest_iter())]
+        points = [*before, *zip(values, iters, strict=True)]
+        for index, ((value, iteration), (_, following)) in enumerate(pairwise(points)):
+            if iteration < following - 1:
+                seq = self._last_seq[name] if before and index == 0 else self._next_seq()
+                insort(self._points, (seq, iteration, name, value))
+        if len(self._points) > 2 * _MAX_POINTS:
+            del self._points[:-_MAX_POINTS]
 
     def __enter__(self) -> "EventStorage":
         _STORAGES.append(self)

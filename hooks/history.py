@@ -3,6 +3,8 @@
 import math
 from array import array
 from collections.abc import Mapping
+from functools import reduce
+from operator import add
 from statistics import fmean, median
 from typing import Any
 
@@ -48,12 +50,23 @@ class HistoryBuffer:
 
     def extend(self, values: list[float], iters: list[int]) -> None:
         """Append several values at once; see :meth:`update`."""
-        self._values.extend(values)
-        self._iters.extend(iters)
+        self._values.fromlist(values)
+        self._iters.fromlist(iters)
         self._count += len(values)
-        for value in values:  # one by one, so that the mean does not depend on how many come together
-            self._total += value
+        # One by one, so that the mean does not depend on how many come together; sum() may be more exact than that.
+        self._total = reduce(add, values, self._total)
         self._trim()
+
+    def replace(self, values: Mapping[int, float]) -> None:
+        """Put other values, by iteration, in the place of the latest ones."""
+        first = min(values, default=0)
+        for index in range(len(self._iters) - 1, -1, -1):
+            iteration = self._iters[index]
+            if iteration < first:
+                break
+            if iteration in values:
+                self._total += values[iteration] - self._values[index]
+                self._values[index] = values[iteration]
 
     def latest(self) -> float:
         """The value put last."""

@@ -137,7 +137,7 @@ class HookHost:
         """
         self._run(self._listeners_of(event), event, args, kwargs)
 
-    def request_stop(self, reason: str = "") -> None:
+    def request_stop(self, reason: str = "", exit_code: int = 0) -> None:
         """What a hook that raises :class:`StopTraining` asks for."""
         raise NotImplementedError
 
@@ -195,7 +195,7 @@ class HookHost:
         joined, left = self._joined, self._left
         self._joined, self._left = [], []
         self._bind_hooks()
-        for event, hooks in (("after_train", left), ("before_train", joined)):
+        for event, hooks in (("after_train", left), ("after_run", left), ("before_train", joined)):
             for hook in hooks:
                 self._run((self._listener(hook, event),), event, (), {})
 

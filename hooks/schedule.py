@@ -78,8 +78,9 @@ class LRScheduler(HookBase):
 
     def after_step(self) -> None:
         lr = self._optimizer.param_groups[self._group]["lr"]  # type: ignore[union-attr]
-        self.trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
-        self.scheduler.step()
+        trainer = self.trainer
+        trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
+        (self._scheduler or trainer.scheduler).step()
 
     @property
     def scheduler(self) -> Any:

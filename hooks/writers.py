@@ -5,7 +5,7 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 from ..config import Duration, Registry
@@ -14,7 +14,7 @@ from .background import Background
 from .base import HOOK_REGISTRY, Every, HookBase
 from .events import EventStorage, Row, get_event_storage
 
-__all__ = ["WRITER_REGISTRY", "EventWriter", "JSONWriter", "PeriodicWriter", "RowWriter", "TensorboardXWriter"]
+__all__ = ["WRITER_REGISTRY", "EventWriter", "JSONWriter", "PeriodicWriter", "RowWriter"]
 
 logger = logging.getLogger(__name__)
 
@@ -197,68 +197,6 @@ def _iteration(line: bytes) -> float:
         return float("inf")
 
 
-@WRITER_REGISTRY.register()
-class TensorboardXWriter(RowWriter):
-    """TensorBoard event files, of scalars, images, histograms and texts.
-
-    Args:
-        log_dir: folder of the event files.
-        window_size: see :class:`RowWriter`.
-        output_dir: the run's folder, used where ``log_dir`` is not given.
-        **kwargs: passed to :class:`torch.utils.tensorboard.SummaryWriter`.
-    """
-
-    def __init__(self, log_dir: str | None = None, window_size: int = 20, output_dir: str = ".", **kwargs: Any) -> None:
-        super().__init__(window_size)
-        self._kwargs = {"log_dir": output_dir if log_dir is None else log_dir, **kwargs}
-
-    @cached_property
-    def _writer(self) -> Any:
-        from torch.utils.tensorboard import SummaryWriter  # a second of import time
-
-        return SummaryWriter(**self._kwargs)
-
-    def resume(self, start_iter: int) -> None:
-        """Have TensorBoard drop the points from ``start_iter`` on that an earlier run wrote."""
-        super().resume(start_iter)
-        self.close()
-        self._kwargs.pop("purge_step", None)
-        if start_iter > 0:
-            self._kwargs["purge_step"] = self._first_to_write(start_iter)
-        self._writer  # noqa: B018 (imported now, not in the middle of training)
-
-    def collect(self, storage: EventStorage) -> Callable[[], None] | None:
-        since = self._seen if self._storage() is storage or self._resumed else 0
-        rows = self._new_rows(storage)
-        images, histograms, texts = storage.images(since), storage.histograms(since), storage.texts(since)
-        if not (rows or images or histograms or texts):
-            return None
-
-        def write() -> None:
-            self.write_rows(rows)
-            for iteration, name, image in images:
-                self._writer.add_image(name, image, iteration)
-            for _, histogram in histograms:
-                self._writer.add_histogram_raw(**histogram)
-            for iteration, name, text in texts:
-                self._writer.add_text(name, text, iteration)
-
-        return write
-
-    def write_rows(self, rows: Sequence[Row]) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        for iteration, values in rows:
-            # One event with all values of the iteration: an event for each would cost ten times as much.
-            summary = Summary(value=[Summary.Value(tag=name, simple_value=v) for name, v in values.items()])
-            self._writer.file_writer.add_summary(summary, iteration)
-
-    def close(self) -> None:
-        if "_writer" in self.__dict__:
-            self._writer.close()
-            del self.__dict__["_writer"]
-
-
 @HOOK_REGISTRY.register()
 class PeriodicWriter(HookBase):
     """Calls the writers every ``period``, at the last step, and at the end of training.
@@ -266,9 +204,10 @@ class PeriodicWriter(HookBase):
     It acts at the very end of a step, after every other hook: a metric put by any hook at any event of the step is
     written with that step. Wherever it stands in the list of hooks makes no difference.
 
-    Writers of rows (:class:`RowWriter`: JSON, TensorBoard) format and write on a thread of their own; an error there
-    is raised at the next writing. Before a checkpoint is saved, and at the end, all that was put is on its way to
-    the disk. Other writers read the storage themselves, so they are called at once.
+    Writers of rows (:class:`RowWriter`: JSON, TensorBoard) format and write on a thread of their own, half a second
+    later at most if it keeps up; an error there is raised at the next writing. Before a checkpoint is saved, and at
+    the end, all that was put is on its way to the disk. Other writers read the storage themselves, so they are
+    called at once.
 
     Args:
         writers: the writers.
@@ -299,7 +238,7 @@ class PeriodicWriter(HookBase):
 
     def after_step(self) -> None:
         if self._every(self.trainer):
-            self.trainer.request_write()
+            self.trainer.request_write(everywhere=True)
 
     def after_train(self) -> None:
         self._ending = True
@@ -334,6 +273,12 @@ class PeriodicWriter(HookBase):
 
     def state_dict(self) -> dict[str, Any]:
         return self._state or self._writers_state()
+
+    def set_max_iter(self, max_iter: int) -> None:
+        """Tell writers that say how long the run has to go that it has another length than when they were made."""
+        for writer in self._writers:
+            if getattr(writer, "_max_iter", None) is not None:
+                writer._max_iter = max_iter  # type: ignore[attr-defined]
 
     def _writers_state(self) -> dict[str, Any]:
         writers = self._keyed_writers()

@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """What the engine costs, measured against the same work written by hand.
 
-    python tools/benchmark.py overhead      # time per step over the hand-written loop's, lean and as it comes
+    python tools/benchmark.py overhead      # time per step over the hand-written loop's: lean, as it comes, compiled
     python tools/benchmark.py hooks         # time per step that 1 to 100 hooks add
     python tools/benchmark.py storage       # time per put of the metrics' storage
     python tools/benchmark.py loader        # batches a second, over a plain DataLoader
@@ -63,6 +63,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--folder", default=None, help="checkpoint: where to write (default: the temporary folder)")
     parser.add_argument("--puts", type=number, default=1_000_000, help="length: puts whose memory is measured")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: for a machine that others use too")
+    parser.add_argument("--backend", default="inductor", help="overhead: what torch.compile makes compiled steps with")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 

@@ -12,15 +12,16 @@ import logging
 
 import torch
 
-from hookline.config import CfgNode, Duration, component, get_cfg
+from hookline.config import CfgNode, ConfigError, Duration, component, get_cfg
 from hookline.engine import config_errors_exit, default_argument_parser, default_setup, default_writers, launch
 from hookline.engine.checkpoint import Checkpointer, PeriodicCheckpointer
 from hookline.engine.data import EpochIterator, build_test_loader, build_train_loader, move_to_device
 from hookline.engine.defaults import resolve_lengths
 from hookline.engine.evaluation import build_evaluator, format_results, inference_on_dataset
+from hookline.engine.launch import launched_by_torchrun
 from hookline.engine.modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from hookline.engine.solver import build_grad_clipper, build_lr_scheduler, build_optimizer
-from hookline.hooks import EventStorage
+from hookline.hooks import EventStorage, StopSignals
 
 logger = logging.getLogger("hookline.plain")
 
@@ -34,8 +35,8 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter) -> dic
     return results
 
 
-def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: bool) -> None:
-    """Train ``model`` as the config says."""
+def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: bool) -> int:
+    """Train ``model`` as the config says. Returns the program's exit code, not 0 if it was stopped before its end."""
     model.train()
     device = resolve_device(cfg.MODEL.DEVICE)
     optimizer = build_optimizer(cfg, model)
@@ -55,7 +56,7 @@ def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: b
     for writer in writers:
         writer.resume(start_iter)
     logger.info("Starting training from iteration %d", start_iter)
-    with EventStorage(start_iter) as storage:
+    with EventStorage(start_iter) as storage, StopSignals() as stop:
         for iteration in range(start_iter, max_iter):
             storage.iter = iteration
             losses = adapter.losses(model, move_to_device(next(batches), device))
@@ -74,6 +75,12 @@ def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: b
                 for writer in writers:
                     writer.write()
             periodic_checkpointer.step(iteration)
+            if stop.reason and iteration + 1 < max_iter:
+                logger.info("Training ended at iteration %d: %s", iteration + 1, stop.reason)
+                checkpointer.save(f"model_{iteration:07d}", iteration=iteration)
+                for writer in writers:
+                    writer.close()
+                return stop.exit_code
 
         storage.iter = max_iter
         results = evaluate(cfg, model, adapter)
@@ -84,6 +91,7 @@ def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: b
             writer.write()
             writer.close()
     logger.info("Results:\n%s", format_results(results))
+    return 0
 
 
 def main(args: argparse.Namespace) -> None:
@@ -98,10 +106,14 @@ def main(args: argparse.Namespace) -> None:
         Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(cfg.MODEL.WEIGHTS, resume=args.resume)
         logger.info("Results:\n%s", format_results(evaluate(cfg, model, adapter)))
         return
-    train(cfg, model, adapter, args.resume)
+    exit_code = train(cfg, model, adapter, args.resume)
+    if exit_code:
+        raise SystemExit(exit_code)
 
 
 if __name__ == "__main__":
     args = default_argument_parser().parse_args()
     with config_errors_exit():
+        if args.num_gpus * args.num_machines > 1 or launched_by_torchrun():
+            raise ConfigError("plain_train_net.py trains in one process; train_net.py does in several")
         launch(main, args.num_gpus, args.num_machines, args.machine_rank, args.dist_url, args=(args,))

@@ -2,6 +2,8 @@
 """Train or evaluate the model that a config file describes.
 
     python tools/train_net.py --config-file configs/digits/convnet.yaml
+    python tools/train_net.py --config-file configs/digits/convnet.yaml --num-gpus 2
+    torchrun --nproc-per-node 2 tools/train_net.py --config-file configs/digits/convnet.yaml
 
 For a model, data or hooks of your own, name them in the config ("my_package.nets:Net"), or copy this script and
 subclass DefaultTrainer in it.
@@ -9,11 +11,13 @@ subclass DefaultTrainer in it.
 
 import argparse
 import os
+from datetime import timedelta
 
-from hookline.config import CfgNode, ConfigError, get_cfg
+from hookline.config import CfgNode, ConfigError, Duration, get_cfg
 from hookline.engine import (
     DefaultTrainer,
     check_config,
+    comm,
     config_errors_exit,
     default_argument_parser,
     default_setup,
@@ -49,30 +53,42 @@ def main(args: argparse.Namespace, cfg: CfgNode) -> None:
     if args.dry_run:
         check_config(cfg)
         seed_all_rng(max(cfg.SEED, 0))
-        print(describe_run(DefaultTrainer(cfg)))
+        description = describe_run(DefaultTrainer(cfg))
+        if comm.is_main_process():
+            print(description)
         return
     default_setup(cfg, args)
     if args.eval_only:
         model = DefaultTrainer.build_model(cfg)
         checkpointer = Checkpointer(model, cfg.OUTPUT_DIR)
-        checkpointer.resume_or_load(cfg.MODEL.WEIGHTS, resume=args.resume)
+        checkpointer.resume_or_load(
+            cfg.MODEL.WEIGHTS,
+            resume=args.resume,
+            strict=cfg.MODEL.WEIGHTS_STRICT,
+            weights_from=cfg.MODEL.WEIGHTS_FROM,
+        )
         if checkpointer.missing_keys:
             raise ConfigError(
                 f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME}: "
                 f"it has no {', '.join(checkpointer.missing_keys[:3])}"
             )
         results = DefaultTrainer.test(cfg, model)
-        print(f"Results:\n{format_results(results)}")
+        if comm.is_main_process():
+            print(f"Results:\n{format_results(results)}")
         raise SystemExit(0 if verify_results(cfg, results) else 1)
     trainer = DefaultTrainer(cfg)
     trainer.resume_or_load(resume=args.resume)
-    trainer.train()
+    exit_code = trainer.train().exit_code
+    if exit_code:  # stopped before its end: docs/checkpoints.md says by what
+        raise SystemExit(exit_code)
 
 
 if __name__ == "__main__":
     args = default_argument_parser().parse_args()
     with config_errors_exit():
         cfg = setup(args)
+        if args.num_gpus * args.num_machines > 1:
+            check_config(cfg)  # once, before there are several processes
         launch(
             main,
             args.num_gpus,
@@ -80,4 +96,6 @@ if __name__ == "__main__":
             machine_rank=args.machine_rank,
             dist_url=args.dist_url,
             args=(args, cfg),
+            timeout=timedelta(seconds=Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds),
+            device=cfg.MODEL.DEVICE,
         )

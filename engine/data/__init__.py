@@ -1,5 +1,6 @@
 """Data: sets, the order in which they are read, and loaders."""
 
+from .batch_sampler import PlacedBatch, RankBatchSampler
 from .build import (
     build_batch_data_loader,
     build_test_loader,
@@ -16,10 +17,13 @@ from .samplers import (
     EpochSampler,
     GlobalBatchSampler,
     InferenceSampler,
+    LengthGroupedSampler,
     RandomSubsetTrainingSampler,
     RepeatFactorTrainingSampler,
     TrainingSampler,
 )
+from .seeding import SeededLoader, is_deterministic, seed_generators, stream_key
+from .stream import ShardedIterable, StreamLoader
 from .text import python_docs_test, python_docs_train
 from .transfer import move_to_device
 
@@ -31,8 +35,14 @@ __all__ = [
     "EpochSampler",
     "GlobalBatchSampler",
     "InferenceSampler",
+    "LengthGroupedSampler",
+    "PlacedBatch",
     "RandomSubsetTrainingSampler",
+    "RankBatchSampler",
     "RepeatFactorTrainingSampler",
+    "SeededLoader",
+    "ShardedIterable",
+    "StreamLoader",
     "TrainingSampler",
     "build_batch_data_loader",
     "build_test_loader",
@@ -40,10 +50,13 @@ __all__ = [
     "check_data",
     "concat_datasets",
     "get_dataset",
+    "is_deterministic",
     "move_to_device",
     "python_docs_test",
     "python_docs_train",
+    "seed_generators",
     "split_batch",
+    "stream_key",
     "trivial_batch_collator",
     "worker_init_reset_seed",
 ]

@@ -1,5 +1,6 @@
 """From a config to data loaders."""
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -10,10 +11,14 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, Subset
 
 from ...config import CfgNode, ConfigError, component
+from ...hooks.guards import leave_signals_to_parent
 from .. import comm
 from ..modeling.build import resolve_device
-from .datasets import DATASET_REGISTRY, concat_datasets, get_dataset
-from .samplers import SAMPLER_REGISTRY, GlobalBatchSampler, InferenceSampler
+from .batch_sampler import GlobalBatchSampler, RankBatchSampler
+from .datasets import DATASET_REGISTRY, concat_datasets, first_samples, get_dataset
+from .samplers import SAMPLER_REGISTRY, InferenceSampler
+from .seeding import SeededLoader, is_deterministic
+from .stream import ShardedIterable, StreamLoader
 
 __all__ = [
     "build_batch_data_loader",
@@ -24,12 +29,14 @@ __all__ = [
     "worker_init_reset_seed",
 ]
 
+logger = logging.getLogger(__name__)
+
 
 def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     """The loader of ``DATASETS.TRAIN``: this rank's part of one global batch of ``BATCH_SIZE`` after the other.
 
     ``loader.batch_sampler`` is a :class:`GlobalBatchSampler`, whose ``set_epoch(epoch, start)`` chooses where the
-    next ``iter(loader)`` begins. An iterable data set has no sampler: it shares itself out between ranks and workers.
+    next ``iter(loader)`` begins. An iterable data set has no sampler: its loader is a :class:`StreamLoader`.
 
     Raises:
         ConfigError: the data sets, the sampler or the batch size are wrong.
@@ -40,20 +47,57 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
         [get_dataset(entry, f"DATASETS.TRAIN[{i}].ARGS") for i, entry in enumerate(cfg.DATASETS.TRAIN)]
     )
     seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
-    total, drop_last = cfg.DATALOADER.BATCH_SIZE, cfg.DATALOADER.DROP_LAST
+    settings = cfg.DATALOADER
+    total, drop_last, limit = settings.BATCH_SIZE, settings.DROP_LAST, settings.LIMIT_TRAIN_BATCHES or None
     if isinstance(dataset, IterableDataset):
-        rank, world_size = comm.get_rank(), comm.get_world_size()
-        share = total * (rank + 1) // world_size - total * rank // world_size
-        if share < 1:
-            raise ConfigError(f"DATALOADER.BATCH_SIZE is {total}, fewer than one sample for each of {world_size} ranks")
-        return _loader(dataset, batch_size=share, drop_last=drop_last, seed=seed, **_options(cfg))
+        return _train_stream(cfg, dataset, seed)
+    if settings.OVERFIT_BATCHES:
+        dataset = first_samples(dataset, settings.OVERFIT_BATCHES * total)
     sampler = SAMPLER_REGISTRY.build(
-        cfg.DATALOADER.SAMPLER_TRAIN,
-        cfg.DATALOADER.SAMPLER_ARGS,
+        settings.SAMPLER_TRAIN,
+        settings.SAMPLER_ARGS,
         offered=_sampler_offers(cfg, dataset, seed),
         key="DATALOADER.SAMPLER_ARGS",
     )
-    return _loader(dataset, batch_sampler=GlobalBatchSampler(sampler, total, drop_last), seed=seed, **_options(cfg))
+    batches = GlobalBatchSampler(sampler, total, drop_last, max_batches=limit)
+    if settings.ITERS_PER_EPOCH and hasattr(sampler, "__len__"):
+        raise ConfigError(
+            f"DATALOADER.ITERS_PER_EPOCH: epochs of {settings.SAMPLER_TRAIN} have a length, {len(batches)} batches; "
+            "to make them shorter, set LIMIT_TRAIN_BATCHES"
+        )
+    return _loader(dataset, batches, seed=seed, **_options(cfg))
+
+
+def _train_stream(cfg: CfgNode, dataset: IterableDataset[Any], seed: int) -> DataLoader[Any]:
+    settings, name = cfg.DATALOADER, type(dataset).__name__
+    for key in ("LIMIT_TRAIN_BATCHES", "OVERFIT_BATCHES"):
+        if settings[key]:
+            raise ConfigError(f"DATALOADER.{key}: is for data sets with indices, and {name} is iterable")
+    workers, ranks = max(1, settings.NUM_WORKERS), comm.get_world_size()
+    if not isinstance(dataset, ShardedIterable):
+        if ranks > 1 and not settings.ITERS_PER_EPOCH:
+            raise ConfigError(
+                f"DATALOADER.ITERS_PER_EPOCH: {name} shares itself out between {ranks} ranks, which may reach its end "
+                "at different steps, and would then wait for each other for ever. Give the epoch a length, or make the "
+                "set a ShardedIterable, which ends on all ranks at once"
+            )
+        if workers * ranks > 1 and not getattr(dataset, "shares_itself_out", False):
+            logger.warning(
+                "%s must share itself out between %d ranks with %d workers each: if it does not, every sample is seen "
+                "%d times. Make it a ShardedIterable; or set its attribute shares_itself_out to True if it does",
+                name,
+                ranks,
+                workers,
+                workers * ranks,
+            )
+    return _stream(
+        dataset,
+        settings.BATCH_SIZE,
+        seed=seed,
+        drop_last=settings.DROP_LAST,
+        fast_forward=settings.FAST_FORWARD,
+        **_options(cfg),
+    )
 
 
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
@@ -71,10 +115,17 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
     dataset: Any = get_dataset(entry, key)
     batch_size = cfg.DATALOADER.TEST_BATCH_SIZE or cfg.DATALOADER.BATCH_SIZE
     seed = max(cfg.SEED, 0)
+    limit = cfg.DATALOADER.LIMIT_TEST_BATCHES
     if isinstance(dataset, IterableDataset):
-        return _loader(dataset, batch_size=batch_size, seed=seed, **_options(cfg))
+        if limit:
+            raise ConfigError(
+                f"DATALOADER.LIMIT_TEST_BATCHES: is for data sets with indices, and {dataset_name} is iterable"
+            )
+        return _stream(dataset, batch_size * comm.get_world_size(), seed=seed, keep_rest=True, **_options(cfg))
+    if limit:
+        dataset = first_samples(dataset, limit * batch_size * comm.get_world_size())
     batches = BatchSampler(InferenceSampler(len(dataset)), batch_size, drop_last=False)
-    return _loader(dataset, batch_sampler=batches, seed=seed, **_options(cfg))
+    return _loader(dataset, batches, seed=seed, **_options(cfg))
 
 
 def build_batch_data_loader(
@@ -93,7 +144,7 @@ def build_batch_data_loader(
 
     Args:
         dataset: map-style, or iterable with ``sampler=None``.
-        sampler: yields the indices of this rank.
+        sampler: yields the indices of this rank: see :class:`RankBatchSampler`.
         total_batch_size: over all ranks, a multiple of their number.
         num_workers: worker processes; 0 reads in this process.
         collate_fn: makes a batch of samples. Default: the data set's own ``collate_fn``, or else
@@ -101,28 +152,30 @@ def build_batch_data_loader(
         drop_last: leave out the last batch if it is not full.
         pin_memory: into memory from which copies to CUDA overlap with computing.
         prefetch_factor: batches each worker reads ahead.
-        seed: of the workers' random numbers. Default: torch's initial seed.
+        seed: of the random numbers that samples draw, the same on all ranks. Default: a random one that the ranks
+            agree on, drawn from numpy's generator.
 
     Raises:
-        ValueError: ``total_batch_size`` is no positive multiple of the number of ranks.
+        ValueError: ``total_batch_size`` is no positive multiple of the number of ranks; a map-style data set has no
+            sampler.
     """
     world_size = comm.get_world_size()
     if total_batch_size < 1 or total_batch_size % world_size:
         raise ValueError(
             f"total_batch_size must be a positive multiple of {world_size} rank(s), not {total_batch_size}"
         )
-    batching: dict[str, Any] = {"batch_size": total_batch_size // world_size, "drop_last": drop_last}
-    if sampler is not None:
-        batching = {"batch_sampler": BatchSampler(sampler, **batching)}
-    return _loader(
-        dataset,
-        collate_fn=collate_fn or _own_collate_fn(dataset) or trivial_batch_collator,
-        num_workers=num_workers,
-        pin_memory=pin_memory,
-        prefetch_factor=prefetch_factor,
-        seed=torch.initial_seed() if seed is None else seed,
-        **batching,
-    )
+    options: dict[str, Any] = {
+        "collate_fn": collate_fn or _own_collate_fn(dataset) or trivial_batch_collator,
+        "num_workers": num_workers,
+        "pin_memory": pin_memory,
+        "prefetch_factor": prefetch_factor,
+        "seed": comm.shared_random_seed() if seed is None else seed,
+    }
+    if isinstance(dataset, IterableDataset):
+        return _stream(dataset, total_batch_size, drop_last=drop_last, **options)
+    if sampler is None:
+        raise ValueError("a map-style data set needs a sampler, such as TrainingSampler(len(dataset))")
+    return _loader(dataset, RankBatchSampler(sampler, total_batch_size, drop_last), **options)
 
 
 def trivial_batch_collator(batch: list[Any]) -> list[Any]:
@@ -132,6 +185,7 @@ def trivial_batch_collator(batch: list[Any]) -> list[Any]:
 
 def worker_init_reset_seed(worker_id: int) -> None:
     """Seed python, numpy and torch in a loader worker from the seed the loader gave it, another one each."""
+    leave_signals_to_parent()
     seed = torch.initial_seed() % 2**31
     random.seed(seed)
     np.random.seed(seed)
@@ -155,8 +209,9 @@ def check_data(cfg: CfgNode) -> None:
             "register the second one under another name"
         )
     loader = cfg.DATALOADER
-    for name, least in (("BATCH_SIZE", 1), ("TEST_BATCH_SIZE", 0), ("NUM_WORKERS", 0)):
-        if loader[name] < least:
+    for name in loader:
+        least = int(name == "BATCH_SIZE")
+        if isinstance(loader[name], int) and loader[name] < least:
             raise ConfigError(f"DATALOADER.{name} is {loader[name]}: it must be {least} or more")
     if loader.SAMPLER_TRAIN:
         offered = tuple(_sampler_offers(cfg, (), 0))
@@ -168,7 +223,15 @@ def check_data(cfg: CfgNode) -> None:
 def _sampler_offers(cfg: CfgNode, dataset: Any, seed: int) -> dict[str, Any]:
     """What a sampler gets where its signature names it. One rank of one: the batch sampler shares the stream out."""
     seeds = dict.fromkeys(("seed", "seed_shuffle", "seed_subset"), seed)
-    return {"cfg": cfg, "dataset": dataset, "size": len(dataset), **seeds, "rank": 0, "world_size": 1}
+    return {
+        "cfg": cfg,
+        "dataset": dataset,
+        "size": len(dataset),
+        "batch_size": cfg.DATALOADER.BATCH_SIZE,
+        **seeds,
+        "rank": 0,
+        "world_size": 1,
+    }
 
 
 def _options(cfg: CfgNode) -> dict[str, Any]:
@@ -180,24 +243,58 @@ def _options(cfg: CfgNode) -> dict[str, Any]:
 
 def _loader(
     dataset: Dataset[Any],
+    batches: Sampler[list[int]],
     *,
     seed: int,
     num_workers: int,
     collate_fn: Callable[[Any], Any] | None = None,
     **options: Any,
 ) -> DataLoader[Any]:
-    # With a generator of its own, the loader draws nothing from the global one: a run's random numbers do not
-    # depend on how often a loader is built or started over. Ranks differ, or their workers would draw the same.
-    state = np.random.SeedSequence((seed, comm.get_rank())).generate_state(1, np.uint64)[0]
-    return DataLoader(
+    collate_fn = collate_fn or _own_collate_fn(dataset)
+    options |= {
+        "batch_sampler": batches,
+        "num_workers": num_workers,
+        "collate_fn": collate_fn,
+        "persistent_workers": num_workers > 0,
+    }
+    if is_deterministic(dataset, collate_fn):
+        return DataLoader(dataset, worker_init_fn=worker_init_reset_seed, generator=_generator(seed), **options)
+    if isinstance(batches, GlobalBatchSampler):
+        batches.placed = True
+    return SeededLoader(
+        dataset, seed=seed, generator=_generator(seed), worker_init_fn=leave_signals_to_parent, **options
+    )
+
+
+def _stream(
+    dataset: IterableDataset[Any],
+    batch_size: int,
+    *,
+    seed: int,
+    collate_fn: Callable[[Any], Any] | None = None,
+    **options: Any,
+) -> DataLoader[Any]:
+    # Workers are made for each pass, since those that stay could not be told which one it is.
+    collate_fn = collate_fn or _own_collate_fn(dataset)
+    return StreamLoader(
         dataset,
-        num_workers=num_workers,
-        collate_fn=collate_fn or _own_collate_fn(dataset),
-        worker_init_fn=worker_init_reset_seed,
-        persistent_workers=num_workers > 0,
-        generator=torch.Generator().manual_seed(int(state >> 1)),
+        batch_size,
+        seed=seed,
+        collate_fn=collate_fn,
+        generator=_generator(seed),
+        worker_init_fn=leave_signals_to_parent,
         **options,
     )
+
+
+def _generator(seed: int) -> torch.Generator:
+    """A generator for a loader.
+
+    With one of its own, it draws nothing from the global one: a run's random numbers do not depend on how often a
+    loader is built or started over.
+    """
+    state = np.random.SeedSequence((seed, comm.get_rank())).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state >> 1))
 
 
 def _own_collate_fn(dataset: Any) -> Callable[[Any], Any] | None:

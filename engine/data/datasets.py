@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from ...config import ConfigError, Registry, component
 
-__all__ = ["DATASET_REGISTRY", "ArrayDataset", "concat_datasets", "get_dataset"]
+__all__ = ["DATASET_REGISTRY", "ArrayDataset", "concat_datasets", "first_samples", "get_dataset"]
 
 DATASET_REGISTRY = Registry("DATASET")
 """Data sets for ``DATASETS.TRAIN`` and ``DATASETS.TEST``: classes, or functions that return one."""
@@ -24,7 +24,13 @@ class ArrayDataset(Dataset[tuple[torch.Tensor, ...]]):
 
     Args:
         tensors: all of the same length N; at least one.
+
+    Attributes:
+        deterministic: reading it draws no random numbers, so loaders need not seed it. A subclass that reads in another
+            way has to say so for itself.
     """
+
+    deterministic = True
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         if not tensors or any(len(tensor) != len(tensors[0]) for tensor in tensors):
@@ -78,6 +84,14 @@ def concat_datasets(datasets: Sequence[Dataset[Any]]) -> Dataset[Any]:
             f"DATASETS.TRAIN: the sets have samples of different shapes or types: {sorted(map(str, layouts))}"
         )
     return ArrayDataset(*(torch.cat(parts) for parts in zip(*columns, strict=True)))
+
+
+def first_samples(dataset: Any, number: int) -> Dataset[Any]:
+    """The first so many samples of a data set; of an :class:`ArrayDataset` as one."""
+    number = min(number, len(dataset))
+    if type(dataset) is ArrayDataset:
+        return ArrayDataset(*(tensor[:number] for tensor in dataset.tensors))
+    return Subset(dataset, range(number))
 
 
 @DATASET_REGISTRY.register()

@@ -1,6 +1,6 @@
 """Copying the next batch to the GPU while the present one is computed on."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,11 +19,19 @@ class CudaPrefetcher:
     Args:
         batches: in host memory.
         device: a CUDA device.
+        snapshot: returns the state of a loader that has one; called when a batch has been read, which is before it is
+            wanted.
+
+    Attributes:
+        state: what ``snapshot`` returned for the batch that was taken last; before any, for the beginning.
     """
 
-    def __init__(self, batches: Iterator[Any], device: torch.device) -> None:
+    def __init__(self, batches: Iterator[Any], device: torch.device, snapshot: Callable[[], Any] | None = None) -> None:
         self._batches = batches
         self._device = device
+        self._snapshot = snapshot
+        self.state: Any = None if snapshot is None else snapshot()
+        self._next_state: Any = None
         self._stream = torch.cuda.Stream(device)
         self._next: Any = None
         self._ended = False
@@ -37,7 +45,7 @@ class CudaPrefetcher:
             raise StopIteration
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._stream)
-        batch = self._next
+        batch, self.state = self._next, self._next_state
         # Its memory belongs to the copying stream: it must not be used again before computing is done with it.
         _record(batch, computing)
         self._load()
@@ -49,6 +57,8 @@ class CudaPrefetcher:
         except StopIteration:
             self._ended, self._next = True, None
             return
+        if self._snapshot is not None:
+            self._next_state = self._snapshot()
         with torch.cuda.stream(self._stream):
             self._next = move_to_device(batch, self._device)
 

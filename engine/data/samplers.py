@@ -11,12 +11,13 @@ what they do by default, as in detectron2, when used without a :class:`GlobalBat
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Sampler
 
-from ...config import Registry
+from ...config import ConfigError, Registry
 from .. import comm
 from .batch_sampler import GlobalBatchSampler
 
@@ -25,6 +26,7 @@ __all__ = [
     "EpochSampler",
     "GlobalBatchSampler",
     "InferenceSampler",
+    "LengthGroupedSampler",
     "RandomSubsetTrainingSampler",
     "RepeatFactorTrainingSampler",
     "TrainingSampler",
@@ -59,10 +61,64 @@ class EpochSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         start, self._start = self._start, 0
-        return _as_ints(_order(self.size, self.shuffle, (self.seed, self.epoch))[start:])
+        return _as_ints(self._epoch()[start:])
+
+    def _epoch(self) -> torch.Tensor:
+        return _order(self.size, self.shuffle, (self.seed, self.epoch))
 
     def __len__(self) -> int:
         return self.size
+
+
+@SAMPLER_REGISTRY.register()
+class LengthGroupedSampler(EpochSampler):
+    """Every sample once an epoch, samples of about one length together, so that batches need little padding.
+
+    The shuffled epoch is cut into groups; each is sorted by length, longest first, and its batches are shuffled. The
+    first batch holds the longest sample of all: what does not fit into memory shows at once. The order depends on the
+    batch size too: where that is changed on a resume in the middle of an epoch, samples are seen twice or not at all.
+
+    Args:
+        dataset: its attribute ``lengths`` is used where ``lengths`` is not given.
+        batch_size: samples of a global batch.
+        lengths: (size,) numbers, one a sample.
+        group: batches a group: more make batches more alike, and the order less random.
+        seed: equal on all ranks.
+
+    Raises:
+        ConfigError: no lengths, or not one for each sample.
+    """
+
+    def __init__(
+        self, dataset: Any, batch_size: int, lengths: Sequence[int] | None = None, group: int = 50, seed: int = 0
+    ) -> None:
+        super().__init__(len(dataset), True, seed)
+        lengths = getattr(dataset, "lengths", None) if lengths is None else lengths
+        if lengths is None or len(lengths) != self.size:
+            found = "none" if lengths is None else f"{len(lengths)}"
+            raise ConfigError(
+                f"DATALOADER.SAMPLER_ARGS: LengthGroupedSampler needs {self.size} lengths, one a sample, and there are "
+                f"{found}: give the data set an attribute lengths"
+            )
+        if group < 1 or batch_size < 1:
+            raise ConfigError("DATALOADER.SAMPLER_ARGS: group and batch_size must be at least 1")
+        self.lengths = torch.as_tensor(lengths)
+        self.batch_size = batch_size
+        self.group = group
+
+    def _epoch(self) -> torch.Tensor:
+        generator = _generator((self.seed, self.epoch))
+        order = torch.randperm(self.size, generator=generator)
+        batches: list[torch.Tensor] = []
+        for part in order.split(self.group * self.batch_size):
+            batches += part[self.lengths[part].argsort(descending=True, stable=True)].split(self.batch_size)
+        # Only the epoch's last batch may be short, or the others would not start where batches are cut.
+        last = [batches.pop()] if len(batches[-1]) < self.batch_size else []
+        batches = [batches[index] for index in torch.randperm(len(batches), generator=generator)]
+        if batches:
+            longest = max(range(len(batches)), key=lambda index: int(self.lengths[batches[index][0]]))
+            batches[0], batches[longest] = batches[longest], batches[0]
+        return torch.cat(batches + last)
 
 
 class _EndlessSampler(Sampler[int]):

@@ -4,13 +4,14 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any
 
 import torch
 from torch import nn
 
 from ..data.transfer import move_to_device
+from .lockstep import in_step, needs_all_ranks
 
 __all__ = [
     "DatasetEvaluator",
@@ -116,9 +117,13 @@ def inference_on_dataset(
     # fills in its first forward) could not be used in training afterwards.
     with inference_context(model), torch.no_grad():
         call["on_start"]()
-        for batch in islice(data_loader, max_batches):
+        own = islice(data_loader, max_batches)
+        for batch, counts in in_step(own) if needs_all_ranks(model) else zip(own, repeat(True)):
             if device is not None:
                 batch = move_to_device(batch, device)
+            if not counts:  # another rank needs this one's parameters
+                model(batch) if predict is None else predict(model, batch)
+                continue
             emit("before_eval_step", batch)
             call["before_inference"]()
             compute_start = time.perf_counter()

@@ -9,6 +9,7 @@ from .build import (
     build_adapter,
     build_loss,
     build_model,
+    check_compile,
     check_model,
     resolve_device,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "build_adapter",
     "build_loss",
     "build_model",
+    "check_compile",
     "check_model",
     "checkpoint_activations",
     "model_summary",

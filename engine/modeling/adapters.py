@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from operator import itemgetter, methodcaller
 from typing import Any
 
 from torch import Tensor, nn
@@ -20,8 +19,17 @@ _TARGET_NAMES = ("label", "labels", "y", "target", "targets")
 # Ways to call models that are remembered.
 _MAX_PLANS = 64
 
-_keys = methodcaller("keys")
-_first = itemgetter(0)
+
+# Plain functions, not those of the operator module, so that steps can be traced.
+def _keys(batch: Any) -> Any:
+    return batch.keys()
+
+
+def _entry(key: Any) -> Callable[[Any], Any]:
+    return lambda batch: batch[key]
+
+
+_first, _all_but_last = _entry(0), _entry(slice(0, -1))
 
 
 @dataclass(slots=True)
@@ -153,6 +161,18 @@ class ModelAdapter:
             f"{describe(loss)}; use reduction='mean'"
         )
 
+    def prepare(self, model: nn.Module, batch: Any) -> None:
+        """Find out how the model is run on batches like this one, for a step that cannot stop to do so.
+
+        Args:
+            model: as for :meth:`losses`.
+            batch: likewise.
+
+        Raises:
+            TypeError: the batch does not fit.
+        """
+        self._training = self._plan(model, batch, training=True)
+
     def predict(self, model: nn.Module, batch: Any) -> Any:
         """The model's outputs for a batch, which may lack the target.
 
@@ -224,7 +244,7 @@ class ModelAdapter:
                 take = _first if len(batch) == 1 else None
             else:
                 self._target_of(batch)
-                take = _first if len(batch) == 2 else itemgetter(slice(0, -1))
+                take = _first if len(batch) == 2 else _all_but_last
             inputs = take(batch) if take else batch
             several = inputs is batch or len(batch) > 2
         elif apart and training:
@@ -280,9 +300,9 @@ class ModelAdapter:
     def _target_of(self, batch: Any) -> Callable[[Any], Any]:
         """How targets are read from batches like this one."""
         if isinstance(batch, Mapping):
-            return itemgetter(self._target_name(batch))
+            return _entry(self._target_name(batch))
         if isinstance(batch, tuple | list) and len(batch) >= 2:
-            return itemgetter(-1)
+            return _entry(-1)
         raise TypeError(
             f"expected a batch (x, y) or a dict, got {describe(batch)}. MODEL.LOSS and targets need such batches; "
             'for others set MODEL.LOSS.NAME to "" and let the model return its losses'

@@ -11,6 +11,7 @@ from torch import nn
 from ...config import CfgNode, ConfigError, Registry
 from ...config.errors import suggest
 from ...config.signatures import Taken, check_call, what_it_takes
+from .. import comm
 from .activation_checkpointing import checkpoint_activations
 from .adapters import ModelAdapter
 
@@ -21,6 +22,7 @@ __all__ = [
     "build_adapter",
     "build_loss",
     "build_model",
+    "check_compile",
     "check_model",
     "resolve_device",
 ]
@@ -49,7 +51,7 @@ for _loss in (
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that ``MODEL.DEVICE`` means on this machine.
+    """The device that ``MODEL.DEVICE`` means on this machine: of several processes each has a GPU of its own.
 
     Args:
         name: "auto" (cuda, then mps, then cpu: the first there is), "cpu", "cuda", "cuda:N" or "mps".
@@ -57,8 +59,12 @@ def resolve_device(name: str) -> torch.device:
     Raises:
         ConfigError: no device is called so, or this machine does not have it.
     """
+    several = comm.get_world_size() > 1
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "mps" if torch.mps.is_available() else "cpu")
+        other = "mps" if torch.mps.is_available() and not several else "cpu"
+        name = "cuda" if torch.cuda.is_available() else other
+    if name == "cuda" and several:
+        name = f"cuda:{comm.get_local_rank()}"
     try:
         device = torch.device(name)
     except (RuntimeError, TypeError):
@@ -92,6 +98,8 @@ def build_model(cfg: CfgNode) -> nn.Module:
         )
     device = resolve_device(cfg.MODEL.DEVICE)
     model: nn.Module = MODEL_REGISTRY.build(cfg.MODEL.NAME, cfg.MODEL.ARGS, offered={"cfg": cfg}, key="MODEL.ARGS")
+    if cfg.MODEL.SYNC_BATCHNORM:
+        model = _to_sync_batchnorm(model, device)
     model = model.to(device)
     if cfg.MODEL.CHANNELS_LAST:
         _to_channels_last(model)
@@ -149,7 +157,7 @@ def check_model(cfg: CfgNode) -> None:
     for index, pattern in enumerate(model.ACTIVATION_CHECKPOINTING):
         if not isinstance(pattern, str) or not pattern:
             raise ConfigError(f"MODEL.ACTIVATION_CHECKPOINTING[{index}]: expected a submodule's name, got {pattern!r}")
-    _check_compile(model.COMPILE)
+    check_compile("MODEL.COMPILE.ARGS", model.COMPILE.ARGS, ask_for_backends=model.COMPILE.ENABLED)
 
 
 def _check_mapping(key: str, mapping: CfgNode) -> None:
@@ -179,11 +187,20 @@ def _called_with(target: Any) -> Taken | None:
     return what_it_takes(target.forward)
 
 
-def _check_compile(entry: CfgNode) -> None:
-    key = "MODEL.COMPILE.ARGS"
-    check_call(torch.compile, entry.ARGS, positional=1, offered=(), key=key, label="torch.compile")
-    backend = entry.ARGS.get("backend")
-    if entry.ENABLED and isinstance(backend, str):  # asking for the backends takes a second
+def check_compile(key: str, args: CfgNode, ask_for_backends: bool) -> None:
+    """Check arguments of ``torch.compile``.
+
+    Args:
+        key: where they stand.
+        args: they.
+        ask_for_backends: whether there is the backend, too: that takes a second.
+
+    Raises:
+        ConfigError: one does not fit.
+    """
+    check_call(torch.compile, args, positional=1, offered=(), key=key, label="torch.compile")
+    backend = args.get("backend")
+    if ask_for_backends and isinstance(backend, str):
         backends = torch.compiler.list_backends(exclude_tags=())
         if backend not in backends:
             hint = suggest(backend, backends) or "."
@@ -195,6 +212,18 @@ def _compile(model: nn.Module, args: dict[str, Any]) -> None:
         model.compile(**args)  # in place: it stays the same module
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"MODEL.COMPILE.ARGS: {error}") from error
+
+
+def _to_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
+    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
+        logger.warning("MODEL.SYNC_BATCHNORM does nothing: %s has no batch norms", type(model).__name__)
+    elif comm.get_world_size() == 1:
+        logger.info("MODEL.SYNC_BATCHNORM changes nothing in a run of one process")
+    elif device.type == "cpu":
+        raise ConfigError("MODEL.SYNC_BATCHNORM: torch's SyncBatchNorm works on GPUs only, and MODEL.DEVICE is cpu")
+    else:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return model
 
 
 def _to_channels_last(model: nn.Module) -> None:

@@ -64,7 +64,8 @@ class GPT(nn.Module):
             raise ValueError(f"a text of {length} tokens is longer than block_size, {self.block_size}")
         x = self.tokens(tokens) + self.positions(torch.arange(length, device=tokens.device))
         x = self.blocks(self.dropout(x))
-        return self.head(self.norm(x)).transpose(1, 2)
+        # Not a view: what wraps a module (FSDP2) may have to hook its output.
+        return self.head(self.norm(x)).transpose(1, 2).contiguous()
 
 
 class TransformerBlock(nn.Module):

@@ -6,17 +6,34 @@ a factor. 1.0 is reached after the last update, so every schedule here is define
 
 from typing import Any
 
-import torch
 from fvcore.common.param_scheduler import (
     ConstantParamScheduler,
+    CosineParamScheduler,
     ExponentialParamScheduler,
     LinearParamScheduler,
+    MultiStepParamScheduler,
     ParamScheduler,
+    StepParamScheduler,
 )
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from .schedules import FunctionSchedule
+
 __all__ = ["LRMultiplier", "WarmupParamScheduler"]
+
+# Factors computed at a time, of schedules known to depend on the progress alone: one of somebody else's class may
+# change in the course of a run, and is asked in each step.
+_AHEAD = 64
+_KNOWN = (
+    ConstantParamScheduler,
+    CosineParamScheduler,
+    ExponentialParamScheduler,
+    FunctionSchedule,
+    LinearParamScheduler,
+    MultiStepParamScheduler,
+    StepParamScheduler,
+)
 
 BEFORE_END = 1 - 2 * ParamScheduler.WHERE_EPSILON
 """The last point at which fvcore's stepwise schedules (they add the epsilon) are defined."""
@@ -69,7 +86,8 @@ class WarmupParamScheduler(ParamScheduler):
             return self._warmup(where / self._length)
         if self._rescale and self._length < 1.0:
             where = min((where - self._length) / (1.0 - self._length), 1.0)
-        return value_at(self._scheduler, where)
+        # In this way up to the last step, each of which comes here: value_at() is for the end.
+        return self._scheduler(where) if where < BEFORE_END else value_at(self._scheduler, where)
 
 
 class LRMultiplier(LRScheduler):
@@ -91,17 +109,38 @@ class LRMultiplier(LRScheduler):
             raise ValueError(f"max_iter must be positive, not {max_iter}")
         self._multiplier = multiplier
         self._max_iter = max_iter
+        self._ahead = _AHEAD if _depends_on_progress_alone(multiplier) else 1
+        self._factors: dict[int, float] = {}  # by iteration: the present one's and some that follow
         super().__init__(optimizer, last_epoch=last_iter)
 
     def get_lr(self) -> list[Any]:
         """The learning rate of each group at the present iteration."""
-        factor = value_at(self._multiplier, min(self.last_epoch / self._max_iter, 1.0))
+        factor = self._factors.get(self.last_epoch)
+        if factor is None:
+            factor = self._look_ahead(self.last_epoch)
         return [base_lr * factor for base_lr in self.base_lrs]
+
+    def _look_ahead(self, iteration: int) -> float:
+        """The factor at ``iteration``. Those that follow are kept with it: many at once take less time than one each.
+
+        A step of a small model evicts from the processor's caches what is called once in it.
+        """
+        factor = self._factor(iteration)
+        following = range(iteration + 1, min(iteration + self._ahead, self._max_iter + 1))
+        self._factors = {it: self._factor(it) for it in following}
+        return factor
+
+    def _factor(self, iteration: int) -> float:
+        where = iteration / self._max_iter
+        return self._multiplier(where) if where < BEFORE_END else value_at(self._multiplier, min(where, 1.0))
 
     def step(self, epoch: int | None = None) -> None:
         """Go on to the next iteration. After the first call, which is torch's, without its checks of every call."""
         groups = self.optimizer.param_groups
-        if epoch is not None or self._step_count <= 1 or any(isinstance(group["lr"], torch.Tensor) for group in groups):
+        usual = epoch is None and self._step_count > 1
+        for group in groups:  # a tensor, say, is changed in place
+            usual = usual and type(group["lr"]) is float
+        if not usual:
             super().step(epoch)
             return
         self._step_count += 1
@@ -129,3 +168,10 @@ def value_at(schedule: ParamScheduler, where: float) -> float:
         if where < BEFORE_END:
             raise
         return schedule(BEFORE_END)
+
+
+def _depends_on_progress_alone(schedule: ParamScheduler) -> bool:
+    """Whether a schedule is one of those known to give the same factor whenever they are asked."""
+    while type(schedule) is WarmupParamScheduler:
+        schedule = schedule._scheduler
+    return type(schedule) in _KNOWN

@@ -30,7 +30,8 @@ class FunctionSchedule(ParamScheduler):
     """A schedule given by a function of the iteration.
 
     Args:
-        factor: from the number of updates made, 0 to ``max_iter``, to the factor of the base learning rate.
+        factor: from the number of updates made, 0 to ``max_iter``, to the factor of the base learning rate. It must
+            depend on nothing else: it is asked ahead of time.
         max_iter: updates of the whole run.
         has_warmup: the function has a warm-up of its own: none is put in front of it.
     """

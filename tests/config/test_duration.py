@@ -82,3 +82,14 @@ def test_text_is_in_the_largest_unit_that_fits():
         "500it",
         "2ep",
     ]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("45s", 45), ("1.5h", 5400), (0, 0), ("", 0)])
+def test_a_time_is_read_in_seconds(text, seconds):
+    assert Duration.parse_time(text).seconds == seconds
+
+
+@pytest.mark.parametrize("text", [100, "2ep", "soon"])
+def test_what_is_no_time_is_refused_with_the_forms(text):
+    with pytest.raises(ConfigError, match="'45s', '30min' or '2h'"):
+        Duration.parse_time(text)

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from hookline.config.files import replace_file, replace_text
+from hookline.config.files import remove_leftovers, replace_file, replace_text
 
 
 @pytest.fixture
@@ -73,3 +73,26 @@ def test_the_content_is_on_the_disk_before_it_has_the_name(path, monkeypatch):
     monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
     replace_text(str(path), "new")
     assert order == ["fsync", "replace", "fsync"]  # the file, its name, the folder
+
+
+def test_what_was_written_can_be_read_before_it_has_the_name(path):
+    def write(file):
+        file.write(b"text")
+        file.seek(0)
+        assert file.read() == b"text"
+
+    replace_file(str(path), write)
+
+
+def test_leftovers_of_killed_processes_are_removed_and_nothing_else(path):
+    folder = path.parent
+    for name in ("model.pth.tmp.7", f"model.pth.tmp.{os.getpid()}", "notes.txt.tmp.7", "model.pth.tmp", "model.pth"):
+        (folder / name).touch()
+    assert set(remove_leftovers(str(folder), (".pth",))) == {"model.pth.tmp.7", f"model.pth.tmp.{os.getpid()}"}
+    assert sorted(os.listdir(folder)) == ["model.pth", "model.pth.tmp", "notes.txt.tmp.7"]
+    assert remove_leftovers(str(folder / "nowhere"), (".pth",)) == []
+
+
+def test_a_file_that_is_being_written_is_not_a_leftover(path):
+    replace_file(str(path), lambda file: remove_leftovers(str(path.parent), ("file",)))
+    assert path.exists()

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from hookline.config import ConfigError
+from hookline.engine import saver
 from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer, unwrap_model
 
 
@@ -34,6 +35,11 @@ def net(seed=0):
 def equal(a, b):
     a, b = a.state_dict(), b.state_dict()
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(saver, "RETRY_AFTER", 0.0)
 
 
 @pytest.fixture

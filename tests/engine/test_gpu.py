@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from hookline.config import get_cfg
+from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer
-from hookline.hooks import CallbackHook
+from hookline.engine.modeling import ModelAdapter
+from hookline.hooks import CallbackHook, LRScheduler
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -51,3 +52,111 @@ def test_updates_of_losses_that_are_not_finite_are_skipped_on_the_device():
     trainer.adapter.losses = lambda model, batch: {"loss": model(batch).sum()}
     trainer.train(0, 6)
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+def small_net():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(6, 16, bias=False), torch.nn.BatchNorm1d(16), torch.nn.Tanh(), torch.nn.Linear(16, 4)
+    ).cuda()
+
+
+def train_small(steps=14, optimizer="AdamW", dropout=0.0, **kwargs):
+    """Losses of a short run whose epochs end with a smaller batch, and its trainer."""
+    net = small_net()
+    net.insert(3, torch.nn.Dropout(dropout))
+    generator = torch.Generator().manual_seed(1)
+    data = [
+        (torch.randn(size, 6, generator=generator), torch.randint(4, (size,), generator=generator))
+        for size in (8, 8, 8, 5)
+    ]
+    make = {
+        "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
+        "AdamW foreach": lambda p: torch.optim.AdamW(p, lr=0.01),
+        "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    }[optimizer]
+    made = SimpleTrainer(
+        net, data, make(net.parameters()), adapter=ModelAdapter(torch.nn.CrossEntropyLoss()), device="cuda", **kwargs
+    )
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made.optimizer, 20)
+    made.register_hooks([LRScheduler(made.optimizer, schedule)])
+    made.train(0, steps)
+    return [value for value, _ in made.storage.history("loss").values()], made
+
+
+@pytest.mark.parametrize("way", [{"cuda_graph": True}, {"compile_step": {"backend": "aot_eager"}}])
+@pytest.mark.parametrize("optimizer", ["AdamW", "AdamW foreach", "momentum"])
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {},
+        {"accumulation_steps": 2, "clip_gradients": lambda p: torch.nn.utils.clip_grad_norm_(p, 0.1)},
+        {"precision": torch.bfloat16},
+    ],
+)
+def test_a_step_that_is_one_unit_gives_the_results_of_ordinary_steps(way, optimizer, kwargs):
+    tolerance = 2e-2 if "precision" in kwargs else 1e-3
+    losses, ordinary = train_small(optimizer=optimizer, **kwargs)
+    found, whole = train_small(optimizer=optimizer, **way, **kwargs)
+    assert found == pytest.approx(losses, rel=tolerance)
+    torch.testing.assert_close(whole.model.state_dict(), ordinary.model.state_dict(), rtol=tolerance, atol=tolerance)
+    assert all(type(group["lr"]) is float for group in whole.optimizer.param_groups)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["AdamW", "momentum"])
+def test_a_step_compiled_by_the_default_backend_gives_the_results_of_ordinary_steps(optimizer):
+    losses, _ = train_small(optimizer=optimizer)
+    found, _ = train_small(optimizer=optimizer, compile_step=True)
+    assert found == pytest.approx(losses, rel=1e-3)
+
+
+def test_replayed_steps_draw_other_random_numbers_each_time():
+    net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(64, 1, bias=False)).cuda()
+    data = [(torch.ones(8, 64), torch.zeros(8, 1))]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0, fused=True)
+    made = SimpleTrainer(net, data, optimizer, adapter=ModelAdapter(torch.nn.MSELoss()), device="cuda", cuda_graph=True)
+    made.train(0, 12)
+    losses = [value for value, _ in made.storage.history("loss").values()]
+    assert len(set(losses)) == 12
+
+
+def test_losses_that_are_not_finite_are_skipped_in_a_replayed_step():
+    net = torch.nn.Linear(3, 1).cuda()
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    data = [torch.full((2, 3), value) for value in (1.0, 1.0, 1.0, 1.0, float("nan"), 1.0)]
+    made = SimpleTrainer(net, data, optimizer, nonfinite="skip", device="cuda", cuda_graph=True)
+    made.adapter.losses = lambda model, batch: {"loss": model(batch).sum()}
+    made.train(0, 12)
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+def test_no_replayed_step_waits_for_the_device(cfg):
+    cfg.SOLVER.CUDA_GRAPH = True
+
+    def watch(trainer):
+        if trainer.iter == 50:
+            torch.cuda.set_sync_debug_mode("error")
+        if trainer.iter == 150:
+            torch.cuda.set_sync_debug_mode("default")
+
+    trainer = DefaultTrainer(cfg)
+    trainer.register_hooks([CallbackHook(before_step=watch)])
+    try:
+        assert trainer.train().reason == "completed"
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_what_waits_for_the_device_cannot_be_captured():
+    class Waiting(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * float(x.sum().item() > -1e9)
+
+    net = Waiting(6, 4).cuda()
+    data = [(torch.ones(8, 6), torch.zeros(8, dtype=torch.int64))]
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    adapter = ModelAdapter(torch.nn.CrossEntropyLoss())
+    made = SimpleTrainer(net, data, optimizer, adapter=adapter, device="cuda", cuda_graph=True)
+    with pytest.raises(ConfigError, match=r"SOLVER\.CUDA_GRAPH: this step cannot be captured"):
+        made.train(0, 8)

@@ -1,29 +1,105 @@
+import os
+import socket
+import subprocess
+import sys
+from datetime import timedelta
+
 import pytest
 
 from hookline.config import ConfigError
 from hookline.engine import launch
+from hookline.engine.launch import launched_by_torchrun
+
+TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
 
-def test_one_process_runs_the_function_and_returns_its_result(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+@pytest.fixture(autouse=True)
+def not_launched(monkeypatch):
+    for name in TORCHRUN:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_one_process_runs_the_function_and_returns_its_result():
     assert launch(lambda a, b: a + b, 1, args=(2, 3)) == 5
     assert launch(lambda: "done", 1, num_machines=1, machine_rank=0, dist_url="auto") == "done"
 
 
-def test_an_error_of_the_function_comes_through(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+def test_an_error_of_the_function_comes_through():
     with pytest.raises(ZeroDivisionError):
         launch(lambda: 1 / 0, 1)
 
 
-@pytest.mark.parametrize(("gpus", "machines"), [(2, 1), (1, 2)])
-def test_more_than_one_process_is_an_error_that_says_what_to_do(monkeypatch, gpus, machines):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(ConfigError, match=f"--num-gpus {gpus} --num-machines {machines}.*use --num-gpus 1"):
-        launch(pytest.fail, gpus, machines)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_gpus_per_machine": 0}, "--num-gpus 0"),
+        ({"num_gpus_per_machine": 1, "num_machines": 2, "machine_rank": 2}, "--machine-rank 2: must be from 0 to 1"),
+        ({"num_gpus_per_machine": 1, "num_machines": 2}, "--dist-url: several machines need.*tcp://"),
+        ({"num_gpus_per_machine": 2, "dist_url": "file:///tmp/x"}, r"--dist-url file:///tmp/x: write it as tcp://"),
+        ({"num_gpus_per_machine": 2, "dist_url": "tcp://localhost"}, r"--dist-url tcp://localhost: write it as tcp://"),
+        ({"num_gpus_per_machine": 2, "dist_url": "tcp://host:many"}, "--dist-url tcp://host:many: write it as"),
+        ({"num_gpus_per_machine": 2, "device": "mps"}, "MODEL.DEVICE: mps works in one process only"),
+        ({"num_gpus_per_machine": 2, "device": "cuda:1"}, "MODEL.DEVICE: each process has a GPU of its own"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_a_process_is_started(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        launch(pytest.fail, **arguments)
 
 
-def test_torchrun_with_more_than_one_process_is_an_error(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="without torchrun"):
-        launch(pytest.fail, 1)
+def test_an_address_that_is_taken_is_refused():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"--dist-url tcp://127.0.0.1:{port} cannot be opened here"):
+            launch(pytest.fail, 2, dist_url=f"tcp://127.0.0.1:{port}", device="cpu")
+
+
+def test_a_function_that_cannot_be_given_to_processes_is_named_and_leaves_none_behind():
+    with pytest.raises(TypeError, match=r"main_func and args.*function at the top of a module"):
+        launch(lambda: None, 2, device="cpu")
+
+
+def test_torchruns_processes_are_known_by_its_variables(monkeypatch):
+    assert not launched_by_torchrun()
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as clusters set it too
+    assert not launched_by_torchrun()
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    assert launched_by_torchrun()
+
+
+def test_a_number_of_processes_beside_torchruns_is_refused(monkeypatch):
+    for name, value in {**TORCHRUN, "LOCAL_WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="--num-gpus 3: torchrun started 2"):
+        launch(pytest.fail, 3, device="cpu")
+
+
+def test_one_process_of_torchrun_joins_nobody(monkeypatch):
+    for name, value in {**TORCHRUN, "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
+    assert launch(lambda: "done", 1) == "done"
+
+
+def run_python(*arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+
+
+def test_a_function_of_python_c_or_of_a_notebook_is_run_in_several_processes():
+    code = """
+from hookline.engine import comm, launch
+def main(word):
+    return comm.all_gather((comm.get_rank(), word))
+print(launch(main, 2, args=("hello",), device="cpu"))
+"""
+    ended = run_python("-c", code)
+    assert ended.stdout == "[(0, 'hello'), (1, 'hello')]\n", ended.stderr
+
+
+def test_the_default_timeout_is_detectron2s():
+    from hookline.engine.launch import DEFAULT_TIMEOUT
+
+    assert timedelta(minutes=30) == DEFAULT_TIMEOUT

@@ -55,7 +55,17 @@ def test_other_ranks_write_to_files_of_their_own_and_not_to_the_console(logger, 
     logger.info("from another rank")
     assert console(capsys) == []
     assert "rank1] " in (tmp_path / "log.txt.rank1").read_text()
-    assert not (tmp_path / "log.txt").exists()
+    assert (tmp_path / "log.txt").read_text() == ""
+
+
+def test_errors_of_other_ranks_are_shown_and_stand_in_the_first_ones_file(logger, capsys, tmp_path):
+    setup_logger(str(tmp_path), distributed_rank=3, name=logger.name)
+    logger.error("it failed\nhere")
+    line, rest = console(capsys)
+    assert line.endswith("  rank 3: ERROR: it failed")
+    assert rest == "here"
+    for name in ("log.txt", "log.txt.rank3"):
+        assert "rank3] hookline_test_logger ERROR: it failed\nhere\n" in (tmp_path / name).read_text()
 
 
 def test_setting_up_twice_doubles_no_line(logger, capsys, tmp_path):

@@ -6,6 +6,7 @@ import torch
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultPredictor, DefaultTrainer
 from hookline.engine.data import get_dataset
+from hookline.hooks import EMA
 
 
 @pytest.fixture
@@ -30,6 +31,21 @@ def test_it_predicts_what_the_trained_model_does(cfg, tmp_path):
     trainer.model.eval()
     assert torch.equal(predict(x), trainer.model(x[None])[0])
     assert not predict(x).requires_grad
+
+
+def test_it_predicts_with_the_averaged_weights_where_the_run_evaluated_them(cfg, tmp_path):
+    cfg.HOOKS = [{"NAME": "EMA", "ARGS": {"decay": 0.9, "warmup": False}}]
+    trainer = DefaultTrainer(cfg)
+    trainer.train()
+    cfg.MODEL.WEIGHTS = str(tmp_path)
+    x, _ = get_dataset("synthetic", "DATASETS.TRAIN")[3]
+    averaged = DefaultPredictor(cfg)(x)
+    cfg.MODEL.WEIGHTS_FROM = "model"
+    own = DefaultPredictor(cfg)(x)
+    assert torch.equal(own, trainer.model.eval()(x[None])[0])
+    assert not torch.equal(averaged, own)
+    with trainer.find_hook(EMA).averaged_weights():
+        assert torch.equal(averaged, trainer.model.eval()(x[None])[0])
 
 
 def test_it_needs_weights(cfg):

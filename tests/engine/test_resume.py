@@ -3,13 +3,15 @@
 import functools
 import json
 import logging
+from pathlib import Path
 
 import pytest
 import torch
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, seed_all_rng
-from hookline.hooks import CallbackHook
+from hookline.engine.resume import EFFECTS, describe_changes
+from hookline.hooks import BestCheckpointer, CallbackHook, EarlyStopping, EvalHook
 
 
 @pytest.fixture
@@ -160,3 +162,202 @@ def test_an_evaluation_between_the_last_writing_and_the_checkpoint_is_written_on
     make("SOLVER.MAX_ITER", 12, resume=True).train()
     iterations = [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").read_text().splitlines()]
     assert iterations == [4, 7, 9, 11, 12]
+
+
+# ---------------------------------------------------------------------------- the table of docs/checkpoints.md
+
+SIZE = 1024  # samples of the synthetic set
+
+
+def effect_of(key):
+    return next(text for start, text in EFFECTS.items() if key.startswith(start))
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "now"),
+    [
+        ("SOLVER.BASE_LR", 0.01, 0.02),
+        ("SOLVER.WEIGHT_DECAY", 0.1, 0.2),
+        ("SOLVER.ACCUMULATION_STEPS", 1, 2),
+        ("SOLVER.AMP.ENABLED", False, True),
+        ("SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "WarmupCosineLR"),
+        ("DATALOADER.NUM_WORKERS", 0, 1),
+        ("DATALOADER.SAMPLER_TRAIN", "EpochSampler", "TrainingSampler"),
+        ("DATALOADER.BATCH_SIZE", 16, 32),
+        ("DATASETS.TRAIN", ("synthetic",), ("synthetic", "synthetic")),
+        ("SEED", 0, 1),
+        ("HOOKS", [], [{"NAME": "MemoryMonitor"}]),
+        ("MODEL.CHANNELS_LAST", False, True),
+        ("LOG.PERIOD", 20, 10),
+    ],
+)
+def test_each_change_is_told_with_what_happens_and_the_run_goes_on(make, log, key, before, now):
+    make(key, before).train()
+    trainer = make(key, now, "SOLVER.MAX_ITER", 6, resume=True)
+    assert f"Resuming with another {key}: {now!r} instead of " in log.text
+    assert effect_of(key) in log.text
+    assert trainer.start_iter == 4
+    assert trainer.train().iteration == 6
+
+
+def test_the_table_of_the_docs_has_a_row_for_each_rule():
+    page = (Path(__file__).parents[2] / "docs" / "checkpoints.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("|")]
+    for start in filter(None, EFFECTS):
+        assert any(f"`{start}" in row for row in rows), start
+
+
+@pytest.mark.parametrize(("before", "now"), [("SGD", "AdamW"), ("AdamW", "SGD")])
+def test_another_kind_of_optimizer_is_refused_with_what_to_do(make, before, now):
+    make("SOLVER.OPTIMIZER.NAME", before).train()
+    with pytest.raises(ConfigError, match=rf"SOLVER\.OPTIMIZER\.NAME: .* set it back to {before} .*MODEL\.WEIGHTS"):
+        make("SOLVER.OPTIMIZER.NAME", now, resume=True)
+
+
+def test_a_schedule_that_cannot_take_over_the_others_place_is_refused(make):
+    make("SOLVER.STEPS", ()).train()
+    other = ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:StepLR", "SOLVER.LR_SCHEDULER_ARGS.step_size", 3]
+    with pytest.raises(ConfigError, match=r"SOLVER\.LR_SCHEDULER_NAME: .* cannot go on from"):
+        make(*other, resume=True)
+
+
+def test_a_refused_resume_leaves_the_files_as_they_were(make, tmp_path):
+    make().train()
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(ConfigError):
+        make("SOLVER.OPTIMIZER.NAME", "Adam", resume=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_another_schedule_is_followed_from_where_the_run_is(make):
+    cosine = ["SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.BASE_LR", 1.0, "SOLVER.MAX_ITER", 8]
+    whole = rates(make(*cosine))
+    make().train()
+    assert rates(make(*cosine, resume=True)) == pytest.approx(whole[4:])
+
+
+def test_another_number_of_processes_is_told():
+    texts = describe_changes({}, (1, 2))
+    assert len(texts) == 1
+    assert "2 process(es) instead of 1" in texts[0]
+    assert describe_changes({}, (2, 2)) == []
+
+
+# ---------------------------------------------------------------------------- another batch size
+
+
+def samples_seen(trainer):
+    """The samples that a trainer is given, batch by batch, as their first number."""
+    seen = []
+    note = CallbackHook(after_fetch=lambda t, batch: seen.append(batch[0][:, 0].tolist()))
+    trainer.register_hooks([note])
+    return seen
+
+
+@pytest.mark.parametrize("size", [16, 64, 24])
+def test_with_another_batch_size_each_sample_of_the_epoch_is_still_seen_once(make, size):
+    first = make("DATALOADER.BATCH_SIZE", 32, "SOLVER.MAX_ITER", 5)
+    before = samples_seen(first)
+    first.train()
+    second = make("DATALOADER.BATCH_SIZE", size, "SOLVER.MAX_ITER", "1ep", resume=True)
+    after = samples_seen(second)
+    result = second.train()
+    seen = [sample for batch in before + after for sample in batch]
+    assert len(seen) == len(set(seen)) == SIZE
+    # Iterations count updates: 5 of before, and those that the rest of the epoch makes now.
+    assert result.iteration == 5 + -(-(SIZE - 5 * 32) // size) == second.max_iter
+
+
+def test_lengths_in_epochs_end_with_the_epochs_also_after_two_changes_of_the_batch_size(make):
+    linear = ["SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR", "SOLVER.WARMUP_ITERS", "1ep", "SOLVER.BASE_LR", 1.0]
+    epochs = [*linear, "SOLVER.MAX_ITER", "8ep"]
+    sizes = []
+
+    def until(epoch, *overrides, resume=True):
+        trainer = make(*epochs, *overrides, resume=resume)
+        stop = CallbackHook(after_epoch=lambda t: t.request_stop("", exit_code=75) if t.epoch + 1 == epoch else None)
+        trainer.register_hooks([stop])
+        sizes.append((trainer.train().iteration, trainer.max_iter, trainer.cfg.SOLVER.WARMUP_ITERS))
+
+    until(2, "DATALOADER.BATCH_SIZE", 64, resume=False)  # 16 iterations an epoch
+    until(4, "DATALOADER.BATCH_SIZE", 128)  # 8
+    until(5, "DATALOADER.BATCH_SIZE", 128)  # the same again
+    until(8, "DATALOADER.BATCH_SIZE", 32)  # 32
+    assert sizes == [(32, 128, 16), (48, 80, 16), (56, 80, 16), (152, 152, 16)]
+
+
+def test_a_length_in_iterations_is_in_updates_of_whatever_size(make):
+    make("DATALOADER.BATCH_SIZE", 64, "SOLVER.MAX_ITER", 4).train()
+    trainer = make("DATALOADER.BATCH_SIZE", 128, "SOLVER.MAX_ITER", 10, resume=True)
+    assert trainer.train().iteration == 10
+
+
+# ---------------------------------------------------------------------------- what goes on, end to end
+
+
+def test_early_stopping_and_the_best_go_on_over_a_resume(make):
+    outcomes = {3: 0.5, 7: 0.9, 11: 0.3, 15: 0.4, 19: 0.2, 20: 0.1}
+
+    def run(resume, stop):
+        trainer = make("SOLVER.MAX_ITER", 20, "SOLVER.CHECKPOINT_PERIOD", 2, resume=False)
+        hooks = [
+            EvalHook(4, lambda: {"score": outcomes[trainer.iter]}),
+            EarlyStopping("score", patience=3),
+            BestCheckpointer(0, trainer.checkpointer, "score"),
+            CallbackHook(before_step=lambda t: t.request_stop("", exit_code=75) if t.iter == stop else None),
+        ]
+        trainer.remove_hook(EvalHook)
+        trainer.register_hooks(hooks)
+        if resume:
+            trainer.resume_or_load(resume=True)
+        return trainer.train(), hooks[2]
+
+    run(resume=False, stop=9)
+    result, _ = run(resume=True, stop=17)
+    assert result.exit_code == 75
+    result, best = run(resume=True, stop=None)
+    assert (result.reason, result.iteration) == (
+        "early stopping: score has not been better than 0.9 for 3 evaluations",
+        20,
+    )
+    assert best.best == [(0.9, 7)]
+
+
+def test_the_console_counts_on_where_the_run_was(make, caplog, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("hookline"), "propagate", True)
+    caplog.set_level(logging.INFO, "hookline")
+    arguments = ["LOG.WRITERS", ["CommonMetricPrinter"], "LOG.PERIOD", 4]
+    make(*arguments, "SOLVER.MAX_ITER", 8).train()
+    caplog.clear()
+    make(*arguments, "SOLVER.MAX_ITER", 16, resume=True).train()
+    lines = dict.fromkeys(r.getMessage() for r in caplog.records if " iter: " in r.getMessage())
+    assert [line.split("iter: ")[1].split()[0] for line in lines] == ["11/16", "15/16"]
+
+
+def test_the_results_of_a_run_that_loads_its_best_are_those_of_the_best(make, monkeypatch):
+    tested = [
+        *("DATASETS.TEST", ["synthetic"], "TEST.METRICS", ["Accuracy"], "TEST.EVAL_PERIOD", 10),
+        *("CHECKPOINT.BEST.METRIC", "synthetic/accuracy", "CHECKPOINT.BEST.MODE", "min"),
+        *("CHECKPOINT.LOAD_BEST_AT_END", True, "SOLVER.MAX_ITER", 40, "SOLVER.BASE_LR", 0.5),
+    ]
+    trainer = make(*tested)
+    trainer.train()
+    best = trainer.find_hook(BestCheckpointer)
+    assert best.loaded_iter == best.best_iter < 40
+    assert trainer._last_eval_results["synthetic"]["accuracy"] == pytest.approx(best.best_metric)
+    assert trainer.evaluate()["synthetic"]["accuracy"] == pytest.approx(best.best_metric)
+
+
+def test_the_console_shows_the_length_that_the_run_has_with_another_batch_size(make):
+    arguments = ["LOG.WRITERS", ["CommonMetricPrinter"], "SOLVER.MAX_ITER", "2ep"]
+    first = make(*arguments, "DATALOADER.BATCH_SIZE", 64)
+    first.register_hooks([CallbackHook(after_epoch=lambda trainer: trainer.request_stop("", exit_code=75))])
+    first.train()
+    second = make(*arguments, "DATALOADER.BATCH_SIZE", 128, resume=True)
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("hookline").addHandler(handler)
+    second.train()
+    logging.getLogger("hookline").removeHandler(handler)
+    assert any("iter: 23/24" in line for line in lines)

@@ -1,13 +1,17 @@
+import dataclasses
+import datetime
 import enum
 import io
 import pathlib
 import random
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 import torch
 
+from hookline.config import CfgNode
 from hookline.engine.state import capture_rng, restore_rng, to_plain
 
 
@@ -20,6 +24,16 @@ class Mode(enum.StrEnum):
 
 
 Point = namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass
+class Record:
+    number: int
+    path: pathlib.Path
+
+
+class Image(torch.Tensor):
+    """A tensor of a class of its own."""
 
 
 def through_a_file(value):
@@ -78,6 +92,15 @@ def test_a_captured_state_is_not_changed_by_drawing():
         (1 + 2j, 1 + 2j),
         (b"bytes", b"bytes"),
         (None, None),
+        (datetime.datetime(2026, 11, 21, 13, 5), "2026-11-21T13:05:00"),
+        (datetime.timedelta(minutes=2), 120.0),
+        (Record(1, pathlib.Path("a")), {"number": 1, "path": "a"}),
+        (bytearray(b"x"), b"x"),
+        (CfgNode({"A": {"B": 1}}), {"A": {"B": 1}}),
+        (MappingProxyType({"a": 1}), {"a": 1}),
+        (np.array(["a", "b"]), ["a", "b"]),
+        ({(1, np.int64(2)): 3}, {(1, 2): 3}),
+        (2**1999, 2**1999),
     ],
     ids=repr,
 )
@@ -105,7 +128,79 @@ def test_a_tensor_stays_as_it_is_and_a_parameter_becomes_one():
     assert torch.equal(plain["parameter"], tensor)
 
 
-@pytest.mark.parametrize("value", [object(), lambda: 0, np.array([object()])], ids=["object", "function", "objects"])
+def tagged():
+    tensor = torch.ones(2)
+    tensor.owner = object()
+    return tensor
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(2, requires_grad=True),
+        torch.ones(2, requires_grad=True) * 2,
+        torch.nn.Buffer(torch.ones(2)),
+        torch.ones(2).as_subclass(Image),
+        tagged(),
+        torch.ones(2, dtype=torch.cfloat).conj(),
+        torch.nn.Parameter(torch.eye(2).to_sparse()),
+    ],
+    ids=["leaf", "computed", "buffer", "subclass", "with an attribute", "conjugate", "sparse"],
+)
+def test_tensors_of_every_kind_become_plain_ones(tensor):
+    plain = to_plain(tensor)
+    assert type(plain) is torch.Tensor
+    assert not plain.requires_grad
+    loaded = through_a_file(plain)
+    assert loaded.to_dense().tolist() == tensor.to_dense().tolist()
+
+
+def test_a_generator_becomes_its_state():
+    generator = torch.Generator().manual_seed(3)
+    state = through_a_file(to_plain(generator))
+    expected = torch.rand(2, generator=generator)
+    assert torch.equal(torch.rand(2, generator=torch.Generator().set_state(state)), expected)
+
+
+def test_containers_are_copied():
+    state = {"list": [1, 2], "nested": {"list": [[1]]}}
+    plain = to_plain(state)
+    state["list"].append(3)
+    state["nested"]["list"][0].append(2)
+    assert plain == {"list": [1, 2], "nested": {"list": [[1]]}}
+
+
+def test_an_iterator_is_refused_and_not_used_up():
+    numbers = iter([1, 2])
+    with pytest.raises(TypeError, match="list_iterator"):
+        to_plain({"numbers": numbers})
+    assert list(numbers) == [1, 2]
+
+
+def test_what_contains_itself_is_refused():
+    state = {"a": []}
+    state["a"].append(state)
+    with pytest.raises(TypeError, match="state cannot be saved: it contains itself"):
+        to_plain(state)
+
+
+REFUSED = {
+    "object": object(),
+    "function": lambda: 0,
+    "class": int,
+    "objects": np.array([object()]),
+    "module": torch.nn.Sequential(torch.nn.Linear(1, 1)),
+    "loader": torch.utils.data.DataLoader([1]),
+    "long": 2**3000,
+    "long among others": [1, 2**3000],
+    "extended": np.longdouble(1) * np.ones(2, np.longdouble),
+    "meta": torch.ones(2, device="meta"),
+    "lazy": torch.nn.LazyLinear(2).weight,
+    "key": {Record(1, pathlib.Path("a")).__class__: 1},
+}
+
+
+@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED.keys())
 def test_what_has_no_plain_form_is_an_error_that_says_where_it_stands(value):
-    with pytest.raises(TypeError, match=r"state\['hooks'\]\['Odd'\]\[1\]"):
+    with pytest.raises(TypeError, match=r"state\['hooks'\]\['Odd'\]\[1\].* cannot be saved"):
         to_plain({"hooks": {"Odd": [1, value]}})

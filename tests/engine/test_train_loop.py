@@ -93,6 +93,7 @@ def test_events_come_in_the_documented_order():
         "after_train",
         "before_write",
         "on_write",
+        "after_run",
     ]
 
 
@@ -178,7 +179,7 @@ def test_a_stop_request_ends_training_with_the_present_step():
     trainer.register_hooks([recorder])
     result = trainer.train(0, 100)
     assert (result.reason, result.iteration) == ("enough", 3)
-    assert recorder.events[-4:] == ["after_step", "after_train", "before_write", "on_write"]
+    assert recorder.events[-5:] == ["after_step", "after_train", "before_write", "on_write", "after_run"]
     assert trainer.state_dict()["iteration"] == 2
 
 
@@ -249,7 +250,7 @@ def test_every_hook_gets_after_train_and_the_first_error_wins(caplog):
     )
     with pytest.raises(Boom, match="first") as info:
         trainer.train(0, 3)
-    assert recorder.events[-4:] == ["on_exception", "after_train", "before_write", "on_write"]
+    assert recorder.events[-5:] == ["on_exception", "after_train", "before_write", "on_write", "after_run"]
     assert any("second" in note for note in info.value.__notes__)
     assert "second" in caplog.text
 
@@ -259,7 +260,7 @@ def test_an_error_in_after_train_is_raised_when_it_is_the_first():
     trainer.register_hooks([CallbackHook(after_train=raising("late")), recorder])
     with pytest.raises(Boom, match="late"):
         trainer.train(0, 2)
-    assert recorder.events[-4:] == ["on_exception", "after_train", "before_write", "on_write"]
+    assert recorder.events[-5:] == ["on_exception", "after_train", "before_write", "on_write", "after_run"]
 
 
 def test_the_failing_hook_and_event_are_named():

@@ -56,6 +56,30 @@ def test_an_error_is_raised_where_the_next_job_is_given_and_the_others_are_done(
     assert done == [1, 2]
 
 
+@pytest.mark.parametrize("end", ["drain", "close", "a full queue"])
+def test_jobs_gather_until_somebody_waits_for_them(end):
+    background, done = Background(max_jobs=3, delay=3600.0), []
+    for number in range(3):
+        background.submit(lambda n=number: done.append(n))
+    time.sleep(0.05)
+    assert done == []
+    if end == "a full queue":
+        background.submit(lambda: done.append(3))  # waits for room
+        background.drain()
+        assert done == [0, 1, 2, 3]
+    else:
+        getattr(background, end)()
+        assert done == [0, 1, 2]
+    background.close()
+
+
+def test_jobs_are_done_soon_when_nobody_waits():
+    background, done = Background(delay=0.01), threading.Event()
+    background.submit(done.set)
+    assert done.wait(timeout=60)
+    background.close()
+
+
 def test_it_works_again_after_it_was_closed():
     background, done = Background(), []
     for number in range(2):

@@ -1,6 +1,6 @@
 import logging
-import math
 from collections import defaultdict, deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,12 +8,12 @@ import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
 from torch import nn
 
+from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import (
-    BestCheckpointer,
     CallbackHook,
-    EvalHook,
+    ExceptionCheckpointer,
     HookBase,
     LRScheduler,
     PeriodicCheckpointer,
@@ -52,8 +52,6 @@ def log(caplog, monkeypatch):
 
 
 def files(checkpointer):
-    from pathlib import Path
-
     return sorted(path.name for path in Path(checkpointer.save_dir).iterdir())
 
 
@@ -62,8 +60,6 @@ def saved(checkpointer, name):
 
 
 def last(checkpointer):
-    from pathlib import Path
-
     return Path(checkpointer.save_dir, "last_checkpoint").read_text()
 
 
@@ -193,7 +189,7 @@ def test_an_old_checkpoint_goes_only_when_the_new_one_is_saved(make, monkeypatch
 
 
 def test_keeping_no_checkpoint_is_an_error(make):
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(ConfigError, match="at least 1"):
         PeriodicCheckpointer(make()[1], 2, max_to_keep=0)
 
 
@@ -259,107 +255,185 @@ def test_two_hooks_of_a_class_each_get_their_own_state_back(make):
         ]
 
 
-# ---------------------------------------------------------------------------- BestCheckpointer
+def test_a_checkpoint_comes_every_epoch_and_every_so_many_minutes(make, monkeypatch):
+    trainer, checkpointer = make()
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, "2ep")])
+    trainer.train(0, 16)  # of 4 iterations each
+    assert files(checkpointer) == ["last_checkpoint", "model_0000007.pth", "model_0000015.pth", "model_final.pth"]
+
+    now = [0.0]
+    monkeypatch.setattr("hookline.hooks.base.time.monotonic", lambda: now[0])
+
+    def pass_time(trainer):
+        now[0] += 20
+
+    trainer, checkpointer = make("timed")
+    trainer.register_hooks([CallbackHook(before_step=pass_time), PeriodicCheckpointer(checkpointer, "1min")])
+    trainer.train(0, 7)
+    assert files(checkpointer) == ["last_checkpoint", "model_0000002.pth", "model_0000005.pth", "model_final.pth"]
 
 
-def best_hooks(checkpointer, metrics, mode="max", period=2, **kwargs):
-    values = iter(metrics)
-    return [
-        PeriodicCheckpointer(checkpointer, period),
-        EvalHook(period, lambda: {"metric": next(values)}),
-        BestCheckpointer(0, checkpointer, "metric", mode, **kwargs),
+def test_a_checkpoint_that_is_asked_for_holds_the_step_it_was_asked_in(make):
+    trainer, checkpointer = make()
+    ask = CallbackHook(before_step=lambda trainer: trainer.request_save() if trainer.iter == 3 else None)
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 0), ask])
+    trainer.train(0, 6)
+    assert files(checkpointer) == ["last_checkpoint", "model_0000003.pth", "model_final.pth"]
+    assert saved(checkpointer, "model_0000003")["iteration"] == 3
+
+
+@pytest.mark.parametrize("period", [5, 100])
+def test_an_interrupted_run_is_saved_once_under_its_iteration_and_not_as_final(make, period):
+    writes = []
+    trainer, checkpointer = make()
+    stop = CallbackHook(
+        after_step=lambda trainer: trainer.request_stop("time is over", exit_code=75) if trainer.iter == 4 else None,
+        after_save=lambda trainer, path: writes.append(Path(path).name),
+    )
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, period), stop])
+    trainer.train(0, 12)
+    assert writes == ["model_0000004.pth"]
+    assert last(checkpointer) == "model_0000004.pth"
+    assert saved(checkpointer, "model_0000004")["trainer"]["iteration"] == 4
+
+
+def test_an_interrupted_runs_checkpoint_is_one_of_those_that_are_counted(make):
+    trainer, checkpointer = make()
+    stop = CallbackHook(after_step=lambda t: t.request_stop("", exit_code=75) if t.iter == 6 else None)
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=2), stop])
+    trainer.train(0, 12)
+    assert files(checkpointer) == ["last_checkpoint", "model_0000005.pth", "model_0000006.pth"]
+
+
+def test_what_a_killed_run_had_no_time_to_remove_goes_with_the_next_checkpoint(make):
+    """Killed between the new checkpoint, which is whole, and the old one's removal."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(path):
+        raise Killed
+
+    trainer, checkpointer = make()
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=1)])
+    checkpointer.path_manager.rm = kill
+    with pytest.raises(Killed):
+        trainer.train(0, 8)
+    assert files(checkpointer) == ["last_checkpoint", "model_0000001.pth", "model_0000003.pth"]
+    trainer, checkpointer = make()
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=1)])
+    checkpointer.resume_or_load("", resume=True)
+    trainer.train(trainer.iter + 1, 8)
+    assert files(checkpointer) == ["last_checkpoint", "model_0000007.pth", "model_final.pth"]
+
+
+def test_files_of_a_run_that_kept_all_are_left_when_it_goes_on_keeping_some(make):
+    for start, stop, keep in ((0, 4, None), (4, 8, 1)):
+        trainer, checkpointer = make()
+        trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=keep)])
+        checkpointer.resume_or_load("", resume=True)
+        trainer.train(start, stop)
+    assert files(checkpointer) == [
+        *("last_checkpoint", "model_0000001.pth", "model_0000003.pth", "model_0000007.pth", "model_final.pth")
     ]
 
 
-@pytest.mark.parametrize(
-    ("mode", "metrics", "best", "at"),
-    [
-        ("max", [0.3, 0.4, 0.35, 0.5], 0.5, 8),
-        ("max", [0.3, 0.5, 0.5, 0.4], 0.5, 3),
-        ("min", [1.0, 0.8, 0.9, 0.9], 0.8, 3),
-        ("min", [math.nan, 0.8, 0.9, 0.9], 0.8, 3),
-        ("max", [math.inf, 0.8, 0.9, math.nan], 0.9, 5),
-    ],
-)
-def test_the_best_value_and_its_weights_are_kept(make, mode, metrics, best, at):
-    trainer, checkpointer = make()
-    trainer.register_hooks(best_hooks(checkpointer, metrics, mode))
-    by_iteration = {}
-    note = CallbackHook(
-        after_step=lambda trainer: by_iteration.update({trainer.iter: trainer.model.fc.weight.detach().clone()})
-    )
-    trainer.register_hooks([note])
+def test_fvcores_checkpointer_and_positional_arguments_work(make):
+    trainer, checkpointer = make(checkpointer_type=FvcoreCheckpointer)
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, 8, 2, "net")])
     trainer.train(0, 8)
-    hook = trainer._hooks[2]
-    assert (hook.best_metric, hook.best_iter) == (best, at)
-    assert torch.equal(saved(checkpointer, "model_best")["model"]["fc.weight"], by_iteration[min(at, 7)])
+    assert files(checkpointer) == ["last_checkpoint", "net_0000005.pth", "net_0000007.pth", "net_final.pth"]
 
 
-def test_no_finite_value_is_no_best(make):
+# ---------------------------------------------------------------------------- asynchronous
+
+
+def test_an_asynchronous_save_is_told_of_when_its_file_is_whole_and_all_are_at_the_end(make, tmp_path):
     trainer, checkpointer = make()
-    trainer.register_hooks(best_hooks(checkpointer, [math.nan] * 4))
-    trainer.train(0, 8)
-    assert "model_best.pth" not in files(checkpointer)
+    checkpointer = Checkpointer(trainer.model, str(tmp_path / "run"), asynchronous=True, trainer=trainer)
+    there = []
+    note = CallbackHook(after_save=lambda trainer, path: there.append((Path(path).name, Path(path).exists())))
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=1), note])
+    trainer.train(0, 5)
+    names = ["model_0000001.pth", "model_0000003.pth", "model_final.pth"]
+    assert there == [(name, True) for name in names]
+    assert files(checkpointer) == ["last_checkpoint", *names[1:]]
+    assert last(checkpointer) == "model_final.pth"
+
+
+def test_a_failing_run_waits_for_its_last_asynchronous_save(make, tmp_path):
+    trainer, checkpointer = make()
+    checkpointer = Checkpointer(trainer.model, str(tmp_path / "run"), asynchronous=True, trainer=trainer)
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2), Fails("before_step", 2)])
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train(0, 8)
+    assert last(checkpointer) == "model_0000001.pth"
+
+
+# ---------------------------------------------------------------------------- ExceptionCheckpointer
+
+
+class Fails(HookBase):
+    """Raises at an event of an iteration."""
+
+    def __init__(self, event, at):
+        self.at = at
+        setattr(self, event, self.fail)
+
+    def fail(self, *_):
+        if self.trainer.iter == self.at:
+            raise RuntimeError("broken")
 
 
 @pytest.mark.parametrize("checkpointer_type", [Checkpointer, FvcoreCheckpointer])
-def test_a_resume_goes_on_from_the_last_and_not_from_the_best_checkpoint(make, checkpointer_type):
-    class Fails(HookBase):
-        def before_step(self):
-            if self.trainer.iter == 5:
-                raise RuntimeError("broken")
-
+@pytest.mark.parametrize(
+    ("event", "iteration"), [("before_step", 5), ("after_fetch", 5), ("after_backward", 5), ("after_step", 6)]
+)
+def test_a_failure_before_the_update_or_after_the_step_is_saved_beside_the_run(
+    make, event, iteration, checkpointer_type
+):
+    weights = []
+    note = CallbackHook(after_step=lambda trainer: weights.append(trainer.model.fc.weight.detach().clone()))
     trainer, checkpointer = make(checkpointer_type=checkpointer_type)
-    trainer.register_hooks([*best_hooks(checkpointer, [0.1, 0.2, 0.3]), Fails()])
+    hooks = [PeriodicCheckpointer(checkpointer, 4), ExceptionCheckpointer(checkpointer), note, Fails(event, 6)]
+    trainer.register_hooks(hooks)
     with pytest.raises(RuntimeError, match="broken"):
-        trainer.train(0, 8)
-    assert "model_best.pth" in files(checkpointer)
+        trainer.train(0, 12)
+    state = torch.load(f"{checkpointer.save_dir}/model_exception.pth", weights_only=False)
+    assert state["iteration"] == state["trainer"]["iteration"] == iteration
+    assert torch.equal(state["model"]["fc.weight"], weights[iteration])
     assert last(checkpointer) == "model_0000003.pth"
 
 
-def test_a_worse_value_after_a_resume_does_not_replace_the_best(make):
+@pytest.mark.parametrize("event", ["before_optimizer_step", "after_optimizer_step", "before_zero_grad"])
+def test_weights_that_may_be_of_half_a_step_are_not_saved(make, event):
     trainer, checkpointer = make()
-    trainer.register_hooks(best_hooks(checkpointer, [0.1, 0.9]))
-    trainer.train(0, 4)
-    best = saved(checkpointer, "model_best")["model"]
+    trainer.register_hooks([ExceptionCheckpointer(checkpointer), Fails(event, 6)])
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train(0, 12)
+    assert files(checkpointer) == []
 
+
+def test_a_run_goes_on_from_the_state_at_a_failure_if_told_to(make):
     trainer, checkpointer = make()
-    hooks = best_hooks(checkpointer, [0.3, 0.4])
-    trainer.register_hooks(hooks)
+    trainer.register_hooks([ExceptionCheckpointer(checkpointer), Fails("after_backward", 6)])
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train(0, 12)
+    Path(checkpointer.save_dir, "last_checkpoint").write_text("model_exception.pth")
+    trainer, checkpointer = make()
     checkpointer.resume_or_load("", resume=True)
-    assert hooks[2].best_metric == 0.9
-    trainer.train(4, 8)
-    assert hooks[2].best_metric == 0.9
-    assert torch.equal(saved(checkpointer, "model_best")["model"]["fc.weight"], best["fc.weight"])
+    assert trainer.iter == 5
 
 
-def test_the_file_of_the_best_can_be_named(make):
+def test_a_run_that_ends_well_or_by_ctrl_c_leaves_no_state_of_a_failure(make):
+    def interrupt(trainer):
+        if trainer.iter == 6:
+            raise KeyboardInterrupt
+
     trainer, checkpointer = make()
-    trainer.register_hooks(best_hooks(checkpointer, [1.0], period=0, file_prefix="top"))
+    trainer.register_hooks([ExceptionCheckpointer(checkpointer)])
     trainer.train(0, 2)
-    assert "top.pth" in files(checkpointer)
-
-
-def test_a_metric_put_by_any_hook_is_looked_at_every_period(make):
-    trainer, checkpointer = make()
-    put = CallbackHook(after_step=lambda trainer: trainer.storage.put_scalar("score", trainer.iter, False))
-    hook = BestCheckpointer(4, checkpointer, "score")
-    trainer.register_hooks([put, hook])
-    trainer.train(0, 6)
-    assert saved(checkpointer, "model_best")["iteration"] == 5
-    assert hook.best_metric == 5.0
-
-
-def test_a_metric_that_nobody_puts_is_warned_of_once_with_the_nearest(make, log):
-    trainer, checkpointer = make()
-    trainer.register_hooks([EvalHook(1, lambda: {"accuracy": 1.0}), BestCheckpointer(1, checkpointer, "acuracy")])
-    trainer.train(0, 4)
-    warnings = [r.getMessage() for r in log.records if r.levelno == logging.WARNING]
-    assert len(warnings) == 1
-    assert "'acuracy'" in warnings[0]
-    assert "did you mean 'accuracy'" in warnings[0]
-
-
-def test_a_mode_other_than_max_or_min_is_an_error(make):
-    with pytest.raises(ValueError, match="not 'maximum'"):
-        BestCheckpointer(1, make()[1], "a", "maximum")
+    trainer.register_hooks([CallbackHook(before_step=interrupt)])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(2, 12)
+    assert files(checkpointer) == []

@@ -270,3 +270,23 @@ def test_memory_does_not_grow_with_the_length_of_a_run():
             storage.put_image("image", torch.zeros(1, 1, 1))
             storage.put_scalar("sparse", 1.0, smoothing_hint=False, cur_iter=3 * i)
         assert len(storage.images()) <= 64
+
+
+def test_replaced_values_are_the_ones_that_readers_get_and_that_are_judged():
+    with EventStorage() as storage:
+        for iteration, loss in enumerate((1.0, float("nan"), 3.0)):
+            storage.iter = iteration
+            storage.put_scalar("loss", loss)
+        assert storage.latest_with_smoothing_hint()["loss"][0] != storage.latest_with_smoothing_hint()["loss"][0]
+        assert storage.nonfinite == {"loss": 1}
+        assert storage.unshared("loss")[0] == (1.0, 0)
+        assert storage.unshared("other") == []
+        _, seen = storage.rows()
+        storage.replace("loss", {0: 2.0, 1: 4.0, 2: 6.0})
+        storage.shared_until = 2
+        assert storage.latest_with_smoothing_hint()["loss"][0] == 4.0
+        assert storage.rows(since=seen)[0] == [(2, {"loss": 4.0})]
+        assert storage.nonfinite == {}
+        assert storage.unshared("loss") == []
+        storage.replace("loss", {2: float("inf")})
+        assert storage.nonfinite == {"loss": 2}

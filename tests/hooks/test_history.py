@@ -75,3 +75,13 @@ def test_the_newest_values_survive_every_cut(length):
         history.update(float(iteration), iteration)
         kept = min(length, iteration + 1)
         assert [it for _, it in history.values()] == list(range(iteration + 1 - kept, iteration + 1))
+
+
+def test_values_are_replaced_by_iteration_and_the_mean_of_all_follows():
+    history = HistoryBuffer()
+    history.extend([1.0, 2.0, 3.0], [10, 11, 12])
+    history.replace({11: 5.0, 12: 7.0})
+    assert history.values() == [(1.0, 10), (5.0, 11), (7.0, 12)]
+    assert history.global_avg() == 13 / 3
+    history.replace({})
+    assert history.latest() == 7.0

@@ -1,6 +1,7 @@
 import json
 import math
 import os
+import time
 
 import pytest
 import torch
@@ -324,6 +325,45 @@ def test_tensorboard_gets_every_value_once(tmp_path):
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(19, 9.5), (39, 29.5), (49, 39.5)]
     assert [e.step for e in events.Scalars("sparse")] == [7]
     assert [e.step for e in events.Scalars("end")] == [50]
+
+
+def test_tensorboard_events_are_in_the_file_when_a_writer_has_written(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path))
+    with EventStorage(3) as storage:
+        storage.put_scalar("a", 1.0)
+        writer.write()
+        assert steps(tmp_path, "a") == [3]
+    writer.close()
+
+
+def test_code_that_uses_the_summary_writer_itself_writes_to_the_same_file(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path))
+    writer.resume(5)
+    with EventStorage(7) as storage:
+        storage.put_scalar("a", 1.0)
+        writer.write()
+    writer._writer.add_image("image", torch.rand(3, 4, 4), 8)
+    writer._writer.add_scalar("b", 2.0, 9)
+    writer._writer.flush()
+    assert len(list(tmp_path.iterdir())) == 1
+    events = scalars(tmp_path)
+    assert [e.step for e in events.Images("image")] == [8]
+    assert (steps(tmp_path, "a"), steps(tmp_path, "b")) == ([7], [9])
+    writer.close()
+
+
+def test_tensorboard_points_have_the_time_they_were_put_at_not_that_of_the_thread_that_writes(tmp_path):
+    class Notes(HookBase):
+        def after_step(self):
+            times.append(time.time())
+
+    times, trainer = [], Losses()
+    trainer.register_hooks([Notes(), PeriodicWriter([TensorboardXWriter(str(tmp_path))], 1)])
+    trainer.register_hooks([CallbackHook(before_step=lambda trainer: time.sleep(0.02))])
+    trainer.train(0, 4)
+    walls = [event.wall_time for event in scalars(tmp_path).Scalars("loss")][:4]
+    assert all(put <= wall for put, wall in zip(times, walls, strict=True))
+    assert all(wall < put for put, wall in zip(times[1:], walls, strict=False))
 
 
 def test_after_a_resume_tensorboard_shows_one_line(tmp_path):

@@ -13,7 +13,7 @@ TOOLS = Path(__file__).parents[2] / "tools"
 @pytest.fixture
 def benchmark(capsys, monkeypatch):
     monkeypatch.syspath_prepend(str(TOOLS))
-    monkeypatch.setattr(gc, "collect", lambda: 0)  # a tenth of a second each; no time is asserted here
+    monkeypatch.setattr(gc, "collect", lambda *generation: 0)  # a tenth of a second each; no time is asserted here
     tool = importlib.import_module("benchmark")
 
     def run(*arguments):
@@ -27,13 +27,26 @@ def benchmark(capsys, monkeypatch):
         del sys.modules[name]
 
 
-def test_overhead_compares_four_set_ups_on_two_models(benchmark):
-    results = benchmark("overhead", "--steps", 20, "--rounds", 1)
+def test_overhead_compares_five_set_ups_on_two_models(benchmark):
+    results = benchmark("overhead", "--steps", 20, "--rounds", 1, "--backend", "eager")
     assert set(results) == {"tiny", "digits"}
     for work in results.values():
-        assert list(work) == ["by hand", "lean", "default", "by hand, logging"]
+        assert list(work) == ["by hand", "lean", "default", "by hand, logging", "compiled step"]
         assert all(set(numbers) == {"us_per_step", "ratio"} for numbers in work.values())
         assert work["by hand"]["ratio"] == 1.0
+
+
+def test_overhead_tells_where_there_is_no_compiler(benchmark, monkeypatch):
+    def no_compiler(graph, inputs):  # found out by inductor itself in some seconds
+        raise RuntimeError("no working C++ compiler")
+
+    from benchmarks import steps
+
+    compiled = steps.compiled
+    monkeypatch.setattr(steps, "compiled", lambda cfg, backend: compiled(cfg, no_compiler))
+    results = benchmark("overhead", "--steps", 20, "--rounds", 1)
+    assert results["tiny"]["compiled step"]["status"].startswith("skipped: SOLVER.COMPILE_STEP")
+    assert results["tiny"]["lean"]["ratio"] > 0
 
 
 def test_the_default_set_up_formats_and_writes_all_it_does_in_a_run(benchmark, tmp_path, monkeypatch):
@@ -85,8 +98,12 @@ def test_checkpoint(benchmark, tmp_path):
     results = benchmark("checkpoint", "--size", "20k", "--rounds", 1, "--folder", tmp_path)
     assert results["size"]["parameters"] == 20_000
     assert results["size"]["file_mb"] >= 0.24  # weights, and two moments of each
-    for name in ("plain write + fsync", "torch.save + fsync", "Checkpointer.save", "plain read", "Checkpointer.load"):
-        assert set(results[name]) == {"seconds", "ratio", "least", "most"}
+    times = {"seconds", "ratio", "least", "most"}
+    for name in ("plain write + fsync", "torch.save + fsync", "save, asynchronous: stalled", "plain read", "load"):
+        assert set(results[name]) == times
+    for name in ("save", "save, asynchronous"):
+        assert set(results[name]) == {*times, "memory_mb"}
+    assert results["save, asynchronous: stalled"]["least"] <= results["save, asynchronous"]["most"]
     assert not list(tmp_path.iterdir())
 
 

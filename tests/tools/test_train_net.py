@@ -127,6 +127,50 @@ def test_eval_only_with_nothing_to_resume_is_an_error(tool, tmp_path):
     assert "accuracy" not in out
 
 
+@pytest.mark.parametrize("weights", ["--resume", "run", "run/model_final.pth"])
+def test_eval_only_evaluates_the_averaged_weights_where_the_run_did(tool, tmp_path, weights):
+    ema = '[{"NAME": "EMA", "ARGS": {"decay": 0.9, "warmup": False}}]'
+    assert tool(*tiny(tmp_path / "run", "SOLVER.MAX_ITER", "2ep", "HOOKS", ema))[0] == 0
+    last = rows(tmp_path / "run")[-1]
+    chosen = ["--resume"] if weights == "--resume" else ["MODEL.WEIGHTS", tmp_path / weights]
+    code, out, _ = tool(*tiny(tmp_path / "run"), "--eval-only", *chosen)
+    assert code == 0
+    assert "averaged by EMA" in out
+    assert re.search(rf"digits_test +loss +{last['digits_test/loss']:.5g}\n", out)
+    code, out, _ = tool(*tiny(tmp_path / "run", "MODEL.WEIGHTS_FROM", "model"), "--eval-only", *chosen)
+    assert code == 0
+    assert "averaged" not in out.partition("Loaded")[2]
+    assert not re.search(rf"digits_test +loss +{last['digits_test/loss']:.5g}\n", out)
+
+
+def test_a_run_starts_from_another_runs_folder(tool, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert tool(*tiny(first, "SOLVER.MAX_ITER", 5))[0] == 0
+    code, out, _ = tool(*tiny(second, "SOLVER.MAX_ITER", 1, "SOLVER.BASE_LR", 0.0, "MODEL.WEIGHTS", first))
+    assert code == 0
+    assert f"Loaded 26 of the model's 26 weights from {first}\n" in out
+    expected, model = (torch.load(run / "model_final.pth", weights_only=True)["model"] for run in (first, second))
+    assert torch.equal(expected["classifier.weight"], model["classifier.weight"])
+
+
+def test_a_run_does_not_start_from_the_folder_it_would_set_aside(tool, tmp_path):
+    folder = tmp_path / "run"
+    assert tool(*tiny(folder, "SOLVER.MAX_ITER", 5))[0] == 0
+    before = sorted(os.listdir(folder))
+    assert_error(tool(*tiny(folder, "MODEL.WEIGHTS", folder)), "MODEL.WEIGHTS", "another OUTPUT_DIR")
+    assert sorted(os.listdir(folder)) == before
+
+
+def test_strictly_weights_that_do_not_fit_are_an_error(tool, tmp_path):
+    folder = tmp_path / "run"
+    assert tool(*tiny(folder, "SOLVER.MAX_ITER", 5))[0] == 0
+    other = tiny(tmp_path / "other", "SOLVER.MAX_ITER", 5, "MODEL.WEIGHTS", folder, "MODEL.ARGS.num_classes", 12)
+    assert_error(tool(*other, "MODEL.WEIGHTS_STRICT", True), "does not fit the model exactly", "classifier.weight")
+    code, out, _ = tool(*other)
+    assert code == 0
+    assert "classifier.weight: (10, 4) in the file, (12, 4) in the model" in out
+
+
 @pytest.mark.parametrize(("expected", "code"), [(0.5, 0), (3.0, 1)])
 def test_a_missed_expectation_is_exit_code_one(tool, tmp_path, expected, code):
     overrides = [
@@ -195,7 +239,7 @@ def test_a_run_killed_and_interrupted_and_resumed_is_the_uninterrupted_run(tmp_p
     code, out, err = finish(start(tmp_path, *tiny(broken, *period, *at(13, "SIGKILL"))))
     assert code == -9
     code, out, err = finish(start(tmp_path, *tiny(broken, *period, *at(34, "SIGINT")), "--resume"))
-    assert code == 0, err
+    assert code == 130, err
     assert "interrupted by SIGINT" in out
     assert "Starting training from iteration 10\n" in out
     code, out, err = finish(start(tmp_path, *tiny(broken, *period), "--resume"))
@@ -220,6 +264,9 @@ ERRORS = {
     "not a duration": (["SOLVER.MAX_ITER", "3 weeks"], ["SOLVER.MAX_ITER", "'3 weeks'", "ep"]),
     "key without value": (["SOLVER.BASE_LR"], ["SOLVER.BASE_LR"]),
     "missing weights": (["MODEL.WEIGHTS", "model_finl.pth"], ["MODEL.WEIGHTS", "model_finl.pth"]),
+    "weights that are none": (["MODEL.WEIGHTS", "file"], ["MODEL.WEIGHTS", "file is damaged, or is not a checkpoint"]),
+    "a folder without weights": (["MODEL.WEIGHTS", "."], ["MODEL.WEIGHTS", ". is a folder without last_checkpoint"]),
+    "weights of an unknown kind": (["MODEL.WEIGHTS_FROM", "ema"], ["MODEL.WEIGHTS_FROM", "'averaged'"]),
     "unknown model": (["MODEL.NAME", "ConvNett"], ["MODEL.NAME", "did you mean 'ConvNet'"]),
     "unknown argument": (["MODEL.ARGS.hiden", "[3]"], ["MODEL.ARGS.hiden", "did you mean 'hidden'"]),
     "unknown hook": (["HOOKS", '[{"NAME": "EvalHok"}]'], ["HOOKS[0]", "did you mean 'EvalHook'"]),
@@ -230,6 +277,16 @@ ERRORS = {
     ),
     "no test set to choose the best by": (["DATASETS.TEST", "[]"], ["CHECKPOINT.BEST.METRIC", "DATASETS.TEST"]),
     "more than one process": (["--num-gpus", "2"], ["--num-gpus 2", "use --num-gpus 1"]),
+    "the best of no metric": (
+        ["CHECKPOINT.LOAD_BEST_AT_END", "True", "CHECKPOINT.BEST.METRIC", ""],
+        ["CHECKPOINT.LOAD_BEST_AT_END", "CHECKPOINT.BEST.METRIC"],
+    ),
+    "none of the best": (["CHECKPOINT.BEST.KEEP", "0"], ["CHECKPOINT.BEST.KEEP", "at least 1"]),
+    "a time limit in epochs": (["SOLVER.TIME_LIMIT", "2ep"], ["SOLVER.TIME_LIMIT", "'2h'"]),
+    "two time limits": (
+        ["SOLVER.TIME_LIMIT", "1h", "HOOKS", '[{"NAME": "TimeLimit", "ARGS": {"limit": "2h"}}]'],
+        ["HOOKS[0]", "SOLVER.TIME_LIMIT"],
+    ),
     "empty folder": (["OUTPUT_DIR", ""], ["OUTPUT_DIR"]),
     "a file for a folder": (["OUTPUT_DIR", "file"], ["OUTPUT_DIR", "file"]),
     "a folder below a file": (["OUTPUT_DIR", "file/run"], ["OUTPUT_DIR", "file/run"]),

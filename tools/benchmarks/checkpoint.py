@@ -4,6 +4,8 @@ import argparse
 import os
 import statistics
 import tempfile
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch import nn
 
 from hookline.engine.checkpoint import Checkpointer
+from hookline.engine.checkpoint_file import verify_checkpoint
 
 from .measure import Run, all_times, now
 
@@ -18,7 +21,12 @@ PARTS = 20
 
 
 def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
-    """Saving and loading a model of ``--size`` parameters with AdamW's state: three times its weights."""
+    """Saving and loading a model of ``--size`` parameters with AdamW's state: three times its weights.
+
+    Of an asynchronous save the time the caller is stalled is told as well as that until the file is whole, with
+    nothing else done meanwhile; of both the memory beyond the state itself, at its peak. A synchronous one has it
+    measured before the other took any.
+    """
     model = nn.ParameterList(torch.randn(max(args.size // PARTS, 1)) for _ in range(PARTS))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)
     for parameter in model:
@@ -26,11 +34,16 @@ def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
     optimizer.step()
     optimizer.zero_grad()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        checkpointer = Checkpointer(model, folder, optimizer=optimizer)
-        checkpointer.save("state")
+        at_once = Checkpointer(model, folder, optimizer=optimizer)
+        beside = Checkpointer(model, folder, asynchronous=True, optimizer=optimizer)
+        memory = {
+            "save": _peak(lambda: at_once.save("state")),
+            "save, asynchronous": _peak(lambda: _save_and_wait(beside)),
+        }
         path, plain, saved = (os.path.join(folder, name) for name in ("state.pth", "plain", "torch"))
         with open(path, "rb") as file:
             content = bytearray(file.read())  # the same bytes; and a buffer to read into, whose memory is there already
+        stalled: list[float] = []
         writes = {
             "plain write + fsync": _once(lambda: _write(plain, lambda file: file.write(content))),
             "torch.save + fsync": _once(
@@ -39,27 +52,47 @@ def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
                     lambda file: torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file),
                 )
             ),
-            "Checkpointer.save": _once(lambda: checkpointer.save("state")),
+            "save": _once(lambda: at_once.save("state")),
+            "save, asynchronous": _once(lambda: stalled.append(_save_and_wait(beside))),
         }
         reads = {
             "plain read": _once(lambda: _read(plain, content)),
-            "Checkpointer.load": _once(lambda: checkpointer.load(path)),
+            "load": _once(lambda: at_once.load(path)),
+            "verify": _once(lambda: verify_checkpoint(path)),
         }
-        rounds = args.rounds
         results: dict[str, Any] = {
             "size": {"parameters": PARTS * len(model[0]), "file_mb": round(len(content) / 1e6, 1)}
         }
         for base, runs in (("plain write + fsync", writes), ("plain read", reads)):
-            times = all_times(runs, 1, rounds)
+            times = all_times(runs, 1, args.rounds)
+            middle = statistics.median(times[base])
             for name, seconds in times.items():
-                middle = statistics.median(seconds)
-                results[name] = {
-                    "seconds": round(middle, 4),
-                    "ratio": round(middle / statistics.median(times[base]), 2),
-                    "least": round(min(seconds), 4),
-                    "most": round(max(seconds), 4),
-                }
+                results[name] = _summary(seconds, middle)
+                if name in memory:
+                    results[name]["memory_mb"] = round(memory[name] / 1e6, 1)
+            if "save, asynchronous" in times:  # the first is not counted
+                results["save, asynchronous: stalled"] = _summary(stalled[1:], middle)
+        beside.close()
     return results
+
+
+def _summary(seconds: list[float], base: float) -> dict[str, float]:
+    middle = statistics.median(seconds)
+    return {
+        "seconds": round(middle, 4),
+        "ratio": round(middle / base, 2),
+        "least": round(min(seconds), 4),
+        "most": round(max(seconds), 4),
+    }
+
+
+def _save_and_wait(checkpointer: Checkpointer) -> float:
+    """Save, and return the seconds after which training would have gone on."""
+    start = now()
+    checkpointer.save("asynchronous")
+    stalled = now() - start
+    checkpointer.wait()
+    return stalled
 
 
 def _once(act: Callable[[], Any]) -> Run:
@@ -70,6 +103,34 @@ def _once(act: Callable[[], Any]) -> Run:
         return now() - start
 
     return run
+
+
+def _peak(act: Callable[[], Any]) -> int:
+    """The bytes by which this process grows while it acts, at most; 0 where the system does not tell."""
+    before, done, most = _resident(), threading.Event(), 0
+
+    def watch() -> None:
+        nonlocal most
+        while not done.is_set():
+            most = max(most, _resident())
+            time.sleep(0.002)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        act()
+    finally:
+        done.set()
+        watcher.join()
+    return max(most - before, 0)
+
+
+def _resident() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 def _write(path: str, write: Callable[[Any], Any]) -> None:

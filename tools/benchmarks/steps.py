@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, SimpleTrainer, TrainerBase
 from hookline.engine.modeling import ModelAdapter
 from hookline.hooks import EVENTS, EventStorage, HookBase
 
 from .measure import Run, interleaved, now, ratios, timed, usual_logging
-from .work import by_hand, by_hand_with_logging, default, digits_config, lean, tiny_config
+from .work import by_hand, by_hand_with_logging, compiled, default, digits_config, lean, tiny_config
 
 # Steps of a round: as many as there are between two checkpoints, so that each round has one.
 WORKS = {"tiny": (tiny_config, torch.optim.SGD, 5000), "digits": (digits_config, torch.optim.AdamW, 115)}
@@ -38,7 +39,12 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
                 "default": default(cfg),
                 "by hand, logging": by_hand_with_logging(cfg, optimizer, folder, console),
             }
-            results[name] = ratios(interleaved(runs, args.steps or steps, args.rounds), "by hand")
+            skipped: dict[str, Any] = {}
+            try:
+                runs["compiled step"] = compiled(cfg, args.backend)
+            except ConfigError as error:
+                skipped["compiled step"] = {"status": f"skipped: {error}"}
+            results[name] = ratios(interleaved(runs, args.steps or steps, args.rounds), "by hand") | skipped
     return results
 
 

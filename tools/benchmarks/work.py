@@ -132,6 +132,26 @@ def lean(cfg: CfgNode) -> Run:
     return timed(SimpleTrainer(parts.model, parts.data_loader, parts.optimizer, adapter=adapter))
 
 
+def compiled(cfg: CfgNode, backend: str) -> Run:
+    """The lean one with SOLVER.COMPILE_STEP; graphs are made before this returns.
+
+    Args:
+        cfg: the config.
+        backend: torch.compile's.
+
+    Raises:
+        ConfigError: it cannot be compiled here: there is no C++ compiler, for one.
+    """
+    parts = DefaultTrainer(cfg)
+    adapter = ModelAdapter(nn.CrossEntropyLoss())
+    trainer = SimpleTrainer(
+        parts.model, parts.data_loader, parts.optimizer, adapter=adapter, compile_step={"backend": backend}
+    )
+    run = timed(trainer)
+    run(parts.iters_per_epoch or 1)  # all shapes that batches have
+    return run
+
+
 def default(cfg: CfgNode) -> Run:
     """DefaultTrainer with all it has by default; logging is the caller's (``usual_logging``)."""
     return timed(DefaultTrainer(cfg))

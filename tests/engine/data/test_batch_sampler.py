@@ -1,10 +1,11 @@
+import pickle
 from itertools import chain, islice
 
 import pytest
 from torch.utils.data import SequentialSampler
 
 from hookline.config import ConfigError
-from hookline.engine.data.samplers import EpochSampler, GlobalBatchSampler, TrainingSampler
+from hookline.engine.data import EpochSampler, GlobalBatchSampler, RankBatchSampler, TrainingSampler
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -31,8 +32,65 @@ def test_position_is_taken_when_iteration_begins():
     sampler = GlobalBatchSampler(EpochSampler(16, shuffle=False), 4)
     sampler.set_epoch(0, start=8)
     iterator = iter(sampler)
-    sampler.set_epoch(1, start=0)
+    sampler.set_epoch(1, start=4)
     assert next(iterator) == [8, 9, 10, 11]
+    assert next(iter(sampler)) == [4, 5, 6, 7]
+
+
+def test_the_position_is_that_of_the_iterator_that_is_read_from():
+    sampler = GlobalBatchSampler(EpochSampler(16, shuffle=False), 4)
+    sampler.set_epoch(0, start=8)
+    iter(sampler)  # as a DataLoader with workers does
+    assert list(sampler) == [[8, 9, 10, 11], [12, 13, 14, 15]]
+    assert len(list(sampler)) == 4
+
+
+@pytest.mark.parametrize("start", [0, 6])
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_places_are_those_in_the_stream_of_all_ranks(start, world_size):
+    stream = list(EpochSampler(21, seed=1))
+    seen = {}
+    for rank in range(world_size):
+        sampler = GlobalBatchSampler(EpochSampler(21, seed=1), 6, rank=rank, world_size=world_size, placed=True)
+        sampler.set_epoch(0, start)
+        for batch in map(pickle.loads, map(pickle.dumps, sampler)):
+            assert batch.epoch == 0
+            seen |= dict(zip(batch.places, batch, strict=True))
+    assert seen == dict(enumerate(stream[start:], start))
+
+
+@pytest.mark.parametrize("start", [0, 6])
+def test_places_of_a_sampler_that_shares_itself_out_are_counted_over_all_ranks(start):
+    stream = list(islice(TrainingSampler(5, seed=1, rank=0, world_size=1), 30))
+    seen = {}
+    for rank in range(3):
+        own = TrainingSampler(5, seed=1, rank=rank, world_size=3)
+        sampler = RankBatchSampler(own, 6, rank=rank, world_size=3, placed=True)
+        sampler.set_epoch(0, start)
+        for batch in islice(sampler, (30 - start) // 6):
+            assert len(batch) == 2
+            seen |= dict(zip(batch.places, batch, strict=True))
+    assert seen == dict(enumerate(stream[start:], start))
+
+
+@pytest.mark.parametrize(("start", "left"), [(0, 3), (8, 2), (9, 2), (17, 1), (20, 1), (21, 0)])
+def test_batches_that_are_left_are_counted_in_samples(start, left):
+    sampler = GlobalBatchSampler(EpochSampler(21, seed=1), 8)
+    assert sampler.batches_after(start) == left
+    sampler.set_epoch(0, start)
+    assert len(list(sampler)) == left
+
+
+@pytest.mark.parametrize("make", [lambda: EpochSampler(21, seed=1), lambda: TrainingSampler(21, seed=1)])
+def test_an_epoch_can_be_limited(make):
+    sampler = GlobalBatchSampler(make(), 4, max_batches=3)
+    assert len(sampler) == 3
+    first = list(sampler)
+    assert first == list(islice(GlobalBatchSampler(make(), 4), 3))
+    sampler.set_epoch(0, start=8)
+    assert list(sampler) == first[2:]
+    sampler.set_epoch(1)
+    assert list(sampler) != first
 
 
 def test_samplers_that_cannot_seek_are_skipped_through():

@@ -136,14 +136,59 @@ def test_batch_size_must_fit_the_ranks():
         build_batch_data_loader(counted(), None, 0)
 
 
-def test_workers_draw_different_numbers_and_the_same_ones_each_run():
-    def draws():
-        cfg = make_cfg(["RandomNumbers"], NUM_WORKERS=2)
-        return torch.stack([torch.stack(batch) for batch in build_train_loader(cfg)]).tolist()
+def test_what_samples_draw_follows_the_seed_and_not_the_workers():
+    def draws(**options):
+        cfg = make_cfg(["RandomNumbers"], **options)
+        return torch.cat([torch.stack(batch) for batch in build_train_loader(cfg)], 1).tolist()
 
     first = draws()
-    assert first == draws()
-    assert all(worker0 != worker1 for worker0, worker1 in zip(*first, strict=True))
+    assert first == draws(NUM_WORKERS=2)
+    assert all(len(set(generator)) == 8 for generator in first)
+
+
+def test_what_test_samples_draw_does_not_depend_on_workers_either():
+    def draws(workers):
+        batches = build_test_loader(make_cfg(NUM_WORKERS=workers), "RandomNumbers")
+        return torch.cat([torch.stack(batch) for batch in batches], 1).tolist()
+
+    state = torch.get_rng_state()
+    assert draws(0) == draws(2)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("sampler", ["EpochSampler", "TrainingSampler"])
+def test_a_limited_epoch_ends_early(sampler):
+    loader = build_train_loader(make_cfg(LIMIT_TRAIN_BATCHES=2, SAMPLER_TRAIN=sampler))
+    assert len(loader) == 2
+    assert [len(x) for x, _ in loader] == [4, 4]
+
+
+def test_a_limited_test_set_is_its_beginning():
+    loader = build_test_loader(make_cfg(LIMIT_TEST_BATCHES=2), "counted")
+    assert [x.tolist() for x, _ in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert len(build_test_loader(make_cfg(LIMIT_TEST_BATCHES=2), "RandomNumbers")) == 2
+
+
+@pytest.mark.parametrize("name", ["counted", "RandomNumbers"])
+def test_overfitting_sees_the_same_few_samples_in_every_epoch(name):
+    loader = build_train_loader(make_cfg([name], OVERFIT_BATCHES=1))
+    assert len(loader) == 1
+    assert len(loader.dataset) == 4
+    for epoch in range(3):
+        loader.batch_sampler.set_epoch(epoch)
+        assert sorted(index for batch in loader.batch_sampler for index in batch) == [0, 1, 2, 3]
+
+
+def test_a_length_for_epochs_that_have_one_is_refused():
+    with pytest.raises(ConfigError, match=r"ITERS_PER_EPOCH.*LIMIT_TRAIN_BATCHES"):
+        build_train_loader(make_cfg(ITERS_PER_EPOCH=2))
+    build_train_loader(make_cfg(ITERS_PER_EPOCH=2, SAMPLER_TRAIN="TrainingSampler"))
+
+
+def test_indexed_data_needs_a_sampler():
+    with pytest.raises(ValueError, match="sampler"):
+        build_batch_data_loader(counted(), None, 2)
+    assert [b.tolist() for b in build_batch_data_loader(Stream(), None, 2, collate_fn=torch.tensor)] == [[0, 1], [2, 3]]
 
 
 @pytest.mark.parametrize(
@@ -153,6 +198,7 @@ def test_workers_draw_different_numbers_and_the_same_ones_each_run():
         (lambda cfg: cfg.DATASETS.merge_from_list(["TEST", ["counted", "counted"]]), "twice"),
         (lambda cfg: cfg.DATALOADER.merge_from_list(["BATCH_SIZE", 0]), r"DATALOADER\.BATCH_SIZE"),
         (lambda cfg: cfg.DATALOADER.merge_from_list(["NUM_WORKERS", -1]), r"DATALOADER\.NUM_WORKERS"),
+        (lambda cfg: cfg.DATALOADER.merge_from_list(["LIMIT_TEST_BATCHES", -1]), r"DATALOADER\.LIMIT_TEST_BATCHES"),
         (lambda cfg: cfg.DATALOADER.merge_from_list(["SAMPLER_TRAIN", "EpochSample"]), "EpochSampler"),
         (lambda cfg: cfg.DATALOADER.SAMPLER_ARGS.update(shufle=True), r"DATALOADER\.SAMPLER_ARGS\.shufle"),
     ],

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from hookline.engine.data import ArrayDataset, EpochIterator, EpochSampler, GlobalBatchSampler
+from hookline.engine.data import ArrayDataset, EpochIterator, EpochSampler, GlobalBatchSampler, TrainingSampler
 
 
 class Listener:
@@ -34,9 +34,15 @@ class Sampled:
         return iter(range(self.length))
 
 
-def loader(size=10, batch_size=3):
+def loader(size=10, batch_size=3, workers=0, **options):
     dataset = ArrayDataset(torch.arange(size))
-    sampler = GlobalBatchSampler(EpochSampler(size, seed=1), batch_size)
+    sampler = GlobalBatchSampler(EpochSampler(size, seed=1), batch_size, **options)
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate_fn, num_workers=workers)
+
+
+def endless(size=10, batch_size=3):
+    dataset = ArrayDataset(torch.arange(size))
+    sampler = GlobalBatchSampler(TrainingSampler(size, seed=1), batch_size)
     return DataLoader(dataset, batch_sampler=sampler, collate_fn=dataset.collate_fn)
 
 
@@ -129,14 +135,95 @@ def test_a_loaded_position_goes_on_with_the_very_next_batch(number):
     assert (fresh.epoch, fresh.position) == (2, 4)
 
 
-def test_a_position_is_kept_where_the_batch_size_changes():
-    iterator = EpochIterator(loader(size=12, batch_size=3))
-    seen = flat(take(iterator, 2))
-    other = EpochIterator(loader(size=12, batch_size=2))
+@pytest.mark.parametrize("number", [1, 4, 6])
+def test_with_workers_that_read_ahead_it_is_the_batch_taken_last_that_counts(number):
+    whole = take(EpochIterator(loader()), 9)
+    iterator = EpochIterator(loader(workers=2))
+    take(iterator, number)
+    fresh = EpochIterator(loader(workers=1))
+    fresh.load_state_dict(iterator.state_dict())
+    assert take(fresh, 9 - number) == whole[number:]
+
+
+@pytest.mark.parametrize("size", [12, 13, 25])
+@pytest.mark.parametrize("sizes", [(3, 2, 5), (2, 4, 3), (4, 5, 1), (1, 12, 4)])
+def test_a_position_is_kept_where_the_batch_size_changes_again_and_again(size, sizes):
+    seen, state = [], None
+    for batch_size in sizes:
+        iterator = EpochIterator(loader(size, batch_size))
+        if state is not None:
+            assert iterator.load_state_dict(state)
+        if iterator.epoch == 0:
+            seen += flat(take(iterator, 1))
+        state = iterator.state_dict()
+    while not iterator.ended and iterator.epoch == 0:
+        seen += flat(take(iterator, 1))
+    assert sorted(seen) == list(range(size))
+    assert sorted(flat(take(iterator, -(-size // sizes[-1])))) == list(range(size))
+    assert (iterator.epoch, iterator.ended) == (1, True)
+
+
+def test_a_rest_that_makes_no_batch_is_dropped_where_the_batch_size_changes():
+    iterator = EpochIterator(loader(10, 2, drop_last=True))
+    take(iterator, 4)
+    other = EpochIterator(loader(10, 4, drop_last=True))
     assert other.load_state_dict(iterator.state_dict())
-    rest = flat(take(other, 3))
-    assert sorted(seen + rest) == list(range(12))
-    assert other.ended
+    assert (other.epoch, other.position) == (1, 0)
+    assert take(other, 2) == take(EpochIterator(loader(10, 4, drop_last=True)), 4)[2:]
+
+
+def test_epochs_of_an_endless_stream_go_on_where_the_batch_size_changes():
+    whole = flat(take(EpochIterator(endless(size=40, batch_size=1), 40), 200))
+    iterator = EpochIterator(endless(size=40, batch_size=2), 20)
+    take(iterator, 39)
+    other = EpochIterator(endless(size=40, batch_size=8), 5)
+    other.load_state_dict(iterator.state_dict())
+    assert (other.epoch, other.position) == (1, 4)
+    assert flat(take(other, 7)) == whole[78:134]
+    assert (other.epoch, other.position) == (3, 1)
+
+
+def test_an_epoch_that_was_skipped_is_over_after_a_resume_too():
+    def skipping():
+        iterator = EpochIterator(loader())
+        take(iterator, 2)
+        iterator.skip_epoch()
+        return iterator
+
+    whole = skipping()
+    fresh = EpochIterator(loader())
+    fresh.load_state_dict(skipping().state_dict())
+    tail = take(fresh, 5)
+    assert take(whole, 5) == tail
+    assert sorted(flat(tail[:4])) == list(range(10))
+
+
+@pytest.mark.parametrize("number", range(1, 7))
+def test_limited_epochs_are_other_parts_of_the_data_and_can_be_resumed(number):
+    def iterator():
+        return EpochIterator(loader(max_batches=2))
+
+    whole = take(iterator(), 6)
+    full = EpochIterator(loader())
+    assert whole == [*take(full, 4)[:2], *take(full, 4)[:2], *take(full, 4)[:2]]
+    before, after = iterator(), iterator()
+    take(before, number)
+    after.load_state_dict(before.state_dict())
+    assert take(after, 6 - number) == whole[number:]
+
+
+def test_an_epoch_shorter_than_its_loader_starts_the_loader_over():
+    def iterator():
+        return EpochIterator(loader(), length=3)
+
+    full = EpochIterator(loader())
+    whole = [*take(full, 4)[:3], *take(full, 4)[:3]]
+    before, after = iterator(), iterator()
+    assert take(before, 5) == whole[:5]
+    after.load_state_dict(before.state_dict())
+    assert (after.epoch, after.position) == (1, 2)
+    assert take(after, 1) == whole[5:]
+    assert after.ended
 
 
 def test_nothing_is_read_to_get_to_a_position():

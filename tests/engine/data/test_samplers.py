@@ -4,10 +4,12 @@ from itertools import chain, islice
 import pytest
 import torch
 
+from hookline.config import ConfigError
 from hookline.engine import comm
 from hookline.engine.data.samplers import (
     EpochSampler,
     InferenceSampler,
+    LengthGroupedSampler,
     RandomSubsetTrainingSampler,
     RepeatFactorTrainingSampler,
     TrainingSampler,
@@ -120,3 +122,36 @@ def test_inference_shares_hold_every_sample_once(monkeypatch, size, world_size):
         assert len(sampler) == len(shares[-1])
     assert list(chain(*shares)) == list(range(size))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+@pytest.mark.parametrize("size", [3, 60, 64, 103])
+def test_lengths_are_grouped_and_every_sample_is_seen_once(size):
+    class Texts(list):
+        lengths = torch.randint(1000, (size,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def order(epoch, start=0):
+        sampler = LengthGroupedSampler(Texts(range(size)), batch_size=4, group=5, seed=1)
+        sampler.set_epoch(epoch, start)
+        return list(sampler)
+
+    lengths = Texts.lengths
+    assert sorted(order(0)) == list(range(size))
+    assert order(0) == order(0)
+    assert order(2, start=7) == order(2)[7:]
+    if size < 60:
+        return
+    assert order(0) != order(1)
+    assert lengths[order(0)[0]] == max(lengths)
+
+    def spread(indices):
+        batches = [[lengths[index] for index in indices[at : at + 4]] for at in range(0, size - 3, 4)]
+        return sum(max(batch) - min(batch) for batch in batches)
+
+    assert spread(order(0)) < spread(list(EpochSampler(size, seed=1))) / 3
+
+
+def test_lengths_that_are_not_there_are_asked_for():
+    with pytest.raises(ConfigError, match=r"10 lengths.*none"):
+        LengthGroupedSampler(range(10), 4)
+    with pytest.raises(ConfigError, match=r"10 lengths.*3"):
+        LengthGroupedSampler(range(10), 4, [1, 2, 3])

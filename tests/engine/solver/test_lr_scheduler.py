@@ -4,10 +4,13 @@ from fvcore.common.param_scheduler import (
     ConstantParamScheduler,
     CosineParamScheduler,
     MultiStepParamScheduler,
+    ParamScheduler,
     StepWithFixedGammaParamScheduler,
 )
 
 from hookline.engine.solver import LRMultiplier, WarmupParamScheduler
+from hookline.engine.solver.lr_scheduler import value_at
+from hookline.engine.solver.schedules import FunctionSchedule
 
 
 def make_optimizer(*lrs):
@@ -85,6 +88,47 @@ def test_rescaled_schedule_runs_whole_after_the_warmup():
     values = learning_rates(schedule, 10)
     assert values[5] == pytest.approx(1.0)
     assert values[-1] == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("max_iter", [1, 63, 64, 65, 200])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        WarmupParamScheduler(CosineParamScheduler(1.0, 0.01), 0.001, 0.1),
+        WarmupParamScheduler(FunctionSchedule(lambda it: 0.1 ** (it // 50), 200), 0.001, 0.1),
+        MultiStepParamScheduler([1.0, 0.1, 0.01], milestones=[70, 150], num_updates=200),
+    ],
+)
+def test_rates_are_those_of_the_schedule_to_the_bit_however_many_are_computed_at_once(schedule, max_iter):
+    rates = learning_rates(schedule, max_iter, make_optimizer(0.3))
+    assert rates == [0.3 * value_at(schedule, it / max_iter) for it in range(max_iter + 1)]
+
+
+def test_a_schedule_that_changes_in_the_course_of_a_run_is_asked_in_each_step():
+    class Adjustable(ParamScheduler):
+        factor = 1.0
+
+        def __call__(self, where):
+            return self.factor
+
+    schedule, optimizer = Adjustable(), make_optimizer()
+    multiplier = LRMultiplier(optimizer, WarmupParamScheduler(schedule, 1.0, 0.0), 100)
+    for factor in (1.0, 0.5, 0.25):
+        schedule.factor = factor
+        optimizer.step()
+        multiplier.step()
+        assert optimizer.param_groups[0]["lr"] == factor
+
+
+def test_a_rate_that_is_a_tensor_is_changed_in_place():
+    rate = torch.tensor(1.0)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    multiplier = LRMultiplier(optimizer, CosineParamScheduler(1.0, 0.0), 10)
+    for _ in range(5):
+        optimizer.step()
+        multiplier.step()
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate.item() == pytest.approx(0.5)
 
 
 def test_step_counts_are_exact_in_long_runs():

@@ -1,0 +1,186 @@
+"""Random numbers of a sample as a function of where it stands, whoever reads it and when.
+
+What a data set draws (random crops, noise, mixing in a collate function) comes from the global generators of python,
+numpy and torch, of whichever process reads. Their state there depends on what that process has read before, so it
+differs with the number of workers and ranks, and after a resume. Here the three are seeded before each sample from the
+run's seed and the sample's place in the stream; its draws are then the same bits wherever and whenever it is read.
+"""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate, get_worker_info
+
+from .batch_sampler import PlacedBatch
+
+__all__ = ["SeededLoader", "is_deterministic", "isolated_generators", "seed_generators", "stream_key"]
+
+_MASK = 2**64 - 1
+# What is drawn at one place, apart from the sample itself, has a stream of its own.
+SAMPLE, COLLATE, TRANSFORM = 0, 1, 2
+
+
+def stream_key(*numbers: int) -> int:
+    """One 64-bit number out of several, such as the run's seed, the epoch and what is drawn for."""
+    key = 0
+    for number in numbers:
+        key = _mix(key ^ _mix(number & _MASK))
+    return key
+
+
+def seed_generators(key: int, place: int) -> None:
+    """Seed python's, numpy's and torch's global CPU generators for one place of a stream.
+
+    Takes some 7 µs. Generators of GPUs are left alone: samples are made on the CPU, and ``torch.manual_seed`` would
+    cost many times as much for them.
+
+    Args:
+        key: the stream's, see :func:`stream_key`.
+        place: of a sample in it.
+    """
+    seed = _mix(key + place)
+    random.seed(seed)
+    np.random.seed(seed >> 32)
+    torch.default_generator.manual_seed(seed >> 1)
+
+
+def _mix(x: int) -> int:
+    """One step of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
+
+
+@contextmanager
+def isolated_generators() -> Iterator[None]:
+    """Leave the global generators as they were found: in the training process the model draws from them as well.
+
+    In a loader's worker they belong to the data alone, and nothing is done.
+    """
+    if get_worker_info() is not None:
+        yield
+        return
+    python, numpy, torch_ = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.default_generator.set_state(torch_)
+
+
+class SeededLoader(DataLoader[Any]):
+    """A DataLoader whose samples draw the same random numbers in any process.
+
+    Before a sample is read the generators are seeded by its place, which its batch brings along
+    (:class:`~hookline.engine.data.PlacedBatch`; of other batches the index is the place), and once more before the
+    batch is collated, by the place of the batch's first sample. A data set with ``__getitems__`` reads a batch at once:
+    it is seeded once, by the first place too. ``loader.dataset`` and ``loader.collate_fn`` are those that were given.
+
+    Args:
+        dataset: map-style.
+        seed: the run's, the same on all ranks.
+        **options: as for DataLoader.
+    """
+
+    def __init__(self, dataset: Dataset[Any], *, seed: int, **options: Any) -> None:
+        super().__init__(dataset, **options)
+        self._seed = seed
+
+    def __iter__(self) -> Any:
+        with swapped(self, dataset=_SeededReader(self.dataset, self.collate_fn, self._seed), collate_fn=as_it_is):
+            return super().__iter__()
+
+
+@contextmanager
+def swapped(loader: Any, **attributes: Any) -> Iterator[None]:
+    """Have a loader make its iterator (and with it its workers) of other parts than it shows to users."""
+    own = {name: getattr(loader, name) for name in attributes}
+    loader.__dict__.update(attributes)  # DataLoader refuses to have its data set changed
+    try:
+        yield
+    finally:
+        loader.__dict__.update(own)
+
+
+def as_it_is(batch: Any) -> Any:
+    """The collate function of batches that are made already."""
+    return batch
+
+
+class _Getter(Protocol):
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class _SeededReader(Dataset[Any]):
+    """Reads and collates whole batches of a data set, seeding as :class:`SeededLoader` says."""
+
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int) -> None:
+        self._dataset: _Getter = dataset
+        self._collate = collate
+        self._seed = seed
+        self._read_batch = getattr(dataset, "__getitems__", None) if _reads_batches(dataset) else None
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
+        dataset, key = self._dataset, stream_key(self._seed, epoch, SAMPLE)
+        with isolated_generators():
+            if self._read_batch is not None:
+                seed_generators(key, places[0])
+                samples = self._read_batch(indices)
+            else:
+                samples = []
+                for place, index in zip(places, indices, strict=True):
+                    seed_generators(key, place)
+                    samples.append(dataset[index])
+            seed_generators(stream_key(self._seed, epoch, COLLATE), places[0])
+            return self._collate(samples)
+
+
+def _reads_batches(dataset: Any) -> bool:
+    """Whether the data set itself reads batches. A Subset always offers to, even of one that does not."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return hasattr(dataset, "__getitems__")
+
+
+def is_deterministic(dataset: Any, collate_fn: Callable[[Any], Any] | None = None) -> bool:
+    """Whether it is known that reading a data set draws no random numbers, so that nothing need be seeded.
+
+    A data set says so by ``deterministic = True``, which holds for its class and for subclasses that read in no other
+    way. Known without saying are tensors and sequences, and subsets and concatenations of what is known.
+
+    Args:
+        dataset: any.
+        collate_fn: makes its batches; of one that is not the data set's own or torch's nothing is known.
+    """
+    if collate_fn is not None and collate_fn not in (default_collate, as_it_is) and not _is_own(collate_fn, dataset):
+        return False
+    if isinstance(dataset, Subset):
+        return is_deterministic(dataset.dataset)
+    if isinstance(dataset, ConcatDataset):
+        return all(map(is_deterministic, dataset.datasets))
+    if type(dataset) in (TensorDataset, list, tuple, range):
+        return True
+    if "deterministic" in getattr(dataset, "__dict__", {}):
+        return bool(dataset.deterministic)
+    said = _depth(dataset, "deterministic")
+    # A subclass that reads otherwise, with augmentation perhaps, has to say it for itself.
+    reads = min(_depth(dataset, name) for name in ("__getitem__", "__getitems__", "__iter__", "collate_fn"))
+    return said <= reads and bool(getattr(dataset, "deterministic", False))
+
+
+def _depth(dataset: Any, name: str) -> float:
+    """How many classes up the one is that defines ``name``."""
+    return next((depth for depth, cls in enumerate(type(dataset).__mro__) if name in vars(cls)), float("inf"))
+
+
+def _is_own(collate_fn: Callable[[Any], Any], dataset: Any) -> bool:
+    while isinstance(dataset, Subset) and not hasattr(dataset, "collate_fn"):
+        dataset = dataset.dataset
+    return collate_fn == getattr(dataset, "collate_fn", None)

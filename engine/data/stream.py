@@ -1,0 +1,393 @@
+"""Iterable data sets: who reads what, and how a run goes on in the middle of one.
+
+Two kinds are told apart. A :class:`ShardedIterable` is one stream that is cut into global batches, just as a sampler's
+indices are, so its batches do not depend on the number of ranks and workers. Any other iterable data set shares itself
+out between ranks and workers, as is torch's convention; each of its shards is read to its own end.
+"""
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+
+from ...config import ConfigError
+from .. import comm
+from .seeding import (
+    COLLATE,
+    SAMPLE,
+    TRANSFORM,
+    as_it_is,
+    is_deterministic,
+    isolated_generators,
+    seed_generators,
+    stream_key,
+    swapped,
+)
+
+__all__ = ["ShardedIterable", "StreamLoader"]
+
+logger = logging.getLogger(__name__)
+
+
+class ShardedIterable(IterableDataset[Any]):
+    """One stream of samples, of which every rank and every loader worker makes its own part.
+
+    Each of them reads the whole source, so that it should be cheap to read: file names, records, bytes. What is costly
+    (decoding, augmentation) goes into ``transform``, which is applied only to the samples that are kept.
+
+    Read by :func:`build_train_loader` its samples come in the same global batches on any number of ranks and workers,
+    and all ranks end at the same step. Iterated by itself it yields every n-th sample, n being ranks times workers.
+
+    Args:
+        source: yields the samples, the same ones in the same order on every rank and in every worker. What it draws
+            from the global generators is the same everywhere. Where it has them, these are used:
+            ``set_epoch(epoch)`` before each pass; ``set_epoch(epoch, start)``, if it can begin after ``start`` samples;
+            ``state_dict()`` and ``load_state_dict(state)``, of the source or its iterator, after which
+            ``iter(source)`` goes on behind the last sample read; ``len()``; ``deterministic = True``, if it draws
+            no random numbers.
+        transform: makes a sample of what the source yields.
+    """
+
+    def __init__(self, source: Iterable[Any], transform: Callable[[Any], Any] | None = None) -> None:
+        self.source = source
+        self.transform = transform
+
+    def __iter__(self) -> Iterator[Any]:
+        worker, workers = _worker()
+        shard, shards = comm.get_rank() * workers + worker, comm.get_world_size() * workers
+        for sample in islice(self.source, shard, None, shards):
+            yield sample if self.transform is None else self.transform(sample)
+
+
+class StreamLoader(DataLoader[Any]):
+    """Batches of an iterable data set, with a position that can be saved.
+
+    Args:
+        dataset: see :class:`ShardedIterable`; or one that shares itself out (by ``get_worker_info()`` and
+            ``hookline.engine.comm``).
+        batch_size: samples of a global batch, at least one a rank.
+        seed: the run's, the same on all ranks.
+        drop_last: leave out what does not fill a batch: at the end of the stream or, of one that shares itself out, of
+            each shard.
+        collate_fn: makes a batch of a list of samples.
+        keep_rest: give the end of a :class:`ShardedIterable` also if it has no sample for some rank, which then has one
+            batch fewer. For evaluation: ranks that train must take the same number of steps.
+        fast_forward: how to get to a position that the data set cannot go to: True: by reading and throwing away what
+            comes before; False: not at all.
+        rank: whose part. Default: this process.
+        world_size: number of ranks. Default: those that there are.
+        **options: as for DataLoader.
+    """
+
+    def __init__(
+        self,
+        dataset: IterableDataset[Any],
+        batch_size: int,
+        *,
+        seed: int,
+        drop_last: bool = False,
+        collate_fn: Callable[[Any], Any] | None = None,
+        keep_rest: bool = False,
+        fast_forward: bool = True,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(dataset, batch_size=None, collate_fn=collate_fn or default_collate, **options)
+        self._parts = _Parts(batch_size, rank, world_size, drop_last, keep_rest)
+        self._seed = seed
+        self._fast_forward = fast_forward
+        self._sharded = isinstance(dataset, ShardedIterable)
+        self._epoch = 0
+        self._resume: dict[str, Any] | None = None
+        self._progress: dict[str, Any] = {}
+        self._stream: _BatchStream | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which pass over the data the next ``iter()`` is; the data set is told, if it has ``set_epoch``."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Any:
+        resume, self._resume = self._resume, None
+        if resume is None or resume["epoch"] != self._epoch:
+            resume = self._start()
+        self._check(resume)
+        if unknown := self._unknown(resume):
+            logger.warning(
+                "%s has no state_dict(): to go on where the run was, %d samples are read and thrown away",
+                type(getattr(self.dataset, "source", self.dataset)).__name__,
+                unknown,
+            )
+        self._progress = dict(resume)
+        if not self._sharded:
+            self._progress["shards"] = [list(shard) for shard in resume["shards"]]
+        self._stream = _BatchStream(self.dataset, self._parts, self.collate_fn, self._seed, resume)
+        with swapped(self, dataset=self._stream, collate_fn=as_it_is):
+            items = super().__iter__()
+        return self._consume(items)
+
+    def _consume(self, items: Iterator[Any]) -> Iterator[Any]:
+        for batch, worker, samples, source in items:
+            if samples is None:  # only there to have the right worker come next
+                continue
+            if self._sharded:
+                self._progress = {"epoch": self._epoch, "samples": samples, "source": source}
+            else:
+                self._progress["shards"][worker] = [samples, source]
+                self._progress["last"] = worker
+            yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the batch that was taken last ends. Of a data set that shares itself out, on this rank."""
+        if self._resume is not None:
+            return self._resume
+        state = dict(self._progress or self._start())
+        if not self.num_workers and self._stream is not None and self._stream.reader is not None:
+            # Read in this process, the source has been read just as far; in workers it is ahead, so batches bring it.
+            source = self._stream.reader.state_dict()
+            state |= {"source": source} if self._sharded else {"shards": [[self._stream.reader.position, source]]}
+        elif not self._sharded:
+            state["shards"] = [list(shard) for shard in state["shards"]]
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> bool:
+        """Have the next ``iter()`` go on at a saved position, if it is of the same epoch.
+
+        Returns:
+            False if the data set cannot go there, and ``fast_forward`` is off.
+        """
+        if not self._fast_forward and self._unknown(state):
+            return False
+        self._resume = state
+        return True
+
+    def __len__(self) -> int:
+        """Batches of a pass on this rank.
+
+        Raises:
+            TypeError: that is not known: the data set has no length, or shares itself out between several shards.
+        """
+        if isinstance(self.dataset, ShardedIterable):
+            return self._parts.number(len(self.dataset.source))  # type: ignore[arg-type]
+        if self._parts.world_size * max(1, self.num_workers) > 1:
+            raise TypeError("the number of batches is not known: the data set shares itself out")
+        return self._parts.number(len(self.dataset))  # type: ignore[arg-type]
+
+    def _start(self) -> dict[str, Any]:
+        if self._sharded:
+            return {"epoch": self._epoch, "samples": 0, "source": None}
+        return {
+            "epoch": self._epoch,
+            "shards": [[0, None] for _ in range(max(1, self.num_workers))],
+            "last": -1,
+            "world_size": self._parts.world_size,
+        }
+
+    def _unknown(self, state: dict[str, Any]) -> int:
+        """How many samples come before a position that the data set cannot go to by itself."""
+        if isinstance(self.dataset, ShardedIterable) and _seeks(self.dataset.source):
+            return 0
+        shards = [[state["samples"], state["source"]]] if "samples" in state else state["shards"]
+        return sum(samples for samples, source in shards if source is None)
+
+    def _check(self, resume: dict[str, Any]) -> None:
+        """That the run before had the shards that this one has."""
+        if self._sharded != ("samples" in resume):
+            raise ConfigError("DATASETS.TRAIN: the checkpoint's position is that of another kind of data set")
+        if self._sharded:
+            return
+        name = type(self.dataset).__name__
+        before, now = len(resume["shards"]), max(1, self.num_workers)
+        if before != now:
+            raise ConfigError(
+                f"DATALOADER.NUM_WORKERS: {name} shares itself out between workers, and was read by {before} of them: "
+                f"in the middle of an epoch it cannot go on with {now}. Set NUM_WORKERS back, or make the set a "
+                "ShardedIterable, which goes on with any number"
+            )
+        if resume["world_size"] != self._parts.world_size:
+            raise ConfigError(
+                f"{name} shares itself out between ranks, and was read by {resume['world_size']} of them: in the "
+                f"middle of an epoch it cannot go on with {self._parts.world_size}; a ShardedIterable could"
+            )
+
+
+class _Parts:
+    """How a stream is cut: global batches, and what of each is a rank's."""
+
+    def __init__(
+        self, batch_size: int, rank: int | None, world_size: int | None, drop_last: bool, keep_rest: bool
+    ) -> None:
+        self.batch_size = batch_size
+        self.rank = comm.get_rank() if rank is None else rank
+        self.world_size = comm.get_world_size() if world_size is None else world_size
+        self.drop_last = drop_last
+        self.least = 1 if keep_rest else self.world_size
+        if batch_size < self.world_size:
+            raise ConfigError(
+                f"DATALOADER.BATCH_SIZE is {batch_size}, fewer than one sample for each of {self.world_size} ranks"
+            )
+        first, end = self.part(batch_size)
+        self.share = end - first
+
+    def part(self, length: int) -> tuple[int, int]:
+        """The rank's part of a batch of so many samples, from and to."""
+        return length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size
+
+    def counts(self, length: int) -> bool:
+        """Whether so many samples make a batch."""
+        return length == self.batch_size or (length >= self.least and not self.drop_last)
+
+    def number(self, samples: int) -> int:
+        full, rest = divmod(samples, self.batch_size)
+        return full + self.counts(rest)
+
+
+class _BatchStream(IterableDataset[Any]):
+    """What workers read: (batch, worker, samples read, state of the source), one after the other."""
+
+    def __init__(self, dataset: Any, parts: _Parts, collate: Callable[[Any], Any], seed: int, resume: Any) -> None:
+        self.dataset = dataset
+        self._parts = parts
+        self._collate = collate
+        self._seed = seed
+        self._resume = resume
+        self._seed_collate = not is_deterministic([], collate)
+        self.reader: _Reader | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._one_stream() if isinstance(self.dataset, ShardedIterable) else self._own_shard()
+
+    def _one_stream(self) -> Iterator[Any]:
+        """Of a stream that all read alike, this rank's part of each batch that is this worker's turn."""
+        worker, workers = _worker()
+        parts, resume = self._parts, self._resume
+        stamp = (self._seed, resume["epoch"])
+        reader = self.reader = _Reader(self.dataset.source, stamp, resume["samples"], resume["source"], _seeks)
+        turn = 0
+        while True:
+            with isolated_generators():
+                samples = reader.take(parts.batch_size)
+                if not parts.counts(len(samples)):
+                    return
+                first, end = parts.part(len(samples))
+                mine = turn == worker and end > first
+                if mine:
+                    place = reader.position - len(samples) + first
+                    batch = self._batch(samples[first:end], stamp, place, self.dataset.transform)
+            if mine:
+                yield batch, worker, reader.position, reader.state_dict() if get_worker_info() else None
+            turn = (turn + 1) % workers
+
+    def _own_shard(self) -> Iterator[Any]:
+        """All of what the data set yields in this worker."""
+        worker, workers = _worker()
+        parts, resume = self._parts, self._resume
+        read, state = resume["shards"][worker]
+        # A loader takes its first batch from its first worker. It has to be the one that was next.
+        if worker <= resume["last"]:
+            yield None, worker, None, None
+        stamp = (self._seed, resume["epoch"], parts.rank * workers + worker)
+        reader = self.reader = _Reader(self.dataset, stamp, read, state, lambda source: False)
+        while True:
+            with isolated_generators():
+                samples = reader.take(parts.share)
+                if not samples or (len(samples) < parts.share and parts.drop_last):
+                    return
+                batch = self._batch(samples, stamp, reader.position - len(samples), None)
+            yield batch, worker, reader.position, reader.state_dict() if get_worker_info() else None
+
+    def _batch(self, samples: list[Any], stamp: tuple[int, ...], place: int, transform: Any) -> Any:
+        if transform is not None:
+            made, key = [], stream_key(*stamp, TRANSFORM)
+            for number, sample in enumerate(samples, place):
+                seed_generators(key, number)
+                made.append(transform(sample))
+            samples = made
+        if self._seed_collate:
+            seed_generators(stream_key(*stamp, COLLATE), place)
+        return self._collate(samples)
+
+
+class _Reader:
+    """Reads a stream from a position on, each sample with the random numbers of its place.
+
+    Args:
+        source: the stream.
+        stamp: numbers that seed it, together with the position: the seed, the epoch, ...
+        start: samples that come before.
+        state: of the source there, if it has one.
+        seeks: tells whether a source can go to a position by itself.
+    """
+
+    def __init__(
+        self, source: Any, stamp: tuple[int, ...], start: int, state: Any, seeks: Callable[[Any], bool]
+    ) -> None:
+        self.position = start
+        self._source = source
+        self._epoch = stamp[1]
+        self._key = stream_key(*stamp, SAMPLE)
+        self._seeded = not is_deterministic(source)
+        self._samples: Any = None
+        self._begin = (start, state, seeks(source))
+
+    def take(self, number: int) -> list[Any]:
+        """The next samples: so many, or what is left."""
+        if self._samples is None:
+            self._open(*self._begin)
+        if not self._seeded:
+            taken = list(islice(self._samples, number))
+            self.position += len(taken)
+            return taken
+        taken = []
+        while len(taken) < number:
+            seed_generators(self._key, self.position)
+            try:
+                taken.append(next(self._samples))
+            except StopIteration:
+                break
+            self.position += 1
+        return taken
+
+    def state_dict(self) -> Any:
+        """The source's state behind the last sample, or None if it has none."""
+        if self._samples is None:
+            return self._begin[1]
+        owner = self._source if _has_state(self._source) else self._samples
+        return owner.state_dict() if _has_state(owner) else None
+
+    def _open(self, start: int, state: Any, seeks: bool) -> None:
+        source, epoch = self._source, self._epoch
+        seed_generators(self._key, -1)  # what is drawn before the first sample
+        if hasattr(source, "set_epoch"):
+            if seeks and state is None:
+                source.set_epoch(epoch, start)
+            else:
+                source.set_epoch(epoch)
+        if state is not None and _has_state(source):
+            source.load_state_dict(state)
+        self._samples = iter(source)
+        if state is not None:
+            if not _has_state(source):
+                self._samples.load_state_dict(state)
+        elif not seeks:
+            self.position = 0
+            while self.position < start and self.take(min(1024, start - self.position)):
+                pass
+
+
+def _worker() -> tuple[int, int]:
+    """This worker's number, and how many there are; the training process is the first of one."""
+    info = get_worker_info()
+    return (0, 1) if info is None else (info.id, info.num_workers)
+
+
+def _has_state(source: Any) -> bool:
+    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
+
+
+def _seeks(source: Any) -> bool:
+    set_epoch = getattr(source, "set_epoch", None)
+    return set_epoch is not None and "start" in inspect.signature(set_epoch).parameters

@@ -1,0 +1,57 @@
+"""Evaluating a model whose parameters are sharded: a forward pass of one rank needs all the others'."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import comm
+
+__all__ = ["in_step", "needs_all_ranks"]
+
+
+def needs_all_ranks(model: Any) -> bool:
+    """Whether the model's forward pass gathers parameters from other ranks (FSDP2)."""
+    if comm.get_world_size() == 1 or not isinstance(model, nn.Module):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def in_step(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """This rank's batches and, as long as another rank has more, one of them again.
+
+    Before each batch the ranks tell each other who has one.
+
+    Args:
+        batches: this rank's, of any number.
+
+    Returns:
+        Pairs of a batch and whether it counts: of one that does not, the outputs are to be thrown away.
+    """
+    own = iter(batches)
+    last: Any = None
+    have_any = False
+    while True:
+        try:
+            batch, counts = next(own), True
+            last, have_any = batch, True
+        except StopIteration:
+            batch, counts = last, False
+        # 2: has a batch that counts, 1: could repeat one, 0: has none at all.
+        states: list[int] = comm.all_gather(2 if counts else int(have_any))
+        if 2 not in states:
+            return
+        if 0 in states:  # a rank without any share of the data works on another's
+            lent = comm.broadcast_object(_to_cpu(batch) if counts else None, src=states.index(2))
+            if states[comm.get_rank()] == 0:
+                last, have_any, batch = lent, True, lent
+        yield batch, counts
+
+
+def _to_cpu(batch: Any) -> Any:
+    from ..data.transfer import move_to_device
+
+    return move_to_device(batch, torch.device("cpu"))

@@ -1,0 +1,155 @@
+"""Sharding a model over the ranks: torch's FSDP2 as a strategy."""
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ..config import ConfigError, suggest
+from . import comm
+from .parallel import STRATEGY_REGISTRY, Strategy
+
+__all__ = ["FSDP2"]
+
+_Dtype = Literal["", "float32", "bfloat16", "float16"]
+
+
+@STRATEGY_REGISTRY.register(name="fsdp2")
+class FSDP2(Strategy):
+    """Every rank has a part of each parameter, its gradient and its optimizer state (torch's ``fully_shard``).
+
+    The model is cut in units, whose parameters are gathered together when the unit is computed and let go afterwards:
+    at any time a rank holds its share of the whole, and one unit or two. The rest of the model is a unit as well.
+
+    Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv:2304.11277.
+
+    Args:
+        modules: the submodules that are units, by name ("blocks.*") or class ("TransformerBlock"). Empty: those with
+            ``min_params`` parameters or more, from the inside out.
+        min_params: see ``modules``. Units that are too small make many small messages, the whole model as one unit
+            saves no memory while it is computed.
+        param_dtype: "bfloat16" or "float16": gather and compute in it; the optimizer keeps full precision. Empty: as
+            the parameters are.
+        reduce_dtype: add up gradients in it. Empty: in ``param_dtype``.
+        reshard_after_forward: let a unit's parameters go after the forward pass, and gather them again for the
+            backward one. False: more memory, less traffic. A number: keep them sharded over so many ranks only.
+        cpu_offload: keep parameters, gradients and optimizer state in the host's memory.
+    """
+
+    averages = True
+
+    def __init__(
+        self,
+        modules: Sequence[str] = (),
+        min_params: int = 100_000,
+        param_dtype: _Dtype = "",
+        reduce_dtype: _Dtype = "",
+        reshard_after_forward: bool | int = True,
+        cpu_offload: bool = False,
+    ) -> None:
+        for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)):
+            if dtype not in ("", "float32", "bfloat16", "float16"):
+                raise ConfigError(
+                    f'PARALLEL.ARGS.{name}: must be "float32", "bfloat16", "float16" or "", not {dtype!r}'
+                )
+        if min_params < 1:
+            raise ConfigError(f"PARALLEL.ARGS.min_params: must be at least 1, not {min_params}")
+        self._modules = tuple(modules)
+        self._min_params = min_params
+        self._param_dtype = getattr(torch, param_dtype) if param_dtype else None
+        self._reduce_dtype = getattr(torch, reduce_dtype) if reduce_dtype else None
+        self._reshard_after_forward = reshard_after_forward
+        self._cpu_offload = cpu_offload
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        if comm.get_world_size() == 1:
+            return model
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+        units = self._units(model)
+        _share(model)
+        options: dict[str, Any] = {
+            "mesh": init_device_mesh(device.type, (comm.get_world_size(),)),
+            "reshard_after_forward": self._reshard_after_forward,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype),
+        }
+        if self._cpu_offload:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        for unit in units:
+            fully_shard(unit, **options)
+        fully_shard(model, **options)
+        return model
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        return _no_sync(model)
+
+    def _units(self, model: nn.Module) -> list[nn.Module]:
+        """The submodules to be sharded by themselves, inner ones first."""
+        if not self._modules:
+            return _large(model, self._min_params)
+        # In the order of a walk from the inside out, as fully_shard wants it.
+        found = []
+        unused = set(self._modules)
+        for name, module in reversed(list(model.named_modules())):
+            fitting = {
+                pattern
+                for pattern in self._modules
+                if fnmatch.fnmatchcase(name, pattern) or pattern in {cls.__name__ for cls in type(module).__mro__}
+            }
+            unused -= fitting
+            if fitting and module is not model:
+                found.append(module)
+        if unused:
+            pattern = min(unused)
+            names = [name for name, _ in model.named_modules() if name]
+            there = names + sorted({type(module).__name__ for module in model.modules()})
+            raise ConfigError(
+                f"PARALLEL.ARGS.modules: the model has no submodule, and no class, {pattern!r}{suggest(pattern, there)}"
+            )
+        return found
+
+
+def _large(model: nn.Module, min_params: int) -> list[nn.Module]:
+    """Submodules with enough parameters that no unit inside of them has; inner ones first."""
+    found: list[nn.Module] = []
+    taken: set[int] = set()
+
+    def visit(module: nn.Module) -> None:
+        for child in module.children():
+            visit(child)
+        own = {id(parameter): parameter.numel() for parameter in module.parameters()}
+        rest = {key for key in own if key not in taken}
+        # A list of modules has no forward pass of its own, which is what gathers a unit's parameters.
+        if sum(own[key] for key in rest) >= min_params and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+            found.append(module)
+            taken.update(rest)
+
+    for child in model.children():
+        visit(child)
+    return found
+
+
+def _share(model: nn.Module) -> None:
+    """Give all ranks rank 0's weights: each has drawn its own."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            dist.broadcast(tensor, src=0)
+
+
+@contextmanager
+def _no_sync(model: nn.Module) -> Iterator[None]:
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)

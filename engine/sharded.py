@@ -1,0 +1,359 @@
+"""Checkpoints of which every rank writes its part: folders of torch.distributed.checkpoint (DCP).
+
+    model_0000999/
+      __0_0.distcp, __1_0.distcp, ...    the parts of sharded tensors that each rank had
+      .metadata                          DCP's: which part of which tensor is where
+      state.pth                          all the rest, as in a checkpoint of a single file
+      checksums.json                     of all these files: DCP notices no damage
+
+The rules are those of single files: written under another name, flushed to the disk, and renamed when it is whole.
+Tensors are found again by their place in the state, so a folder is read on any number of ranks, one among them.
+"""
+
+import json
+import os
+import shutil
+import warnings
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import CheckpointException  # which is no Exception
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ..config import ConfigError
+from ..config.files import displaced, replace_file, replace_text, sync_directory
+from .checkpoint_file import verify_checkpoint, write_checkpoint
+from .distributed_files import read_metadata
+from .torch_files import first_line, load_torch_file
+
+__all__ = [
+    "STATE_FILE",
+    "Like",
+    "is_sharded",
+    "is_sharded_folder",
+    "like_model",
+    "local_parts",
+    "read_folder",
+    "shard",
+    "split_shards",
+    "verify_folder",
+    "with_parts",
+    "write_folder",
+]
+
+STATE_FILE = "state.pth"
+_CHECKSUMS = "checksums.json"
+# Stands in state.pth for a tensor that is in DCP's files.
+_SHARD = "__sharded_tensor__"
+_BLOCK = 1 << 22
+
+Keys = tuple[str, ...]
+"""A place in nested dicts and lists."""
+
+Like = Callable[[Keys, torch.Size], "DTensor | None"]
+"""Tells how a tensor at a place is sharded in this run: as the tensor that is returned; None: it is whole."""
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ranks hold parts of the model's parameters."""
+    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
+def is_sharded_folder(path: str) -> bool:
+    """Whether a path is a folder that :func:`write_folder` wrote."""
+    return os.path.isfile(os.path.join(path, STATE_FILE)) and os.path.isfile(os.path.join(path, _CHECKSUMS))
+
+
+# ---------------------------------------------------------------------------- what is sharded
+
+
+def split_shards(state: Any) -> tuple[Any, dict[Keys, "DTensor"]]:
+    """Separate the sharded tensors of a state from the rest.
+
+    Args:
+        state: plain data and tensors, in nested dicts, lists and tuples.
+
+    Returns:
+        The state with marks in their stead, and the tensors by their place in it.
+    """
+    shards: dict[Keys, DTensor] = {}
+
+    def visit(keys: Keys, value: Any) -> Any:
+        if isinstance(value, DTensor):
+            shards[keys] = value.detach()
+            return {_SHARD: list(value.shape)}
+        return value
+
+    return _walk(state, visit), shards
+
+
+def local_parts(shards: Mapping[Keys, "DTensor"]) -> dict[Keys, torch.Tensor]:
+    """This rank's part of each."""
+    return {keys: tensor.to_local() for keys, tensor in shards.items()}
+
+
+def with_parts(shards: Mapping[Keys, "DTensor"], parts: Mapping[Keys, torch.Tensor]) -> dict[Keys, "DTensor"]:
+    """The same tensors made of other parts, such as copies of this rank's in the host's memory."""
+    return {keys: DTensor(parts[keys], tensor._spec, requires_grad=False) for keys, tensor in shards.items()}
+
+
+def like_model(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Like:
+    """How the tensors of a run's state are sharded: those of the model, the optimizers' and averages of weights.
+
+    Args:
+        model: whose parameters are sharded, or not.
+        optimizers: of these, in the order in which their states are saved.
+    """
+    own = {name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)}
+    numbered = [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
+
+    def like(keys: Keys, shape: torch.Size) -> "DTensor | None":
+        # {"state": {0: {"exp_avg": ...}}}, or a weight by its name.
+        of_optimizer = len(keys) >= 3 and keys[-3] == "state" and keys[-2].isdecimal()
+        found: Any
+        if of_optimizer:
+            found = numbered[int(keys[-2])] if int(keys[-2]) < len(numbered) else None
+        else:
+            found = own.get(keys[-1])
+        return found if isinstance(found, DTensor) and found.shape == shape else None
+
+    return like
+
+
+def shard(state: Any, like: Like) -> Any:
+    """Give each rank its part of a state's tensors, which are whole and the same on all ranks.
+
+    Args:
+        state: as it comes from a checkpoint of a single file.
+        like: how they are sharded here.
+    """
+
+    def visit(keys: Keys, value: Any) -> Any:
+        if not isinstance(value, torch.Tensor) or isinstance(value, DTensor) or not keys:
+            return value
+        one = like(keys, value.shape)
+        if one is None:
+            return value
+        whole = value.to(one.device_mesh.device_type)
+        return distribute_tensor(whole, one.device_mesh, one.placements, src_data_rank=None)
+
+    return _walk(state, visit)
+
+
+# ---------------------------------------------------------------------------- writing
+
+
+def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group: "dist.ProcessGroup") -> None:
+    """Write a checkpoint. All ranks call it together, and return when it stands.
+
+    Args:
+        path: the folder; if there is one of the name it is replaced.
+        state: rank 0's: all but the sharded tensors. Others may pass anything.
+        shards: the sharded tensors.
+        group: a group of gloo's which nothing else uses meanwhile.
+
+    Raises:
+        OSError: some rank could not write its part. What was there is as it was.
+    """
+    main = dist.get_rank(group) == 0
+    temporary = f"{path}.tmp.{_agree(os.getpid() if main else 0, group)}"
+    error: Exception | None = None
+    try:
+        if main:
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.makedirs(temporary)
+    except OSError as failure:
+        error = failure
+    _all_or_none(error, group)
+    try:
+        sums = _write_parts(temporary, state if main else None, shards, group)
+    except (Exception, CheckpointException) as failure:
+        error, sums = failure, {}
+    try:
+        _all_or_none(error, group)
+        every: list[Any] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(every, sums, group=group)
+        if main:
+            try:
+                _complete(temporary, path, {name: crc for part in every for name, crc in part.items()})
+            except OSError as failure:
+                error = failure
+        _all_or_none(error, group)
+    finally:
+        if main:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write_parts(
+    folder: str, state: Any, shards: Mapping[Keys, "DTensor"], group: "dist.ProcessGroup"
+) -> dict[str, int]:
+    """Write what is this rank's to write; the checksums of it, by file."""
+    rank = dist.get_rank(group)
+    dcp.save(
+        _nested(shards),
+        storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
+        process_group=group,
+        no_dist=False,
+    )
+    names = [name for name in os.listdir(folder) if name.startswith(f"__{rank}_")]
+    if rank == 0:
+        names += [".metadata", STATE_FILE]
+        replace_file(os.path.join(folder, STATE_FILE), lambda file: write_checkpoint(file, state))
+    return _checksums(folder, names)
+
+
+def _complete(temporary: str, path: str, sums: dict[str, int]) -> None:
+    """All parts are there: have the folder take its name."""
+    replace_text(os.path.join(temporary, _CHECKSUMS), json.dumps(sums, indent=1))
+    with displaced(path):
+        os.rename(temporary, path)
+        sync_directory(os.path.dirname(os.path.abspath(path)))
+
+
+def _agree(value: Any, group: "dist.ProcessGroup") -> Any:
+    """Rank 0's value."""
+    box = [value]
+    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
+    return box[0]
+
+
+def _all_or_none(error: Exception | None, group: "dist.ProcessGroup") -> None:
+    """If some rank has an error, raise one on all: none must go on alone."""
+    errors: list[Any] = [None] * dist.get_world_size(group)
+    mine = None if error is None else (getattr(error, "errno", None), f"{type(error).__name__}: {first_line(error)}")
+    dist.all_gather_object(errors, mine, group=group)
+    if error is not None:
+        if isinstance(error, OSError):
+            raise error
+        raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
+    for rank, found in enumerate(errors):
+        if found is not None:
+            number, text = found
+            raise OSError(number, f"on rank {rank}: {text}") if number else OSError(f"on rank {rank}: {text}")
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+def verify_folder(path: str) -> None:
+    """Make sure that every file of a checkpoint is as it was written.
+
+    Raises:
+        ConfigError: one is not; the message names it.
+    """
+    verify_checkpoint(os.path.join(path, STATE_FILE))
+    try:
+        with open(os.path.join(path, _CHECKSUMS), encoding="utf-8") as file:
+            sums = dict(json.load(file))
+        for name, crc in _checksums(path, [str(name) for name in sums]).items():
+            if crc != sums[name]:
+                raise ConfigError(f"{path} is damaged: the checksum of {name} is wrong")
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged ({first_line(error)})") from error
+    read_metadata(path)
+
+
+def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bool] = lambda keys: True) -> Any:
+    """Read a checkpoint, on any number of ranks; all of them call it together.
+
+    Args:
+        path: the folder.
+        like: how tensors are sharded in this run; without it they come whole, on the CPU.
+        wanted: which of the sharded tensors to read, by their place; others are left out.
+
+    Returns:
+        The state, as it was before :func:`split_shards`.
+
+    Raises:
+        ConfigError: it is damaged.
+    """
+    state = load_torch_file(os.path.join(path, STATE_FILE))
+    read_metadata(path)  # a pickle, which DCP would read without looking what it does
+    tensors: dict[Keys, torch.Tensor] = {}
+    kinds = _dtypes(path)
+
+    def place(keys: Keys, value: Any) -> Any:
+        if not _is_mark(value) or not wanted(keys):
+            return value
+        shape = torch.Size(value[_SHARD])
+        one = None if like is None else like(keys, shape)
+        dtype = kinds.get(keys, torch.float32)
+        tensors[keys] = torch.empty(shape, dtype=dtype) if one is None else torch.empty_like(one, dtype=dtype).detach()
+        return value
+
+    _walk(state, place)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is")  # a single process is fine
+            dcp.load(_nested(tensors), storage_reader=dcp.FileSystemReader(path))
+    except (Exception, CheckpointException) as error:  # of any kind, as the bytes happen to be
+        raise ConfigError(f"{path} is damaged ({first_line(error)})") from error
+    return _walk(state, lambda keys, value: tensors.get(keys) if _is_mark(value) else value)
+
+
+def _dtypes(path: str) -> dict[Keys, torch.dtype]:
+    metadata = read_metadata(path)
+    places = metadata.planner_data or {}
+    entries: Mapping[str, Any] = metadata.state_dict_metadata
+    return {tuple(map(str, places.get(name, (name,)))): entry.properties.dtype for name, entry in entries.items()}
+
+
+def _is_mark(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {_SHARD}
+
+
+# ---------------------------------------------------------------------------- helpers
+
+
+def _walk(value: Any, visit: Callable[[Keys, Any], Any], keys: Keys = ()) -> Any:
+    """A copy of nested data, in which ``visit(place, value)`` stands for what it changes."""
+    new = visit(keys, value)
+    if new is not value:
+        return new
+    if _is_mark(value):
+        return value
+    if isinstance(value, dict):
+        return {key: _walk(item, visit, (*keys, str(key))) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        # Long lists of numbers, such as a generator's state, hold nothing to look at.
+        if all(type(item) in (int, float, str, bool) for item in value):
+            return value
+        return type(value)(_walk(item, visit, (*keys, str(index))) for index, item in enumerate(value))
+    return value
+
+
+def _nested(flat: Mapping[Keys, Any]) -> dict[str, Any]:
+    """Dicts in dicts, which is how DCP is told the places."""
+    nested: dict[str, Any] = {}
+    for (*parents, last), value in flat.items():
+        place = nested
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return nested
+
+
+def _checksums(folder: str, names: Iterable[str]) -> dict[str, int]:
+    """The CRC32 of files, each computed on a thread."""
+    names = list(names)
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(names, pool.map(lambda name: _crc32(os.path.join(folder, name)), names), strict=True))
+
+
+def _crc32(path: str) -> int:
+    crc = 0
+    with open(path, "rb") as file:
+        for block in _blocks(file):
+            crc = zlib.crc32(block, crc)
+    return crc
+
+
+def _blocks(file: Any) -> Iterator[bytes]:
+    while block := file.read(_BLOCK):
+        yield block

@@ -1,0 +1,281 @@
+"""Reading weights, whoever wrote them: the formats, where a file keeps them, and which of several to take."""
+
+import json
+import os
+import struct
+from collections.abc import Mapping
+from typing import Any, TypeGuard
+
+import torch
+
+from ..config import ConfigError, suggest_file
+from . import comm
+from .checkpoint_file import verify_checkpoint
+from .torch_files import first_line, load_torch_file
+
+__all__ = ["averaged_weights", "check_weights", "choose_weights", "find_checkpoint", "read_checkpoint"]
+
+# Files of a Hugging Face folder, in the order its libraries look for them.
+_HUGGING_FACE = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+# Where a checkpoint keeps the model's weights: ours, detectron2's and fvcore's, Lightning's, torch's tutorial's,
+# DeepSpeed's.
+_MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module")
+# Where those of others keep averaged ones.
+_AVERAGED_KEYS = ("model_ema", "ema_state_dict", "state_dict_ema", "ema_model", "ema")
+
+
+def find_checkpoint(path: str) -> str:
+    """The file that a path means.
+
+    Args:
+        path: a local file; or a folder: a run's, Hugging Face's, or one of torch.distributed.checkpoint.
+
+    Returns:
+        The file, or the folder if it is one of torch.distributed.checkpoint.
+
+    Raises:
+        ConfigError: there is nothing, or nothing that could be weights.
+    """
+    if os.path.isfile(path):
+        return path
+    if not os.path.isdir(path):
+        raise ConfigError(f"there is no file {path}{suggest_file(path)}")
+    if os.path.isfile(os.path.join(path, ".metadata")):
+        return path
+    tag = os.path.join(path, "last_checkpoint")
+    if os.path.isfile(tag):
+        with open(tag, errors="replace") as file:
+            last = os.path.join(path, file.read().strip())
+        if last == os.path.join(path, "") or not os.path.exists(last):
+            raise ConfigError(f"{tag} points to {last}, which is not there; name a file of {path} instead")
+        return find_checkpoint(last) if os.path.isdir(last) else last
+    for name in _HUGGING_FACE:
+        if os.path.isfile(os.path.join(path, name)):
+            return os.path.join(path, name)
+    there = sorted(name for name in os.listdir(path) if name.endswith((".pth", ".pt", ".ckpt", ".bin", ".safetensors")))
+    raise ConfigError(
+        f"{path} is a folder without last_checkpoint, model.safetensors, pytorch_model.bin or .metadata: name "
+        + (f"a file in it, such as {there[-1]}" if there else "a file of weights")
+    )
+
+
+def read_checkpoint(path: str, *, mmap: bool = False) -> dict[str, Any]:
+    """Read a checkpoint or weights of any known format, without running code in them.
+
+    Known are files of ``torch.save``: checkpoints of hookline, detectron2, fvcore and Lightning, and plain state
+    dicts; safetensors; Hugging Face's folders, in one or several files; folders of ``torch.distributed.checkpoint``,
+    which are read by all ranks together where there are several, and of those that are not ours the weights alone.
+
+    Args:
+        path: see :func:`find_checkpoint`.
+        mmap: map files into memory, so that only what is looked at is read; where the format allows it. Of folders of
+            ``torch.distributed.checkpoint`` sharded tensors other than weights are left out, and None is in their
+            place.
+
+    Returns:
+        ``{"model": {name: tensor}}``, tensors on the CPU, and what else the file holds.
+
+    Raises:
+        ConfigError: there is no such file, it is damaged, or it holds no weights.
+    """
+    path = find_checkpoint(path)
+    if os.path.isdir(path):
+        from .sharded import is_sharded_folder, read_folder
+
+        if is_sharded_folder(path):
+            return read_folder(path, wanted=_is_place_of_weights if mmap else lambda keys: True)
+        return _read_distributed(path)
+    if path.endswith(".index.json"):
+        return _read_shards(path, mmap)
+    return _read_file(path, mmap)
+
+
+def check_weights(path: str, source: str = "auto") -> None:
+    """Make sure that a local file or folder holds weights. Tensors are read where there are checksums to compare.
+
+    Args:
+        path: see :func:`find_checkpoint`.
+        source: see :func:`choose_weights`.
+
+    Raises:
+        ConfigError: see :func:`read_checkpoint` and :func:`choose_weights`.
+    """
+    path = find_checkpoint(path)
+    if os.path.isdir(path):  # read by all ranks together, when they are there
+        from .distributed_files import read_metadata
+        from .sharded import is_sharded_folder, verify_folder
+
+        read_metadata(path)
+        if is_sharded_folder(path) and comm.is_main_process():  # which has checksums
+            verify_folder(path)
+        return
+    try:
+        checkpoint = read_checkpoint(path, mmap=True)
+        choose_weights(checkpoint, source)
+        if "trainer" in checkpoint and comm.is_main_process():  # a run's, which has checksums
+            verify_checkpoint(path)
+    except ConfigError as error:
+        raise ConfigError(str(error) if path in str(error) else f"{path}: {error}") from error
+
+
+def averaged_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
+    """The averaged weights (EMA, SWA) that a checkpoint holds beside the model's.
+
+    Args:
+        checkpoint: what :func:`read_checkpoint` returned.
+
+    Returns:
+        Parameters and buffers by name; None if there are none.
+    """
+    found = _find_averaged(checkpoint)
+    return found[1] if found else None
+
+
+def choose_weights(checkpoint: Mapping[str, Any], source: str = "auto") -> tuple[Mapping[str, Any], str]:
+    """The weights of a checkpoint that are asked for.
+
+    Args:
+        checkpoint: what :func:`read_checkpoint` returned.
+        source: "model"; "averaged"; or "auto": the averaged ones if there are some and the run that wrote them
+            evaluated them, so that what is loaded is what its results are of; else the model's.
+
+    Returns:
+        The weights by name, and which they are: "model", or "averaged by ..." with the hook's name.
+
+    Raises:
+        ConfigError: there are no averaged weights.
+    """
+    if source == "model":
+        return checkpoint["model"], "model"
+    found = _find_averaged(checkpoint)
+    if found is None:
+        if source == "averaged":
+            raise ConfigError("it holds no averaged weights, as the hooks EMA and SWA save them; take the model's")
+        return checkpoint["model"], "model"
+    hook, weights, evaluated = found
+    if source == "averaged" or evaluated:
+        return weights, f"averaged by {hook}"
+    return checkpoint["model"], "model"
+
+
+def _find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], bool] | None:
+    """Whose averaged weights there are, they themselves, and whether the run evaluated them."""
+    trainer = checkpoint.get("trainer")
+    hooks = trainer.get("hooks", {}) if isinstance(trainer, Mapping) else {}
+    found = [
+        (str(key), dict(state["averaged_model"]), bool(state.get("evaluate", True)))
+        for key, state in hooks.items()
+        if isinstance(state, Mapping) and state.get("averaged_model")
+    ]
+    if found:  # one that was evaluated goes before one that was not
+        return max(found, key=lambda one: one[2])
+    for key in _AVERAGED_KEYS:
+        weights = checkpoint.get(key)
+        if _is_state_dict(weights):
+            return key, dict(weights), False
+    return None
+
+
+# ---------------------------------------------------------------------------- one file
+
+
+def _read_file(path: str, mmap: bool) -> dict[str, Any]:
+    if _is_safetensors(path):
+        return _read_safetensors(path)
+    content = load_torch_file(path, mmap=mmap)
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} is not a checkpoint: it holds a {type(content).__name__}, not a dict")
+    for key in _MODEL_KEYS:
+        if _is_state_dict(content.get(key)):
+            return {"model": content[key], **{name: value for name, value in content.items() if name != key}}
+    if _is_state_dict(content) and content:
+        return {"model": content}
+    if isinstance(content.get("model"), dict):
+        return content
+    there = ", ".join(map(str, list(content)[:10])) or "nothing"
+    raise ConfigError(f"{path} is not a checkpoint: it has no 'model', only {there}")
+
+
+def _is_state_dict(value: Any) -> TypeGuard[Mapping[str, Any]]:
+    """Whether something is weights by name; the extra state of a module may be anything."""
+    return isinstance(value, Mapping) and all(
+        isinstance(key, str) and (isinstance(item, torch.Tensor) or key.endswith("_extra_state"))
+        for key, item in value.items()
+    )
+
+
+def _is_safetensors(path: str) -> bool:
+    """Whether a file is one of safetensors, whatever it is called: the length of a JSON object, then that."""
+    if path.endswith(".safetensors"):
+        return True
+    with open(path, "rb") as file:
+        start = file.read(9)
+    return len(start) == 9 and start[8:] == b"{" and 0 < struct.unpack("<Q", start[:8])[0] <= os.path.getsize(path) - 8
+
+
+def _read_safetensors(path: str) -> dict[str, Any]:
+    try:
+        from safetensors import safe_open
+    except ImportError:
+        raise ConfigError(
+            f"{path} is a safetensors file, and the package safetensors is not installed: pip install safetensors"
+        ) from None
+    try:
+        with safe_open(path, framework="pt") as file:
+            weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it cannot be iterated)
+            metadata = dict(file.metadata() or {})
+    except Exception as error:  # of any kind, as the bytes happen to be
+        raise ConfigError(f"{path} is damaged, or is not a safetensors file ({first_line(error)})") from error
+    # Weights that share memory are kept once; the others' names are noted, as safetensors.torch.save_model() does.
+    for name, kept in metadata.items():
+        if name not in weights and kept in weights:
+            weights[name] = weights[kept]
+    return {"model": weights, "metadata": {name: text for name, text in metadata.items() if name not in weights}}
+
+
+# ---------------------------------------------------------------------------- several files
+
+
+def _read_shards(index: str, mmap: bool) -> dict[str, Any]:
+    """Read the files that Hugging Face's index says hold the weights."""
+    try:
+        with open(index) as file:
+            places = json.load(file)["weight_map"]
+        files = sorted(set(places.values()))
+        if not files or any(os.path.basename(name) != name for name in files):
+            raise ValueError("it names no files of its folder")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{index} is damaged, or is not an index of weights ({first_line(error)})") from error
+    folder = os.path.dirname(index)
+    if gone := [name for name in files if not os.path.isfile(os.path.join(folder, name))]:
+        raise ConfigError(f"{index} names files that are not there: {', '.join(gone)}")
+    weights: dict[str, Any] = {}
+    for name in files:
+        weights.update(_read_file(os.path.join(folder, name), mmap)["model"])
+    if lost := [name for name in places if name not in weights]:
+        raise ConfigError(f"{index}: its files lack {', '.join(lost[:3])}{' ...' if lost[3:] else ''}")
+    return {"model": weights}
+
+
+def _is_place_of_weights(keys: tuple[Any, ...]) -> bool:
+    """Whether something that is saved under these keys is one of a model's weights, or of their average."""
+    return keys[0] in _MODEL_KEYS or "averaged_model" in keys
+
+
+def _read_distributed(path: str) -> dict[str, Any]:
+    """Read the weights, and averaged ones, in a folder of torch.distributed.checkpoint, whole and not sharded."""
+    from .distributed_files import read_tensors
+
+    content = read_tensors(path, _is_place_of_weights)
+    for key in _MODEL_KEYS:
+        if _is_state_dict(content.get(key)):
+            return {"model": content.pop(key), **content}
+    content = read_tensors(path, lambda keys: len(keys) == 1)  # a plain state dict
+    if not content:
+        raise ConfigError(f"{path} is not a checkpoint of a model: it holds no tensors under 'model'")
+    return {"model": content}

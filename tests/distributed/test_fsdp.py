@@ -1,0 +1,176 @@
+"""Models sharded by FSDP2: the same training as whole ones; checkpoints that fit any number of ranks."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import ROOT, finish, rows, run_ranks, start, tool
+
+GPT = [
+    "--config-file", ROOT / "configs/language/gpt.yaml",
+    "MODEL.ARGS.width", 32, "MODEL.ARGS.depth", 2, "MODEL.ARGS.heads", 2, "MODEL.ARGS.block_size", 64,
+    "MODEL.DEVICE", "cpu", "DATALOADER.BATCH_SIZE", 16, "SOLVER.WARMUP_ITERS", 5, "SOLVER.CHECKPOINT_PERIOD", 10,
+    "DATASETS.TRAIN", "['small_text:train']", "DATASETS.TEST", "['small_text:test']", "LOG.PERIOD", 5,
+    "CHECKPOINT.BEST.METRIC", "small_text:test/loss", "TEST.EVAL_PERIOD", 10,
+]  # fmt: skip
+FSDP = ["PARALLEL.NAME", "fsdp2", "PARALLEL.ARGS.modules", "['TransformerBlock']"]
+# 45 samples to evaluate on, in batches of 16: one rank has two batches, the other one and a bit.
+SMALL_TEXT = """
+from hookline.engine.data import ArrayDataset, python_docs_test, python_docs_train
+
+def train():
+    return ArrayDataset(*(t[:330, :64] for t in python_docs_train(64).tensors))
+
+def test():
+    return ArrayDataset(*(t[:45, :64] for t in python_docs_test(64).tensors))
+"""
+
+
+def train(folder, ranks, *options, output="run"):
+    (folder / "small_text.py").write_text(SMALL_TEXT)
+    arguments = tool(*GPT, "--num-gpus", ranks, "OUTPUT_DIR", folder / output, *options)
+    code, out = finish(start(arguments, folder))
+    assert code == 0, out
+    return out
+
+
+def weights(path):
+    return torch.load(path, weights_only=True)["model"]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run of one process, which shards nothing."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder, 1, "SOLVER.MAX_ITER", 30)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """The first 20 of 30 iterations on two ranks: stopped there, as the schedule is for 30."""
+    folder = tmp_path_factory.mktemp("sharded")
+    (folder / "stop.py").write_text(
+        "from hookline.hooks import HookBase\n"
+        "class Stop(HookBase):\n"
+        "    def after_step(self):\n"
+        "        if self.trainer.iter == 19:\n"
+        "            self.trainer.request_stop('enough', exit_code=75)\n"
+    )
+    (folder / "small_text.py").write_text(SMALL_TEXT)
+    arguments = tool(*GPT, "--num-gpus", 2, "OUTPUT_DIR", folder / "run", "SOLVER.MAX_ITER", 30, *FSDP)
+    code, out = finish(start([*arguments, "HOOKS", "[{'NAME': 'stop:Stop'}]"], folder))
+    assert code == 75, out
+    return folder
+
+
+def copy_of(run, folder):
+    import shutil
+
+    shutil.copytree(run, folder / "run")
+
+
+def test_a_sharded_model_is_trained_as_a_whole_one_is(whole, sharded):
+    ours, theirs = rows(sharded / "run"), [row for row in rows(whole) if row["iteration"] < 20]
+    assert [row["iteration"] for row in ours] == [row["iteration"] for row in theirs]
+    for our, their in zip(ours, theirs, strict=True):
+        assert our == pytest.approx({name: their[name] for name in our}, rel=1e-4), our["iteration"]
+
+
+def test_each_rank_writes_its_part_of_the_checkpoint(sharded):
+    folder = sharded / "run/model_0000019.pth"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {".metadata", "__0_0.distcp", "__1_0.distcp", "state.pth", "checksums.json"}
+    assert (sharded / "run/last_checkpoint").read_text() == "model_0000019.pth"
+    sizes = [(folder / f"__{rank}_0.distcp").stat().st_size for rank in range(2)]
+    assert 0.8 < sizes[0] / sizes[1] < 1.25
+
+
+@pytest.mark.parametrize(("ranks", "options"), [(2, FSDP), (1, []), (2, ["PARALLEL.NAME", "ddp"])])
+def test_a_sharded_run_goes_on_in_any_form_and_ends_as_the_whole_one(whole, sharded, tmp_path, ranks, options):
+    copy_of(sharded / "run", tmp_path)
+    out = train(tmp_path, ranks, "SOLVER.MAX_ITER", 30, *options, "--resume")
+    assert "model_0000019.pth" in out
+    ours, theirs = rows(tmp_path / "run"), rows(whole)
+    assert [row["iteration"] for row in ours] == [row["iteration"] for row in theirs]
+    for our, their in zip(ours, theirs, strict=True):
+        assert our == pytest.approx({name: their[name] for name in our}, rel=2e-4), our["iteration"]
+
+
+def test_a_checkpoint_of_one_file_goes_on_sharded(whole, tmp_path):
+    copy_of(whole, tmp_path)
+    (tmp_path / "run/last_checkpoint").write_text("model_0000019.pth")
+    train(tmp_path, 2, "SOLVER.MAX_ITER", 30, *FSDP, "--resume")
+    for our, their in zip(rows(tmp_path / "run"), rows(whole), strict=True):
+        assert our == pytest.approx({name: their[name] for name in our}, rel=2e-4), our["iteration"]
+
+
+def test_a_sharded_checkpoint_is_exported_and_evaluated_to_the_same_loss(sharded, tmp_path):
+    export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", sharded / "run/model_0000019.pth"]
+    code, out = finish(start([*export, "--output", tmp_path / "gpt.pth"], tmp_path))
+    assert code == 0, out
+    trained = next(row for row in rows(sharded / "run") if row["iteration"] == 19)["small_text:test/loss"]
+    (tmp_path / "small_text.py").write_text(SMALL_TEXT)
+    evaluate = tool(*GPT, "--eval-only", "MODEL.WEIGHTS", tmp_path / "gpt.pth", "OUTPUT_DIR", tmp_path / "eval")
+    code, out = finish(start(evaluate, tmp_path))
+    assert code == 0, out
+    assert f"{trained:.5g}" in out, (trained, out)
+
+
+def test_damage_to_one_rank_s_part_is_noticed_and_the_checkpoint_before_taken(sharded, tmp_path):
+    copy_of(sharded / "run", tmp_path)
+    part = tmp_path / "run/model_0000019.pth/__1_0.distcp"
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    out = train(tmp_path, 2, "SOLVER.MAX_ITER", 20, *FSDP, "--resume")
+    assert "the checksum of __1_0.distcp is wrong" in out
+    assert "model_0000009" in out
+
+
+UNITS = """
+from hookline.engine.fsdp import FSDP2
+from hookline.engine.modeling import GPT
+from torch.distributed.fsdp import FSDPModule
+
+def units(**options):
+    torch.manual_seed(comm.get_rank())  # each rank draws its own weights
+    model = FSDP2(**options).wrap(GPT(width=32, depth=2, heads=2, block_size=16), torch.device("cpu"))
+    return model, [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
+
+def main(folder):
+    by_class, names = units(modules=["TransformerBlock"])
+    result = {"class": names, "name": units(modules=["blocks.1"])[1], "size": units(min_params=12_000)[1]}
+    whole = {name: weight.full_tensor().sum().item() for name, weight in by_class.named_parameters()}
+    result["alike"] = whole == comm.broadcast_object(whole)
+    dtypes, _ = units(modules=["TransformerBlock"], param_dtype="bfloat16", reduce_dtype="float32")
+    scores = dtypes(torch.zeros(2, 4, dtype=torch.int64))
+    scores.float().sum().backward()
+    result["dtypes"] = [str(scores.dtype), str(dtypes.head.weight.dtype), str(dtypes.head.weight.grad.dtype)]
+    try:
+        units(modules=["TransformerBlok"])
+    except ConfigError as error:
+        result["error"] = str(error)
+    (folder / f"{comm.get_rank()}.json").write_text(json.dumps(result))
+"""
+
+
+def test_units_are_chosen_by_class_name_or_size_and_all_ranks_start_alike(tmp_path):
+    code, output, results = run_ranks(UNITS, 2, tmp_path)
+    assert code == 0, output
+    for result in results:
+        assert result["class"] == ["", "blocks.0", "blocks.1"]
+        assert result["name"] == ["", "blocks.1"]
+        assert result["size"] == ["", "blocks.0", "blocks.1"]
+        assert result["alike"]
+        assert result["dtypes"] == ["torch.bfloat16", "torch.float32", "torch.float32"]
+        assert "did you mean 'TransformerBlock'?" in result["error"]
+
+
+def test_the_log_of_the_run_is_one_run(sharded):
+    iterations = [json.loads(line)["iteration"] for line in (sharded / "run/metrics.json").read_text().splitlines()]
+    assert iterations == sorted(set(iterations))

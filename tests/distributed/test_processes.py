@@ -1,0 +1,125 @@
+"""Ranks of ``launch()``: what they know of each other, and how they end together."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import run_ranks
+
+COLLECTIVES = """
+def late(seconds):
+    time.sleep(seconds)
+    return time.monotonic()
+
+def main(folder):
+    rank = comm.get_rank()
+    results = {
+        "ranks": [rank, comm.get_world_size(), comm.get_local_rank(), comm.get_local_size()],
+        "environment": [os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["LOCAL_RANK"]],
+        "broadcast": comm.broadcast_object({"from": rank}, src=1),
+        "sum": comm.all_reduce_sum(rank + 1),
+        "sum of floats": comm.all_reduce_sum(rank + 0.5),
+        "sum of tensors": comm.all_reduce_sum(torch.tensor([1.5 + rank])).tolist(),
+    }
+    with comm.main_process_first():
+        cache = folder / "cache"
+        results["found the cache"] = cache.exists()
+        if rank == 0:
+            time.sleep(0.3)
+            cache.write_text("expensive")
+    with comm.main_process_first(local=False):  # the same place again, by another way
+        pass
+    group = comm.get_local_process_group()
+    total = torch.ones(1)
+    torch.distributed.all_reduce(total, group=group)
+    results["ranks of this machine"] = total.item()
+    comm.create_local_process_group(1)
+    results["a group a rank"] = torch.distributed.get_world_size(comm._local_group(torch.distributed.group.WORLD, 1))
+    for _ in range(3):
+        comm.barrier("a", timeout=20)
+    if rank == 0:
+        try:
+            comm.barrier("the evaluation", timeout=0.5)
+        except TimeoutError as error:
+            results["missing"] = str(error)
+    comm.synchronize()
+    (folder / f"{rank}.json").write_text(json.dumps(results))
+"""
+
+
+def test_ranks_know_each_other_and_exchange_objects_and_numbers(tmp_path):
+    code, output, (first, second) = run_ranks(COLLECTIVES, 2, tmp_path)
+    assert code == 0, output
+    assert (first["ranks"], second["ranks"]) == ([0, 2, 0, 2], [1, 2, 1, 2])
+    assert (first["environment"], second["environment"]) == (["0", "2", "0"], ["1", "2", "1"])
+    for result in (first, second):
+        assert result["broadcast"] == {"from": 1}
+        assert (result["sum"], result["sum of floats"], result["sum of tensors"]) == (3, 2.0, [4.0])
+        assert (result["ranks of this machine"], result["a group a rank"]) == (2.0, 1)
+    assert (first["found the cache"], second["found the cache"]) == (False, True)
+    assert first["missing"] == "barrier 'the evaluation': rank(s) 1 did not come within 0.5 s (rank 0 waited)"
+
+
+ENDS = """
+def main(folder):
+    rank, how = comm.get_rank(), (folder / "how").read_text()
+    (folder / f"{rank}.json").write_text(str(os.getpid()))
+    comm.synchronize()
+    if rank == 1:
+        if how == "raises": raise ValueError("the reason")
+        if how == "refuses": raise ConfigError("SOME.KEY: is wrong")
+        if how == "is killed": os.kill(os.getpid(), signal.SIGKILL)
+        if how == "is late": time.sleep(3)
+    if how == "stops": raise SystemExit(75)
+    if how == "is late": return
+    print(f"{time.time()} waits", flush=True)
+    time.sleep(60) if how != "is killed" else comm.synchronize()
+"""
+
+
+def end(how, folder):
+    folder.mkdir(exist_ok=True)
+    (folder / "how").write_text(how)
+    return run_ranks(ENDS, 2, folder)
+
+
+def assert_gone(pids):
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+def test_an_exception_on_one_rank_ends_the_other_which_says_where_it_stood(tmp_path):
+    code, output, pids = end("raises", tmp_path)
+    assert code == 1
+    # The other one sleeps, and notices nothing by itself.
+    assert "rank 0 is ended, since rank 1 failed and it did not end by itself; its threads stand here:" in output
+    assert 'script.py", line' in output.partition("its threads stand here:")[2]
+    assert output.count("ValueError: the reason") == 2  # where it was raised, and last of all
+    assert output.rstrip().endswith("ValueError: the reason")
+    assert_gone(pids)
+
+
+def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path):
+    code, output, pids = end("is killed", tmp_path)
+    assert code == 1
+    last = output.rstrip().splitlines()[-1]
+    assert last.endswith(f"rank 1 of 2 failed first: process {pids[1]} was killed by SIGKILL")
+    assert_gone(pids)
+
+
+def test_bad_input_found_by_one_rank_is_one_error_of_the_launcher(tmp_path):
+    code, output, pids = end("refuses", tmp_path)
+    assert code == 1  # of a script that does not catch it
+    assert output.rstrip().endswith("ConfigError: SOME.KEY: is wrong")
+    assert output.count("SOME.KEY: is wrong") == 1
+    assert_gone(pids)
+
+
+def test_an_exit_code_that_all_ranks_end_with_is_the_launchers(tmp_path):
+    code, output, _ = end("stops", tmp_path)
+    assert (code, output) == (75, "")
+
+
+def test_a_rank_that_is_done_waits_for_those_that_are_not(tmp_path):
+    code, output, pids = end("is late", tmp_path)
+    assert (code, output) == (0, "")
+    assert_gone(pids)

@@ -1,0 +1,289 @@
+"""Runs of the real command line in several processes: what they compute, what they leave, how they end."""
+
+import re
+import shutil
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import DIGITS, SYNTHETIC, finish, rows, start, tool, torchrun
+
+# A hook that does something to one rank, at one iteration.
+MISHAPS = """
+import os, signal, time
+from pathlib import Path
+from hookline.hooks import HookBase
+
+class Mishap(HookBase):
+    def __init__(self, what: str, at: int = 30, rank: int = 1):
+        self.what, self.at, self.rank = what, at, rank
+
+    def before_step(self):
+        if self.trainer.iter != self.at:
+            return
+        Path(f"{self.what}.{self.trainer.comm.get_rank()}").write_text(str(os.getpid()))
+        if self.trainer.comm.get_rank() != self.rank:
+            return
+        if self.what == "raise":
+            raise ValueError("the reason")
+        if self.what == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "kill once" and not Path("killed").exists():
+            Path("killed").write_text("")
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "sleep":
+            time.sleep(100)
+        if self.what == "stop":
+            self.trainer.request_stop("one rank asked", 75)
+        if self.what == "save":
+            self.trainer.request_save()
+
+    def after_fetch(self, batch):
+        if self.what == "nan" and self.trainer.iter == self.at and self.trainer.comm.get_rank() == self.rank:
+            batch[0][0] = float("nan")
+"""
+
+
+def options(folder, *more, mishap=None):
+    arguments = ["--config-file", SYNTHETIC, *more, "MODEL.DEVICE", "cpu", "OUTPUT_DIR", folder, "SEED", "3"]
+    if mishap:
+        arguments += ["HOOKS", f"[{{'NAME': 'mishaps:Mishap', 'ARGS': {mishap!r}}}]"]
+    return arguments
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "mishaps.py").write_text(MISHAPS)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """A run of two ranks that nothing happens to."""
+    folder = tmp_path_factory.mktemp("two")
+    code, output = finish(start(tool(*options("run", "--num-gpus", "2")), folder))
+    assert code == 0, output
+    return folder / "run", output
+
+
+def assert_gone(folder, what):
+    pids = [int(path.read_text()) for path in folder.glob(f"{what}.?")]
+    assert len(pids) == 2
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+# ---------------------------------------------------------------------------- what they compute
+
+
+def test_two_processes_compute_what_one_computes(two, tmp_path):
+    code, output = finish(start(tool(*options("run")), tmp_path))
+    assert code == 0, output
+    alone, together = rows(tmp_path / "run"), rows(two[0])
+    assert [row.keys() for row in together] == [row.keys() for row in alone]
+    for ours, theirs in zip(together, alone, strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_each_process_has_a_log_and_the_console_is_the_first_ones(two):
+    run, output = two
+    assert sorted(path.name for path in run.glob("log.txt*")) == ["log.txt", "log.txt.rank1"]
+    assert output.count("Training ended at iteration 160: completed") == 1
+    assert "rank1] hookline.engine.train_loop INFO: Training ended" in (run / "log.txt.rank1").read_text()
+    assert "rank1]" not in (run / "log.txt").read_text()
+    assert len(list(run.glob("events.out.*"))) == 1
+    assert len(rows(run)) == len({row["iteration"] for row in rows(run)})
+
+
+def test_how_the_ranks_times_compare_is_among_the_metrics(two):
+    row = next(row for row in rows(two[0], leave_out=("eta",)) if "ranks/time_max" in row)
+    assert row["ranks/time_max"] >= row["ranks/time_mean"] > 0
+    assert row["ranks/data_time_max"] >= row["ranks/data_time_mean"] > 0
+    assert row["ranks/slowest"] in (0, 1)
+
+
+@pytest.mark.slow
+def test_digits_are_learnt_in_two_processes_as_in_one(tmp_path):
+    accuracy = []
+    for ranks in ("1", "2"):
+        arguments = ["--config-file", DIGITS, "--num-gpus", ranks, "OUTPUT_DIR", f"run{ranks}", "MODEL.DEVICE", "cpu"]
+        code, output = finish(start(tool(*arguments, "SOLVER.MAX_ITER", "6ep"), tmp_path), timeout=300)
+        assert code == 0, output
+        accuracy.append(rows(tmp_path / f"run{ranks}")[-1]["digits_test/accuracy"])
+    assert min(accuracy) > 0.95
+    assert accuracy[0] == pytest.approx(accuracy[1], abs=0.01)  # batch norms see half of each batch
+
+
+# ---------------------------------------------------------------------------- agreement
+
+
+@pytest.mark.parametrize(
+    ("command", "number", "exit_code"),
+    [(tool, signal.SIGTERM, 75), (tool, signal.SIGINT, 130), (torchrun, signal.SIGTERM, 1)],  # torchrun has its own
+    ids=["SIGTERM", "Ctrl-C", "torchrun"],
+)
+def test_a_signal_to_the_launcher_stops_all_at_one_step_which_is_saved(folder, command, number, exit_code):
+    arguments = options("run", "SOLVER.MAX_ITER", "20000")
+    process = start(tool(*arguments, "--num-gpus", "2") if command is tool else torchrun(2, *arguments), folder)
+    wait_for(folder / "run" / "metrics.json", process)
+    process.send_signal(number)
+    code, output = finish(process)
+    assert code == exit_code, output
+    at = ended(folder / "run", f"interrupted by {number.name}")
+    assert (folder / "run" / "last_checkpoint").read_text() == f"model_{at - 1:07d}.pth"
+
+
+def ended(run, reason):
+    """The iteration at which all ranks ended."""
+    logs = [log.read_text() for log in run.glob("log.txt*")]
+    assert len(logs) == 2
+    (at,) = {re.findall(rf"Training ended at iteration (\d+): {reason}", log)[0] for log in logs}
+    return int(at)
+
+
+def wait_for(path, process, timeout=60):
+    end = time.monotonic() + timeout
+    while not path.exists() or not path.stat().st_size:
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_what_one_rank_asks_for_all_do_at_one_step_and_a_resumed_run_is_the_same(two, folder):
+    code, output = finish(start(tool(*options("run", "--num-gpus", "2", mishap={"what": "stop"})), folder))
+    assert code == 75, output
+    ended(folder / "run", "one rank asked")
+    shutil.copytree(folder / "run", folder / "one")
+    code, output = finish(start(tool(*options("run", "--num-gpus", "2", "--resume")), folder))
+    assert code == 0, output
+    assert rows(folder / "run") == rows(two[0])
+    # On another number of ranks it is the same run too, but for the order that numbers are added in.
+    code, output = finish(start(tool(*options("one", "--resume")), folder))
+    assert code == 0, output
+    for ours, theirs in zip(rows(folder / "one"), rows(two[0]), strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+# ---------------------------------------------------------------------------- failure
+
+
+def test_an_exception_on_one_rank_stands_first_and_last_in_the_log(folder):
+    code, output = finish(start(tool(*options("run", "--num-gpus", "2", mishap={"what": "raise"})), folder))
+    assert code == 1
+    assert output.rstrip().splitlines()[-2:] == ["ValueError: the reason", LAST.format("raise", 30)]
+    log = (folder / "run" / "log.txt").read_text()
+    assert log.rstrip().splitlines()[-2:] == ["ValueError: the reason", LAST.format("raise", 30)]
+    first = log.index("Traceback")
+    assert "rank1]" in log[:first].splitlines()[-1]
+    assert "ValueError: the reason" in log[first : log.index("rank0]", first)]
+    assert_gone(folder, "raise")
+
+
+LAST = "(in hook Mishap.before_step, at iteration {1})"
+
+
+def test_a_rank_that_is_killed_ends_the_others(folder):
+    process = start(tool(*options("run", "--num-gpus", "2", mishap={"what": "kill"})), folder)
+    wait_for(folder / "kill.1", process)
+    killed = time.monotonic()
+    code, output = finish(process)
+    assert code == 1
+    assert time.monotonic() - killed < 30  # ten seconds, were this machine not busy
+    pid = (folder / "kill.1").read_text()
+    assert output.rstrip().endswith(f"rank 1 of 2 failed first: process {pid} was killed by SIGKILL")
+    last = (folder / "run" / "log.txt").read_text().rstrip().splitlines()[-2:]
+    assert last[0].endswith("Rank 1 failed first:")
+    assert last[1] == f"process {pid} was killed by SIGKILL"
+    assert_gone(folder, "kill")
+
+
+def test_a_rank_that_does_not_come_to_a_collective_is_shown_where_it_stands(folder):
+    arguments = options("run", "--num-gpus", "2", mishap={"what": "sleep"})
+    code, output = finish(start(tool(*arguments, "PARALLEL.TIMEOUT", "4s"), folder))
+    assert code == 1
+    assert "Rank 0 failed first" in output
+    assert "imed out" in output
+    log = (folder / "run" / "log.txt.rank1").read_text()
+    assert "rank 1 is ended, since rank 0 failed and it did not end by itself; its threads stand here" in log
+    assert "mishaps.py" in log.partition("its threads stand here")[2]
+    assert_gone(folder, "sleep")
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "stop"])
+def test_a_loss_that_is_nan_on_one_rank_has_all_do_the_same(folder, policy):
+    arguments = options("run", "--num-gpus", "2", mishap={"what": "nan"})
+    code, output = finish(start(tool(*arguments, "SOLVER.NONFINITE_LOSS", policy), folder))
+    logs = [(folder / "run" / name).read_text() for name in ("log.txt", "log.txt.rank1")]
+    if policy == "raise":
+        assert code == 1
+        for log in logs:
+            assert "FloatingPointError: on rank 1 the loss is NaN or infinite at iteration 30" in log
+        return
+    assert code == 0, output
+    if policy == "stop":
+        for log in logs:
+            assert "Training ended at iteration 31: on rank 1 the loss is NaN" in log
+        return
+    row = next(row for row in rows(folder / "run") if "nonfinite_steps" in row)
+    assert (row["iteration"], row["nonfinite_steps"]) == (30, 1)
+    assert rows(folder / "run")[-1]["synthetic/accuracy"] > 0.9
+
+
+# ---------------------------------------------------------------------------- machines
+
+
+def machines(folder, *arguments):
+    """Two launchers that meet at an address, as on two machines."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    common = ("--num-machines", "2", "--dist-url", url, *arguments)
+    return [start(tool(*options("run", "--machine-rank", rank, *common)), folder) for rank in ("0", "1")]
+
+
+def test_two_machines_train_together(two, folder):
+    ended = [finish(process) for process in machines(folder)]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert "Training ended at iteration 160: completed" in ended[0][1]
+    assert ended[1][1] == ""
+    assert rows(folder / "run") == rows(two[0])
+
+
+# ---------------------------------------------------------------------------- torchrun
+
+
+def test_torchrun_starts_again_what_was_killed_and_the_end_is_the_same(two, folder):
+    arguments = options("run", mishap={"what": "kill once", "at": 110})
+    code, output = finish(start(torchrun(2, *arguments, options=("--max-restarts", 1)), folder), timeout=200)
+    assert code == 0, output
+    assert (folder / "killed").exists()
+    assert rows(folder / "run") == rows(two[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at", [0, 17, 80, 159])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_whichever_rank_is_killed_and_whenever_the_end_is_the_same(two, folder, rank, at):
+    arguments = options("run", mishap={"what": "kill once", "at": at, "rank": rank})
+    code, output = finish(start(torchrun(2, *arguments, options=("--max-restarts", 1)), folder), timeout=200)
+    assert code == 0, output
+    assert rows(folder / "run") == rows(two[0])
+
+
+def test_torchrun_is_told_of_bad_input_once(folder):
+    code, output = finish(start(torchrun(2, *options("run"), "PARALLEL.ARGS.compresion", "bf16"), folder))
+    assert code == 1  # torchrun's own
+    assert output.count("error: PARALLEL.ARGS.compresion: DDP takes no argument 'compresion'; did you mean") == 1
+    code, output = finish(start(torchrun(2, *options("run"), "SOLVER.BASE_LRR", "1"), folder))
+    assert output.count("unknown key 'SOLVER.BASE_LRR'; did you mean 'SOLVER.BASE_LR'?") == 1
+    assert not (folder / "run").exists()
+
+
+def test_bad_input_ends_the_tool_with_its_message_alone(folder):
+    code, output = finish(start(tool(*options("run", "--num-gpus", "2"), "PARALLEL.NAME", "dpd"), folder))
+    assert code == 2
+    assert output.startswith("error: PARALLEL.NAME: unknown strategy 'dpd'; did you mean 'ddp'?")
+    assert len(output.splitlines()) == 1

@@ -1,0 +1,56 @@
+"""MODEL.SYNC_BATCHNORM: where it converts, and what it says where it does not."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import comm
+from hookline.engine.modeling import build_model
+from hookline.engine.modeling.build import _to_sync_batchnorm
+
+
+def config(name="ConvNet", **arguments):
+    cfg = get_cfg()
+    cfg.MODEL.NAME, cfg.MODEL.DEVICE, cfg.MODEL.SYNC_BATCHNORM = name, "cpu", True
+    cfg.MODEL.ARGS.update(arguments)
+    return cfg
+
+
+@pytest.fixture
+def log(caplog, monkeypatch):
+    logger = logging.getLogger("hookline")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.set_level(logging.INFO, "hookline")
+    return caplog
+
+
+def test_one_process_needs_no_conversion_and_is_told(log):
+    model = build_model(config(width=2))
+    assert not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
+    assert "one process" in log.text
+
+
+def test_a_model_without_batch_norms_is_told(log):
+    build_model(config("MLP", in_features=2, num_classes=2))
+    assert "MLP has no batch norms" in log.text
+
+
+def test_with_several_processes_on_gpus_all_are_converted_and_names_stay(monkeypatch):
+    plain = build_model(config(width=2))
+    names = list(plain.state_dict())
+    monkeypatch.setattr(comm, "get_world_size", lambda: 2)
+    model = _to_sync_batchnorm(plain, torch.device("cuda"))
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    assert len(norms) == 4
+    assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
+    assert list(model.state_dict()) == names
+
+
+def test_on_the_cpu_it_is_refused(monkeypatch):
+    monkeypatch.setattr(comm, "get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=r"MODEL\.SYNC_BATCHNORM.*GPU"):
+        build_model(config(width=2))

@@ -1,0 +1,538 @@
+"""Checkpoints when disks, processes and folders fail, behind URIs, and while training goes on."""
+
+import errno
+import io
+import logging
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import threading
+import time
+from collections import defaultdict, deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from iopath.common.file_io import PathHandler
+from torch import nn
+
+from hookline.config import ConfigError
+from hookline.engine import saver
+from hookline.engine.checkpoint import Checkpointer, CheckpointError
+
+
+class Counter:
+    """Something with a state."""
+
+    def __init__(self, value=0):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+class Gated(Checkpointer):
+    """Writes only once ``gate`` is open."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.gate = threading.Event()
+
+    def _write(self, path, write):
+        assert self.gate.wait(20)
+        super()._write(path, write)
+
+
+def net(value=0.0, size=3):
+    model = nn.Linear(size, size)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(value)
+    return model
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+def messages(caplog, level=logging.WARNING):
+    return [record.getMessage() for record in caplog.records if record.levelno >= level]
+
+
+def resumed(folder, **kwargs):
+    """What a run in ``folder`` would go on from: its iteration, and the value of its weights."""
+    model = net()
+    extra = Checkpointer(model, str(folder), **kwargs).resume_or_load("")
+    return extra.get("iteration"), model.weight[0, 0].item()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(saver, "RETRY_AFTER", 0.0)
+
+
+@pytest.fixture
+def log(caplog, monkeypatch):
+    logger = logging.getLogger("hookline")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.set_level(logging.DEBUG, "hookline")
+    return caplog
+
+
+# ---------------------------------------------------------------------------- order
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_old_files_go_and_hooks_are_told_when_the_new_one_is_whole_and_the_last(folder, asynchronous):
+    checkpointer = Checkpointer(net(), str(folder), asynchronous=asynchronous)
+    checkpointer.save("model_1", iteration=1)
+    seen = []
+
+    def then(error):
+        seen.append((error, names(folder), (folder / "last_checkpoint").read_text(), threading.current_thread()))
+
+    checkpointer.save("model_2", outdated=[str(folder / "model_1.pth"), str(folder / "gone.pth")], then=then)
+    checkpointer.wait()
+    assert seen == [(None, ["last_checkpoint", "model_2.pth"], "model_2.pth", threading.main_thread())]
+
+
+def test_where_nothing_is_saved_there_is_nothing_to_wait_for(folder):
+    told = []
+    Checkpointer(net(), str(folder), save_to_disk=False, asynchronous=True).save("model", then=told.append)
+    Checkpointer(net(), "", asynchronous=True).save("model", then=told.append)
+    assert told == [None, None]
+    assert not folder.exists()
+
+
+def test_what_killed_runs_left_half_written_is_removed_and_nothing_else(folder, log):
+    folder.mkdir()
+    for name in ("model_1.pth.tmp.1", "last_checkpoint.tmp.22", f"model_2.pth.tmp.{os.getpid()}"):
+        (folder / name).write_text("half")
+    for name in ("notes.tmp.1", "model_1.pth.tmp", "metrics.json"):
+        (folder / name).write_text("mine")
+    Checkpointer(net(), str(folder)).save("model_3")
+    assert names(folder) == ["last_checkpoint", "metrics.json", "model_1.pth.tmp", "model_3.pth", "notes.tmp.1"]
+    assert any("model_1.pth.tmp.1" in message for message in messages(log, logging.INFO))
+
+
+# ---------------------------------------------------------------------------- disks that fail
+
+
+def full(folder, name):
+    """Have the file's temporary name lead to a disk that is full."""
+    os.symlink("/dev/full", folder / f"{name}.pth.tmp.{os.getpid()}")
+
+
+@pytest.fixture
+def small_files():
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_file_that_becomes_too_large_leaves_what_was_there(folder, small_files, asynchronous):
+    checkpointer = Checkpointer(net(1.0), str(folder), asynchronous=asynchronous)
+    checkpointer.save("model_1", iteration=1)
+    checkpointer.wait()
+    for name in ("model_1", "model_2"):
+        with pytest.raises(CheckpointError, match=rf"cannot save .*{name}\.pth: File too large; raise the limit") as e:
+            checkpointer.save(name, iteration=2, more=torch.ones(100_000))
+            checkpointer.wait()
+        assert e.value.errno == errno.EFBIG
+    assert names(folder) == ["last_checkpoint", "model_1.pth"]
+    assert resumed(folder) == (1, 1.0)
+
+
+def test_a_full_disk_stops_the_run_and_leaves_what_was_there(folder, log):
+    checkpointer = Checkpointer(net(1.0), str(folder))
+    checkpointer.save("model_1", iteration=1)
+    full(folder, "model_2")
+    checkpointer.path_manager.rm = lambda path: pytest.fail("nothing may go")
+    told = []
+    # Its second try would find the way to the full disk removed.
+    saver_write = checkpointer._write
+
+    def write(path, content):
+        if not os.path.lexists(folder / f"model_2.pth.tmp.{os.getpid()}"):
+            full(folder, "model_2")
+        saver_write(path, content)
+
+    checkpointer._write = write
+    with pytest.raises(CheckpointError, match=r"model_2\.pth: No space left on device; make room there"):
+        checkpointer.save("model_2", outdated=[str(folder / "model_1.pth")], then=told.append)
+    assert isinstance(told[0], CheckpointError)
+    assert names(folder) == ["last_checkpoint", "model_1.pth"]
+    assert resumed(folder) == (1, 1.0)
+
+
+def test_a_disk_that_is_full_for_a_moment_is_tried_again(folder, log):
+    checkpointer = Checkpointer(net(1.0), str(folder))
+    checkpointer.save("model_1", iteration=1)
+    full(folder, "model_2")
+    checkpointer.save("model_2", iteration=2)
+    assert any("Trying once more" in message and "No space left" in message for message in messages(log))
+    assert resumed(folder) == (2, 1.0)
+
+
+def test_a_folder_that_is_gone_is_made_again(folder):
+    checkpointer = Checkpointer(net(1.0), str(folder))
+    checkpointer.save("model_1")
+    shutil.rmtree(folder)
+    checkpointer.save("model_2", iteration=2)
+    assert resumed(folder) == (2, 1.0)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_run_may_go_on_without_a_checkpoint_until_the_next_is_due(folder, log, asynchronous):
+    checkpointer = Checkpointer(net(1.0), str(folder), asynchronous=asynchronous, on_error="continue")
+    checkpointer.save("model_1")
+    checkpointer.wait()
+    shutil.rmtree(folder)
+    folder.write_text("a file where the folder was")
+    told = []
+    checkpointer.save("model_2", then=told.append)
+    checkpointer.wait()
+    assert isinstance(told[0], CheckpointError)
+    (message,) = messages(log, logging.ERROR)
+    assert "Training goes on" in message
+    assert "model_2.pth" in message
+    assert "its folder is gone" in message
+    folder.unlink()
+    checkpointer.save("model_3", iteration=3)
+    checkpointer.wait()
+    assert resumed(folder) == (3, 1.0)
+
+
+def test_a_folder_that_may_not_be_written_to_is_told(folder, tmp_path):
+    checkpointer = Checkpointer(net(1.0), str(folder))
+    checkpointer.save("model_1", iteration=1)
+    folder.chmod(0o555)
+    user = os.geteuid()
+    try:
+        if user == 0:  # whom no mode of a file keeps from anything
+            os.seteuid(65534)
+        with pytest.raises(CheckpointError, match=r"model_2\.pth: Permission denied; allow writing there"):
+            checkpointer.save("model_2")
+    finally:
+        os.seteuid(user)
+        folder.chmod(0o755)
+    assert names(folder) == ["last_checkpoint", "model_1.pth"]
+    assert resumed(folder) == (1, 1.0)
+
+
+# ---------------------------------------------------------------------------- last_checkpoint
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"\n", b"\xff\xfe\x00garbage", b"model_9.pth", b"a/../b", b"\0", b"x" * 999]
+)
+def test_a_lost_or_wrong_last_checkpoint_is_made_up_for_by_the_newest_file(folder, log, content):
+    checkpointer = Checkpointer(net(1.0), str(folder), counter=Counter())
+    for iteration in (1, 2):
+        checkpointer.save(f"model_{iteration}", iteration=iteration)
+        os.utime(folder / f"model_{iteration}.pth", (iteration, iteration))
+    if content is None:
+        (folder / "last_checkpoint").unlink()
+    else:
+        (folder / "last_checkpoint").write_bytes(content)
+    assert resumed(folder, counter=Counter()) == (2, 1.0)
+    assert any("Resuming from" in message and "model_2.pth" in message for message in messages(log))
+
+
+def test_a_folder_with_only_somebody_elses_files_is_nothing_to_resume(folder, log):
+    folder.mkdir()
+    torch.save(net(5.0).state_dict(), folder / "pretrained.pth")
+    (folder / "notes.pth").write_text("text")
+    checkpointer = Checkpointer(net(1.0), str(folder), counter=Counter())
+    assert checkpointer.resume_or_load("") == {}
+    assert checkpointer.resumed_from == ""
+    assert any("notes.pth" in message for message in messages(log))
+
+
+def test_what_was_saved_at_a_failure_is_taken_last(folder):
+    checkpointer = Checkpointer(net(1.0), str(folder))
+    checkpointer.save("model_1", iteration=1)
+    checkpointer.save("model_2", iteration=2)
+    checkpointer.save("model_exception", tag_last=False, iteration=3)
+    os.utime(folder / "model_1.pth", (1, 1))
+    (folder / "model_2.pth").write_bytes(b"")
+    assert resumed(folder) == (1, 1.0)
+    (folder / "model_1.pth").unlink()
+    assert resumed(folder) == (3, 1.0)
+
+
+# ---------------------------------------------------------------------------- content
+
+
+def test_states_of_all_kinds_load_again(folder):
+    state = {
+        "numpy": [np.float64(0.5), np.arange(3), np.array(["a"])],
+        "containers": (defaultdict(list, a=[1]), deque([1]), frozenset({1})),
+        "path": Path("a/b"),
+        "generator": torch.Generator().manual_seed(3),
+    }
+    Checkpointer(net(), str(folder), counter=Counter(state)).save("model")
+    fresh = Counter()
+    Checkpointer(net(), str(folder), counter=fresh).resume_or_load("")
+    assert fresh.value["numpy"][0] == 0.5
+    assert fresh.value["containers"] == ({"a": [1]}, [1], {1})
+    assert fresh.value["path"] == "a/b"
+    assert torch.equal(fresh.value["generator"], torch.Generator().manual_seed(3).get_state())
+
+
+def test_a_view_of_a_large_tensor_is_saved_alone(folder):
+    Checkpointer(net(), str(folder), counter=Counter(torch.randn(1_000_000)[5:8])).save("model")
+    assert (folder / "model.pth").stat().st_size < 20_000
+
+
+# ---------------------------------------------------------------------------- URIs
+
+
+class Memory(PathHandler):
+    """Files in a dict; to be read they are put into a local folder."""
+
+    def __init__(self, cache):
+        self.files, self.cache = {}, cache
+
+    def _get_supported_prefixes(self):
+        return ["memory://"]
+
+    def _open(self, path, mode="r", buffering=-1, **kwargs):
+        if mode == "wb":
+            file, close = io.BytesIO(), io.BytesIO.close
+
+            def keep():
+                self.files[path] = file.getvalue()
+                close(file)
+
+            file.close = keep
+            return _Closing(file, keep)
+        if path not in self.files:
+            raise FileNotFoundError(path)
+        return io.BytesIO(self.files[path]) if "b" in mode else io.StringIO(self.files[path].decode())
+
+    def _get_local_path(self, path, force=False, **kwargs):
+        local = self.cache / path.removeprefix("memory://").replace("/", "_")
+        local.write_bytes(self._open(path, "rb").read())
+        return str(local)
+
+    def _exists(self, path, **kwargs):
+        return path in self.files
+
+    _isfile = _exists
+
+    def _ls(self, path, **kwargs):
+        return [name.removeprefix(path + "/") for name in self.files if name.startswith(path + "/")]
+
+    def _rm(self, path, **kwargs):
+        del self.files[path]
+
+
+class _Closing:
+    def __init__(self, file, keep):
+        self.write, self._keep = file.write, keep
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self._keep()
+
+
+@pytest.fixture
+def memory(tmp_path):
+    (tmp_path / "cache").mkdir()
+    return Memory(tmp_path / "cache")
+
+
+def remote(memory, model, **kwargs):
+    checkpointer = Checkpointer(model, "memory://run", counter=Counter(), **kwargs)
+    checkpointer.path_manager.register_handler(memory)
+    return checkpointer
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_behind_a_uri_checkpoints_are_saved_pruned_and_resumed(memory, asynchronous):
+    checkpointer = remote(memory, net(1.0), asynchronous=asynchronous)
+    checkpointer.save("model_1", iteration=1)
+    checkpointer.save("model_2", iteration=2, outdated=["memory://run/model_1.pth"])
+    checkpointer.close()
+    assert sorted(memory.files) == ["memory://run/last_checkpoint", "memory://run/model_2.pth"]
+    model = net()
+    again = remote(memory, model)
+    assert again.has_checkpoint()
+    assert again.get_checkpoint_file() == "memory://run/model_2.pth"
+    assert again.get_all_checkpoint_files() == ["memory://run/model_2.pth"]
+    assert again.resume_or_load("") == {"iteration": 2}
+    assert model.weight[0, 0] == 1.0
+
+
+def test_behind_a_uri_a_damaged_checkpoint_is_passed_over(memory, log):
+    checkpointer = remote(memory, net(1.0))
+    for iteration in (8, 9, 10):
+        checkpointer.save(f"model_{iteration}", iteration=iteration)
+    whole = memory.files["memory://run/model_10.pth"]
+    memory.files["memory://run/model_10.pth"] = whole[:-100]
+    assert remote(memory, net()).resume_or_load("") == {"iteration": 9}
+    assert any("memory://run/model_10.pth is damaged" in message for message in messages(log))
+
+
+def test_behind_a_uri_a_handlers_own_errors_are_the_disks(memory, log):
+    checkpointer = remote(memory, net(1.0), on_error="continue")
+    memory._open = lambda *args, **kwargs: (_ for _ in ()).throw(KeyError("no such bucket"))
+    checkpointer.save("model_1")
+    (message,) = messages(log, logging.ERROR)
+    assert "cannot save memory://run/model_1.pth: KeyError: 'no such bucket'" in message
+
+
+# ---------------------------------------------------------------------------- while training goes on
+
+
+def test_an_asynchronous_save_is_of_the_state_as_it_was(folder):
+    model, counter = net(1.0), Counter([1])
+    checkpointer = Gated(model, str(folder), asynchronous=True, counter=counter)
+    checkpointer.save("model_1", iteration=1)
+    with torch.no_grad():
+        model.weight.fill_(9.0)
+    counter.value.append(9)
+    checkpointer.gate.set()
+    checkpointer.wait()
+    fresh = Counter()
+    assert resumed(folder, counter=fresh) == (1, 1.0)
+    assert fresh.value == [1]
+
+
+def test_an_asynchronous_save_holds_the_same_as_a_synchronous_one(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.Linear(30, 20))
+    model[2].weight = nn.Parameter(model[0].weight.detach().T)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.randn(4, 20)).sum().backward()
+    optimizer.step()
+    loaded = []
+    for asynchronous in (False, True):
+        folder = tmp_path / str(asynchronous)
+        checkpointer = Checkpointer(model, str(folder), asynchronous=asynchronous, optimizer=optimizer)
+        for _ in range(2):
+            checkpointer.save("model")
+        checkpointer.close()
+        checkpointer.save("model")  # also after it was closed
+        checkpointer.close()
+        loaded.append(torch.load(folder / "model.pth", weights_only=True))
+    torch.testing.assert_close(*loaded, rtol=0, atol=0)
+
+
+def test_until_an_asynchronous_file_is_whole_the_last_checkpoint_is_the_one_before(folder):
+    checkpointer = Gated(net(1.0), str(folder), asynchronous=True)
+    checkpointer.gate.set()
+    checkpointer.save("model_1", iteration=1)
+    checkpointer.wait()
+    checkpointer.gate.clear()
+    checkpointer.save("model_2", iteration=2, outdated=[str(folder / "model_1.pth")])
+    checkpointer.poll()
+    assert resumed(folder) == (1, 1.0)
+    checkpointer.gate.set()
+    checkpointer.wait()
+    assert names(folder) == ["last_checkpoint", "model_2.pth"]
+
+
+def test_loading_waits_for_the_save_on_its_way(folder):
+    model = net(1.0)
+    checkpointer = Gated(model, str(folder), asynchronous=True)
+    checkpointer.save("model_1", iteration=1)
+    threading.Timer(0.1, checkpointer.gate.set).start()
+    assert checkpointer.resume_or_load("") == {"iteration": 1}
+
+
+def test_a_failed_asynchronous_save_is_raised_by_the_next_poll(folder):
+    checkpointer = Checkpointer(net(1.0), str(folder), asynchronous=True)
+    folder.write_text("a file where the folder is to be")
+    checkpointer.save("model_1")
+    with pytest.raises(CheckpointError, match=r"model_1\.pth"):
+        for _ in range(1000):
+            checkpointer.poll()
+            time.sleep(0.01)
+    checkpointer.poll()
+    checkpointer.close()
+
+
+def test_a_state_that_cannot_be_saved_is_an_error_at_once(folder):
+    checkpointer = Checkpointer(net(), str(folder), asynchronous=True, on_error="continue", counter=Counter([object()]))
+    with pytest.raises(TypeError, match=r"counter\['value'\]\[0\] is a object"):
+        checkpointer.save("model")
+    checkpointer.close()
+
+
+def test_a_program_that_ends_waits_for_its_last_save(folder):
+    context = multiprocessing.get_context("fork")
+    process = context.Process(target=save_and_end, args=(str(folder),))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    assert resumed(folder) == (1, 1.0)
+
+
+def save_and_end(folder):
+    torch.set_num_threads(1)
+    checkpointer = Gated(net(1.0), folder, asynchronous=True)
+    checkpointer.save("model_1", iteration=1)
+    threading.Timer(0.2, checkpointer.gate.set).start()
+
+
+# ---------------------------------------------------------------------------- kills
+
+
+def save_for_ever(folder, asynchronous, start):
+    torch.set_num_threads(1)
+    logging.disable()
+    model = net(size=600)
+    checkpointer = Checkpointer(model, folder, asynchronous=asynchronous, counter=Counter(1))
+    for iteration in range(start, start + 100_000):
+        with torch.no_grad():
+            model.weight.fill_(float(iteration))
+        old = [os.path.join(folder, f"model_{iteration - 1}.pth")]
+        checkpointer.save(f"model_{iteration}", iteration=iteration, outdated=old)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_run_killed_at_any_moment_leaves_a_whole_checkpoint(folder, asynchronous):
+    draw, tag, done = random.Random(3), folder / "last_checkpoint", 0
+    for _ in range(6):
+        before = tag.read_text() if done else ""
+        arguments = (str(folder), asynchronous, done + 1)
+        process = multiprocessing.get_context("fork").Process(target=save_for_ever, args=arguments)
+        process.start()
+        deadline = time.monotonic() + 60
+        while not tag.exists() or tag.read_text() == before:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        time.sleep(draw.uniform(0, 0.1))
+        os.kill(process.pid, signal.SIGKILL)
+        process.join(60)
+        model = net(size=600)
+        extra = Checkpointer(model, str(folder), counter=Counter()).resume_or_load("")
+        assert model.weight.unique().tolist() == [float(extra["iteration"])]
+        assert extra["iteration"] > done
+        done = extra["iteration"]
+    Checkpointer(net(), str(folder)).save("model_final")
+    assert not [name for name in names(folder) if ".tmp." in name]
+
+
+def test_on_error_knows_two_ways(folder):
+    with pytest.raises(ConfigError, match="on_error"):
+        Checkpointer(net(), str(folder), on_error="ignore")

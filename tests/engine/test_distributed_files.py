@@ -1,0 +1,157 @@
+"""Folders of torch.distributed.checkpoint are read as weights, in one process, and nothing in them is executed."""
+
+import os
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import distributed as dist
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from hookline.config import ConfigError
+from hookline.engine.checkpoint import Checkpointer
+from hookline.engine.distributed_files import read_metadata, read_tensors
+from hookline.engine.inspection import compare_checkpoints, hash_weights, inspect_checkpoint
+from hookline.engine.sharded import split_shards, write_folder
+from hookline.engine.weights import averaged_weights, check_weights, read_checkpoint
+
+
+class Attack:
+    def __init__(self, folder):
+        self.folder = folder
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def net(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def save(folder, content):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp.save(content, checkpoint_id=str(folder))
+    return str(folder)
+
+
+AVERAGED = {name: value + 1 for name, value in net().state_dict().items()}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    optimizer = torch.optim.AdamW(net().parameters())
+    hooks = {"EMA": {"averaged_model": AVERAGED}}
+    content = {"model": net().state_dict(), "optimizer": optimizer.state_dict(), "trainer": {"hooks": hooks}}
+    return save(tmp_path / "dcp", {**content, "iteration": 3})
+
+
+def test_a_sharded_checkpoint_is_a_warm_start(folder):
+    model = net(1)
+    check_weights(folder)
+    Checkpointer(model).load(folder, [], strict=True)
+    assert same(model.state_dict(), net().state_dict())
+
+
+@pytest.fixture
+def ours(tmp_path):
+    """What a sharded run leaves; of one process, for whom nothing need be sharded."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = dist.init_device_mesh("cpu", (1,))
+        weight = net()[0].weight.detach()
+        sharded = {"model": dict(net().state_dict()), "trainer": {"iteration": 3, "rng": [1, 2]}}
+        sharded["model"]["0.weight"] = distribute_tensor(weight, mesh, [Shard(0)])
+        moment = distribute_tensor(weight + 1, mesh, [Shard(0)])
+        sharded["trainer"]["optimizer"] = {"state": {0: {"exp_avg": moment}}}
+        write_folder(str(tmp_path / "model_1"), *split_shards(sharded), dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+    return str(tmp_path / "model_1")
+
+
+def test_a_sharded_run_is_a_warm_start_of_one_process(ours):
+    model = net(1)
+    check_weights(ours)
+    Checkpointer(model).load(ours, [], strict=True)
+    assert same(model.state_dict(), net().state_dict())
+
+
+def test_a_sharded_run_is_inspected_with_all_its_state(ours):
+    report = inspect_checkpoint(ours)
+    assert report["weights"]["sha256"] == hash_weights(net().state_dict())
+    assert report["iteration"] == 3
+    assert report["optimizer"]["tensors"] == 1
+    assert compare_checkpoints(ours, ours)["equal"]
+
+
+def test_damage_to_a_sharded_run_is_found(ours):
+    (part,) = (os.path.join(ours, name) for name in os.listdir(ours) if name.endswith(".distcp"))
+    with open(part, "r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read(1)
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    for call in (check_weights, inspect_checkpoint):
+        with pytest.raises(ConfigError, match="is damaged: the checksum of"):
+            call(ours)
+
+
+def test_its_averaged_weights_are_found(folder):
+    assert same(averaged_weights(read_checkpoint(folder)), AVERAGED)
+
+
+def test_a_plain_state_dict_is_read(tmp_path):
+    folder = save(tmp_path / "dcp", net().state_dict())
+    assert same(read_checkpoint(folder)["model"], net().state_dict())
+
+
+def test_a_folder_without_tensors_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not a checkpoint of a model"):
+        read_checkpoint(save(tmp_path / "dcp", {"optimizer": {"state": {"a": torch.ones(1)}}}))
+
+
+def test_what_is_no_tensor_is_never_read(tmp_path):
+    folder = save(tmp_path / "dcp", {"model": net().state_dict(), "evil": Attack(str(tmp_path / "attacked"))})
+    assert same(read_checkpoint(folder)["model"], net().state_dict())
+    read_tensors(folder, lambda keys: True)
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_metadata_that_would_run_code_is_refused_and_not_run(folder, tmp_path):
+    with open(os.path.join(folder, ".metadata"), "wb") as file:
+        pickle.dump(Attack(str(tmp_path / "attacked")), file)
+    for call in (check_weights, read_checkpoint):
+        with pytest.raises(ConfigError, match=r"metadata is damaged \(it holds an object that posix\.mkdir makes"):
+            call(folder)
+    assert not (tmp_path / "attacked").exists()
+
+
+@pytest.mark.parametrize("what", [dcp.FileSystemReader, dcp.metadata.os.getcwd, torch.load, torch.Tensor])
+def test_metadata_may_hold_records_of_tensors_and_nothing_else_of_torch(folder, what):
+    with open(os.path.join(folder, ".metadata"), "wb") as file:
+        pickle.dump(what, file)
+    with pytest.raises(ConfigError, match=r"it holds an object that [\w.]+ makes"):
+        read_metadata(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps({"a": 1})])
+def test_metadata_that_is_none_is_refused(folder, content):
+    with open(os.path.join(folder, ".metadata"), "wb") as file:
+        file.write(content)
+    with pytest.raises(ConfigError, match=r"its \.metadata is "):
+        read_metadata(folder)
+
+
+def test_a_folder_that_lost_a_file_is_refused(folder):
+    os.remove(os.path.join(folder, "__0_0.distcp"))
+    with pytest.raises(ConfigError, match="is damaged"):
+        read_checkpoint(folder)

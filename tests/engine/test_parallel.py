@@ -1,0 +1,61 @@
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import check_config
+from hookline.engine.parallel import DDP, Strategy, build_strategy, check_parallel
+
+
+@pytest.fixture
+def make():
+    def make(name, **args):
+        cfg = get_cfg()
+        cfg.merge_from_list(["PARALLEL.NAME", name, "PARALLEL.ARGS", args])
+        return cfg
+
+    return make
+
+
+def test_in_a_single_process_nothing_is_wrapped(make):
+    assert type(build_strategy(make("auto"))) is Strategy
+    model = nn.Linear(2, 2)
+    for strategy in (build_strategy(make("none")), build_strategy(make("ddp"))):
+        assert strategy.wrap(model, torch.device("cpu")) is model
+        with strategy.no_sync(model):
+            assert strategy.clip(lambda parameters: torch.tensor(float(len(parameters))), list(model.parameters())) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("dpd", {}, "PARALLEL.NAME: unknown strategy 'dpd'; did you mean 'ddp'"),
+        ("auto", {"compresion": "bf16"}, "PARALLEL.ARGS.compresion: DDP takes no argument.*did you mean 'compression'"),
+        ("ddp", {"compression": "int8"}, "PARALLEL.ARGS.compression: expected .*got 'int8'"),
+        ("ddp", {"bucket_cap_mb": "many"}, "PARALLEL.ARGS.bucket_cap_mb: expected"),
+        ("ddp", {"static_graph": True, "find_unused_parameters": True}, "PARALLEL.ARGS: .*leave find_unused"),
+        ("none", {"static_graph": True}, "PARALLEL.ARGS.static_graph: Strategy takes no argument"),
+    ],
+)
+def test_a_wrong_strategy_is_an_error_that_names_the_key(make, name, args, message):
+    with pytest.raises(ConfigError, match=message):
+        check_parallel(make(name, **args))
+    with pytest.raises(ConfigError, match=message):
+        check_config(make(name, **args))
+
+
+def test_a_timeout_is_a_time():
+    cfg = get_cfg()
+    with pytest.raises(ConfigError, match=r"PARALLEL\.TIMEOUT"):
+        cfg.merge_from_list(["PARALLEL.TIMEOUT", "20it"])
+
+
+def test_other_errors_of_the_model_are_left_as_they_are():
+    assert DDP().explain(RuntimeError("out of memory"), nn.Linear(1, 1)) is None
+    assert Strategy().explain(RuntimeError("out of memory"), nn.Linear(1, 1)) is None
+
+
+def test_batch_norms_of_all_ranks_need_gpus(monkeypatch):
+    monkeypatch.setattr("hookline.engine.comm.get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=r"PARALLEL\.ARGS\.sync_batch_norm.*GPUs only"):
+        DDP(sync_batch_norm=True).wrap(nn.BatchNorm1d(2), torch.device("cpu"))

@@ -1,0 +1,137 @@
+import errno
+import logging
+import threading
+
+import pytest
+
+from hookline.engine import saver as module
+from hookline.engine.saver import CheckpointError, Saver
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(module, "RETRY_AFTER", 0.0)
+
+
+class Disk:
+    """Fails ``failures`` times, then works; waits for ``gate`` if it is given."""
+
+    def __init__(self, failures=0, error=None, gate=None):
+        self.failures, self.error, self.gate = failures, error or OSError(errno.ENOSPC, "No space left"), gate
+        self.calls, self.threads = 0, []
+
+    def __call__(self):
+        if self.gate is not None:
+            assert self.gate.wait(20)
+        self.calls += 1
+        self.threads.append(threading.current_thread())
+        if self.calls <= self.failures:
+            raise self.error
+
+
+def errors(caplog, level):
+    return [record.getMessage() for record in caplog.records if record.levelno == level]
+
+
+def test_a_synchronous_write_is_done_and_told_of_when_it_returns():
+    saver, disk, told = Saver(), Disk(), []
+    saver.write("a.pth", disk, told.append)
+    assert (disk.calls, told, saver.pending) == (1, [None], None)
+    assert disk.threads == [threading.current_thread()]
+
+
+def test_an_asynchronous_write_goes_on_beside_and_is_told_of_on_this_thread():
+    gate, told = threading.Event(), []
+    saver, disk = Saver(asynchronous=True), Disk(gate=gate)
+    saver.write("a.pth", disk, lambda error: told.append((error, threading.current_thread())))
+    saver.poll()
+    assert told == []
+    gate.set()
+    saver.pending.join()
+    assert told == []
+    saver.poll()
+    assert told == [(None, threading.current_thread())]
+    assert disk.threads != [threading.current_thread()]
+    saver.poll()
+    saver.wait()
+    assert len(told) == 1
+
+
+def test_only_one_write_is_on_its_way():
+    order = []
+    saver = Saver(asynchronous=True)
+    for name in "abc":
+        saver.write(name, lambda name=name: order.append(f"write {name}"), lambda e, name=name: order.append(name))
+    saver.wait()
+    assert order == ["write a", "a", "write b", "b", "write c", "c"]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_a_write_that_fails_once_is_tried_again(caplog, asynchronous):
+    saver, disk, told = Saver(asynchronous), Disk(failures=1), []
+    saver.write("a.pth", disk, told.append)
+    saver.wait()
+    assert (disk.calls, told) == (2, [None])
+    (message,) = errors(caplog, logging.WARNING)
+    assert "Trying once more: cannot save a.pth: No space left; make room" in message
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("on_error", ["stop", "continue"])
+def test_a_write_that_fails_twice_stops_the_run_or_is_logged(caplog, asynchronous, on_error):
+    saver, disk, told = Saver(asynchronous, on_error), Disk(failures=2), []
+
+    def save():
+        saver.write("a.pth", disk, told.append)
+        saver.wait()
+
+    if on_error == "stop":
+        with pytest.raises(CheckpointError, match=r"cannot save a\.pth: No space left; make room there"):
+            save()
+        assert errors(caplog, logging.ERROR) == []
+    else:
+        save()
+        (message,) = errors(caplog, logging.ERROR)
+        assert "Training goes on" in message
+        assert "cannot save a.pth: No space left" in message
+    assert disk.calls == 2
+    assert isinstance(told[0], CheckpointError)
+    assert told[0].errno == errno.ENOSPC
+    saver.write("b.pth", disk, told.append)  # and the next save is a new one
+    saver.wait()
+    assert told[1:] == [None]
+
+
+def test_a_failed_write_is_told_of_before_the_next_begins():
+    saver, disk, told = Saver(asynchronous=True), Disk(failures=2), []
+    saver.write("a.pth", disk, told.append)
+    with pytest.raises(CheckpointError, match=r"a\.pth"):
+        saver.write("b.pth", disk, told.append)
+    assert disk.calls == 2
+    assert saver.pending is None
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_an_error_that_is_not_the_disks_is_raised_whatever_is_set(asynchronous):
+    saver, disk = Saver(asynchronous, "continue"), Disk(failures=9, error=RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        saver.write("a.pth", disk)
+        saver.wait()
+    assert disk.calls == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EROFS, "allow writing there"),
+        (errno.EFBIG, "ulimit"),
+        (errno.ENOENT, "its folder is gone"),
+        (errno.EIO, "see to the disk"),
+    ],
+)
+def test_errors_say_what_to_do(number, advice):
+    message = str(CheckpointError.of("run/a.pth", OSError(number, "Cause")))
+    assert message.startswith("cannot save run/a.pth: Cause; ")
+    assert advice in message
+    assert str(CheckpointError.of("a.pth", OSError("odd"))).startswith("cannot save a.pth: odd; ")

@@ -1,0 +1,184 @@
+"""A run that is killed again and again ends where the run that nobody touched ends."""
+
+import hashlib
+import json
+import os
+import random
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+# All that a training run has of state, in one.
+CONFIG = {
+    "_BASE_": str(ROOT / "configs/digits/convnet.yaml"),
+    "MODEL": {"ARGS": {"width": 4, "dropout": 0.2}},
+    "DATASETS": {"TRAIN": ["augmented:AugmentedDigits"]},
+    "DATALOADER": {"BATCH_SIZE": 48},
+    "SOLVER": {
+        "LR_SCHEDULER_NAME": "WarmupCosineLR",
+        "WARMUP_ITERS": 10,
+        "ACCUMULATION_STEPS": 2,
+        "CHECKPOINT_PERIOD": 4,
+    },
+    "TEST": {"EVAL_PERIOD": "1ep"},
+    "LOG": {"PERIOD": 7},
+    "CHECKPOINT": {"MAX_TO_KEEP": 3, "BEST": {"METRIC": "digits_test/accuracy"}},
+    "HOOKS": [
+        # EMA
+        {"NAME": "EarlyStopping", "ARGS": {"metric": "digits_test/accuracy", "patience": 1000}},
+    ],
+    "SEED": 3,
+}
+
+
+class Forker:
+    """The process that starts the runs, see ``forker.py``."""
+
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / "forker.py"), str(ROOT / "tools/train_net.py")],
+            cwd=HERE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # select() sees what has not been read
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def start(self, argv: list[str], log: Path) -> int:
+        """Start a run; its process number."""
+        self.process.stdin.write((json.dumps({"argv": argv, "log": str(log)}) + "\n").encode())
+        return int(self.process.stdout.readline())
+
+    def ended_within(self, seconds: float) -> bool:
+        return bool(select.select([self.process.stdout], [], [], seconds)[0])
+
+    def status(self) -> int:
+        """Wait for the run's end; its exit status."""
+        return int(self.process.stdout.readline())
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+@pytest.fixture(scope="module")
+def forker():
+    forker = Forker()
+    yield forker
+    forker.close()
+
+
+def arguments(folder: Path, config: dict, **loader) -> list[str]:
+    folder.mkdir()
+    config = {**config, "OUTPUT_DIR": str(folder / "run"), "DATALOADER": {**config["DATALOADER"], **loader}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return ["--config-file", str(folder / "config.yaml")]
+
+
+def result(folder: Path) -> tuple[str, str, list[dict]]:
+    """Hashes of the final weights and of their moving average, and the metrics, timings left out."""
+    final = torch.load(folder / "run/model_final.pth", weights_only=True)
+    average = {}
+    rows = [json.loads(line) for line in (folder / "run/metrics.json").read_text().splitlines()]
+    timings = ("time", "data_time", "eta_seconds")
+    rows = [{key: value for key, value in row.items() if key not in timings} for row in rows]
+    return fingerprint(final["model"]), fingerprint(average), rows
+
+
+def fingerprint(weights: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name, weight in sorted(weights.items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
+        digest.update(weight.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def temporary_files(run: Path) -> list[str]:
+    return [name for name in os.listdir(run) if name.startswith(".") or "tmp" in name] if run.is_dir() else []
+
+
+class Sweep:
+    """Kills runs with SIGKILL at random instants until there were enough kills; each run is carried to its end."""
+
+    def __init__(self, forker: Forker, seed: int) -> None:
+        self.forker = forker
+        self.random = random.Random(seed)
+        self.kills = 0
+        self.kills_while_saving = 0
+
+    def carry_through(self, folder: Path, argv: list[str], max_kills: int, startup: float) -> None:
+        """One run, killed ``max_kills`` times or until it ends."""
+        kills = 0
+        while True:
+            pid = self.forker.start([*argv, "--resume"], folder / "log.txt")
+            if kills < max_kills and not self._ended_before_kill(folder / "run", startup):
+                os.killpg(pid, signal.SIGKILL)
+                kills += 1
+            status = self.forker.status()
+            if status == 0:
+                break
+            assert status == -signal.SIGKILL, (folder / "log.txt").read_text()[-3000:]
+        self.kills += kills
+
+    def _ended_before_kill(self, run: Path, startup: float) -> bool:
+        """Wait for the instant: any instant of the run's life or, each third time, one while a file is written."""
+        before = set(temporary_files(run))
+        life = startup * self.random.uniform(0.3, 2.0)
+        if self.random.random() < 0.33:
+            # Just after the start nothing is saved: look for a file in the making once training is under way.
+            deadline = time.monotonic() + 3 * startup
+            while time.monotonic() < deadline and not self.forker.ended_within(0):
+                if set(temporary_files(run)) - before:
+                    self.kills_while_saving += 1
+                    return False
+            return self.forker.ended_within(0)
+        return self.forker.ended_within(life)
+
+
+def sweep(forker: Forker, tmp_path: Path, kills: int, seed: int, config: dict, **loader) -> Sweep:
+    """Kill runs ``kills`` times; each must end as the reference does."""
+    argv = arguments(tmp_path / "whole", config, **loader)
+    start = time.monotonic()
+    forker.start(argv, tmp_path / "whole/log.txt")
+    assert forker.status() == 0, (tmp_path / "whole/log.txt").read_text()[-3000:]
+    whole = result(tmp_path / "whole")
+    seconds = time.monotonic() - start
+    assert len(whole[2]) > 5
+    done = Sweep(forker, seed)
+    number = 0
+    while done.kills < kills:
+        folder = tmp_path / f"killed{number}"
+        number += 1
+        done.carry_through(folder, arguments(folder, config, **loader), kills - done.kills, startup=seconds / 3)
+        weights, average, rows = result(folder)
+        assert weights == whole[0], folder
+        assert average == whole[1], folder
+        assert rows == whole[2], folder
+    return done
+
+
+@pytest.mark.parametrize(("workers", "asynchronous"), [(0, False), (2, True)])
+def test_a_run_killed_ten_times_ends_as_the_untouched_one(forker, tmp_path, workers, asynchronous):
+    config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 50}}
+    done = sweep(forker, tmp_path, kills=10, seed=workers, config=config, NUM_WORKERS=workers)
+    assert done.kills >= 10
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("workers", "asynchronous"), [(0, False), (0, True), (2, False), (2, True)])
+def test_runs_killed_two_hundred_times_end_as_the_untouched_one(forker, tmp_path, workers, asynchronous):
+    config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 200}}
+    done = sweep(forker, tmp_path, kills=50, seed=100 + workers, config=config, NUM_WORKERS=workers)
+    assert done.kills >= 50
+    assert done.kills_while_saving >= 5

@@ -1,0 +1,314 @@
+import logging
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
+from torch import nn
+
+from hookline.config import ConfigError
+from hookline.engine import SimpleTrainer
+from hookline.engine.checkpoint import Checkpointer
+from hookline.hooks import BestCheckpointer, CallbackHook, EvalHook, HookBase, PeriodicCheckpointer
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return {"loss": self.fc(x).pow(2).mean()}
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(folder="run", checkpointer_type=Checkpointer):
+        torch.manual_seed(0)
+        model = Net()
+        trainer = SimpleTrainer(model, [torch.ones(1, 2)] * 4, torch.optim.SGD(model.parameters(), lr=0.1))
+        (tmp_path / folder).mkdir(exist_ok=True)
+        return trainer, checkpointer_type(model, str(tmp_path / folder), trainer=trainer)
+
+    return make
+
+
+@pytest.fixture
+def log(caplog, monkeypatch):
+    logger = logging.getLogger("hookline")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.set_level(logging.DEBUG, "hookline")
+    return caplog
+
+
+def files(checkpointer):
+    return sorted(path.name for path in Path(checkpointer.save_dir).iterdir())
+
+
+def saved(checkpointer, name):
+    return torch.load(f"{checkpointer.save_dir}/{name}.pth", weights_only=True)
+
+
+def last(checkpointer):
+    return Path(checkpointer.save_dir, "last_checkpoint").read_text()
+
+
+def best_hooks(checkpointer, metrics, mode="max", period=2, **kwargs):
+    values = iter(metrics)
+    return [
+        PeriodicCheckpointer(checkpointer, period),
+        EvalHook(period, lambda: {"metric": next(values)}),
+        BestCheckpointer(0, checkpointer, "metric", mode, **kwargs),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "metrics", "best", "at"),
+    [
+        ("max", [0.3, 0.4, 0.35, 0.5], 0.5, 8),
+        ("max", [0.3, 0.5, 0.5, 0.4], 0.5, 3),
+        ("min", [1.0, 0.8, 0.9, 0.9], 0.8, 3),
+        ("min", [math.nan, 0.8, 0.9, 0.9], 0.8, 3),
+        ("max", [math.inf, 0.8, 0.9, math.nan], 0.9, 5),
+    ],
+)
+def test_the_best_value_and_its_weights_are_kept(make, mode, metrics, best, at):
+    trainer, checkpointer = make()
+    trainer.register_hooks(best_hooks(checkpointer, metrics, mode))
+    by_iteration = {}
+    note = CallbackHook(
+        after_step=lambda trainer: by_iteration.update({trainer.iter: trainer.model.fc.weight.detach().clone()})
+    )
+    trainer.register_hooks([note])
+    trainer.train(0, 8)
+    hook = trainer._hooks[2]
+    assert (hook.best_metric, hook.best_iter) == (best, at)
+    assert torch.equal(saved(checkpointer, "model_best")["model"]["fc.weight"], by_iteration[min(at, 7)])
+
+
+def test_no_finite_value_is_no_best(make):
+    trainer, checkpointer = make()
+    trainer.register_hooks(best_hooks(checkpointer, [math.nan] * 4))
+    trainer.train(0, 8)
+    assert "model_best.pth" not in files(checkpointer)
+
+
+@pytest.mark.parametrize("checkpointer_type", [Checkpointer, FvcoreCheckpointer])
+def test_a_resume_goes_on_from_the_last_and_not_from_the_best_checkpoint(make, checkpointer_type):
+    class Fails(HookBase):
+        def before_step(self):
+            if self.trainer.iter == 5:
+                raise RuntimeError("broken")
+
+    trainer, checkpointer = make(checkpointer_type=checkpointer_type)
+    trainer.register_hooks([*best_hooks(checkpointer, [0.1, 0.2, 0.3]), Fails()])
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train(0, 8)
+    assert "model_best.pth" in files(checkpointer)
+    assert last(checkpointer) == "model_0000003.pth"
+
+
+def test_a_worse_value_after_a_resume_does_not_replace_the_best(make):
+    trainer, checkpointer = make()
+    trainer.register_hooks(best_hooks(checkpointer, [0.1, 0.9]))
+    trainer.train(0, 4)
+    best = saved(checkpointer, "model_best")["model"]
+
+    trainer, checkpointer = make()
+    hooks = best_hooks(checkpointer, [0.3, 0.4])
+    trainer.register_hooks(hooks)
+    checkpointer.resume_or_load("", resume=True)
+    assert hooks[2].best_metric == 0.9
+    trainer.train(4, 8)
+    assert hooks[2].best_metric == 0.9
+    assert torch.equal(saved(checkpointer, "model_best")["model"]["fc.weight"], best["fc.weight"])
+
+
+def test_the_file_of_the_best_can_be_named(make):
+    trainer, checkpointer = make()
+    trainer.register_hooks(best_hooks(checkpointer, [1.0], period=0, file_prefix="top"))
+    trainer.train(0, 2)
+    assert "top.pth" in files(checkpointer)
+
+
+def test_a_metric_put_by_any_hook_is_looked_at_every_period(make):
+    trainer, checkpointer = make()
+    put = CallbackHook(after_step=lambda trainer: trainer.storage.put_scalar("score", trainer.iter, False))
+    hook = BestCheckpointer(4, checkpointer, "score")
+    trainer.register_hooks([put, hook])
+    trainer.train(0, 6)
+    assert saved(checkpointer, "model_best")["iteration"] == 5
+    assert hook.best_metric == 5.0
+
+
+def test_a_metric_that_nobody_puts_is_warned_of_once_with_the_nearest(make, log):
+    trainer, checkpointer = make()
+    trainer.register_hooks([EvalHook(1, lambda: {"accuracy": 1.0}), BestCheckpointer(1, checkpointer, "acuracy")])
+    trainer.train(0, 4)
+    warnings = [r.getMessage() for r in log.records if r.levelno == logging.WARNING]
+    assert len(warnings) == 1
+    assert "'acuracy'" in warnings[0]
+    assert "did you mean 'accuracy'" in warnings[0]
+
+
+def test_a_mode_other_than_max_or_min_is_an_error(make):
+    with pytest.raises(ConfigError, match="not 'maximum'"):
+        BestCheckpointer(1, make()[1], "a", "maximum")
+
+
+# ---------------------------------------------------------------------------- several
+
+
+def kept(checkpointer):
+    """Iteration and value that each of the files says it holds."""
+    names = [name.removesuffix(".pth") for name in files(checkpointer) if name.startswith("model_best")]
+    states = {name: saved(checkpointer, name) for name in names}
+    return {name: (state["iteration"], state["best_metric"]["value"]) for name, state in states.items()}
+
+
+def run(make, metrics, start=0, keep=1, mode="max", period=2, stop=None, **kwargs):
+    """A run that is evaluated every ``period``, with those outcomes; its last one at the end of training."""
+    trainer, checkpointer = make()
+    hooks = best_hooks(checkpointer, metrics, mode, period, keep=keep, **kwargs)
+    trainer.register_hooks(hooks)
+    checkpointer.resume_or_load("", resume=start > 0)
+    trainer.train(start, stop or start + len(metrics) * period)
+    return trainer, checkpointer, hooks[2]
+
+
+def test_the_best_three_are_kept_and_the_very_best_has_the_plain_name(make):
+    _, checkpointer, hook = run(make, [0.3, 0.5, 0.1, 0.4, 0.6, 0.2], keep=3)
+    assert kept(checkpointer) == {
+        "model_best": (9, 0.6),
+        "model_best_0000003": (3, 0.5),
+        "model_best_0000007": (7, 0.4),
+    }
+    assert hook.best == [(0.6, 9), (0.5, 3), (0.4, 7)]
+    assert last(checkpointer) == "model_final.pth"
+
+
+def test_each_of_the_best_files_holds_the_weights_of_its_iteration(make):
+    weights = []
+    trainer, checkpointer = make()
+    note = CallbackHook(after_step=lambda trainer: weights.append(trainer.model.fc.weight.detach().clone()))
+    trainer.register_hooks([note, *best_hooks(checkpointer, [0.3, 0.5, 0.4, 0.1], keep=3)])
+    trainer.train(0, 8)
+    assert len(kept(checkpointer)) == 3
+    for name, (iteration, _) in kept(checkpointer).items():
+        assert torch.equal(saved(checkpointer, name)["model"]["fc.weight"], weights[iteration])
+
+
+def test_the_list_of_the_best_survives_a_resume(make):
+    run(make, [0.3, 0.5, 0.1], keep=2)
+    _, checkpointer, hook = run(make, [0.2, 0.4, 0.6], start=6, keep=2)
+    assert hook.best == [(0.6, 12), (0.5, 3)]
+    assert kept(checkpointer) == {"model_best": (12, 0.6), "model_best_0000003": (3, 0.5)}
+
+
+def test_keeping_no_best_is_an_error(make):
+    with pytest.raises(ConfigError, match="at least 1"):
+        BestCheckpointer(1, make()[1], "a", keep=0)
+
+
+# ---------------------------------------------------------------------------- a resume to before the best
+
+
+@pytest.fixture
+def rewound(make):
+    """A run whose best, 0.9, came at 7, set back to the checkpoint of 3, when 0.5, of 3, was the best."""
+
+    def rewound(metrics, stop=None, **kwargs):
+        _, checkpointer, _ = run(make, [0.4, 0.5, 0.3, 0.9, 0.2], **kwargs)
+        Path(checkpointer.save_dir, "last_checkpoint").write_text("model_0000003.pth")
+        return run(make, metrics, start=4, stop=stop, **kwargs)
+
+    return rewound
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_a_run_that_is_repeated_ends_with_the_files_of_the_first_time(rewound, make, keep):
+    _, checkpointer, hook = rewound([0.3, 0.9, 0.2], keep=keep)
+    assert hook.best == [(0.9, 7), (0.5, 3)][:keep]
+    assert kept(checkpointer) == dict([("model_best", (7, 0.9)), ("model_best_0000003", (3, 0.5))][:keep])
+
+
+def test_a_best_that_is_still_to_come_again_is_not_lost_to_one_that_is_worse(rewound):
+    """0.6 is the best there was by then, but 0.9 is on the disk."""
+    _, checkpointer, hook = rewound([0.6], stop=6)
+    assert hook.best == [(0.6, 6)]
+    assert kept(checkpointer) == {"model_best": (6, 0.6), "model_best_0000007": (7, 0.9)}
+
+
+def test_what_was_put_aside_goes_when_its_iteration_is_as_good_again(rewound):
+    _, checkpointer, hook = rewound([0.6, 0.9, 0.2])
+    assert hook.best == [(0.9, 7)]
+    assert kept(checkpointer) == {"model_best": (7, 0.9)}
+
+
+def test_what_was_put_aside_stays_when_the_run_takes_another_course(rewound):
+    _, checkpointer, hook = rewound([0.6, 0.7, 0.2])
+    assert hook.best == [(0.7, 7)]
+    assert kept(checkpointer) == {"model_best": (7, 0.7), "model_best_0000007": (7, 0.9)}
+
+
+def test_a_damaged_best_file_is_replaced_with_a_warning(make, log):
+    run(make, [0.4, 0.5])
+    path = Path(make()[1].save_dir, "model_best.pth")
+    path.write_bytes(path.read_bytes()[:100])
+    _, checkpointer, _ = run(make, [0.6], start=4)
+    assert "model_best.pth cannot be read" in log.text
+    assert kept(checkpointer) == {"model_best": (6, 0.6)}
+
+
+# ---------------------------------------------------------------------------- loading it at the end
+
+
+def test_the_model_ends_with_the_best_weights_and_the_final_checkpoint_with_the_last(make, log):
+    trainer, checkpointer, hook = run(make, [0.3, 0.9, 0.4], load_at_end=True)
+    ours = trainer.model.fc.weight
+    assert torch.equal(ours, saved(checkpointer, "model_best")["model"]["fc.weight"])
+    assert not torch.equal(ours, saved(checkpointer, "model_final")["model"]["fc.weight"])
+    assert hook.loaded_iter == 3
+    assert "best weights now: " in log.text
+    assert "of iteration 3, metric: 0.9" in log.text
+
+
+@pytest.mark.parametrize("checkpointer_type", [Checkpointer, FvcoreCheckpointer])
+def test_an_early_stop_loads_the_best_and_an_interruption_does_not(make, checkpointer_type):
+    for folder, code, loaded in (("stopped", 0, True), ("interrupted", 75, False)):
+        trainer, checkpointer = make(folder, checkpointer_type)
+        stop = CallbackHook(after_step=lambda t, c=code: t.request_stop("", exit_code=c) if t.iter == 6 else None)
+        trainer.register_hooks([*best_hooks(checkpointer, [0.3, 0.9, 0.4], load_at_end=True), stop])
+        trainer.train(0, 12)
+        best = torch.load(f"{checkpointer.save_dir}/model_best.pth", weights_only=False)["model"]["fc.weight"]
+        assert torch.equal(trainer.model.fc.weight, best) == loaded
+
+
+def test_a_failed_run_keeps_its_weights(make):
+    def fail(trainer):
+        if trainer.iter == 5:
+            raise RuntimeError("broken")
+
+    trainer, checkpointer = make()
+    hooks = best_hooks(checkpointer, [0.3, 0.2], load_at_end=True)
+    trainer.register_hooks([*hooks, CallbackHook(before_step=fail)])
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train(0, 8)
+    assert hooks[2].loaded_iter is None
+
+
+def test_no_best_to_load_is_a_warning(make, log):
+    run(make, [math.nan, math.nan], load_at_end=True)
+    assert "There is no " in log.text
+
+
+def test_an_asynchronous_save_of_the_best_is_whole_before_it_is_loaded(make, tmp_path):
+    trainer, checkpointer = make()
+    checkpointer = Checkpointer(trainer.model, str(tmp_path / "run"), asynchronous=True, trainer=trainer)
+    hooks = best_hooks(checkpointer, [0.3, 0.4, 0.5, 0.6], keep=2, load_at_end=True)
+    trainer.register_hooks(hooks)
+    trainer.train(0, 8)
+    assert hooks[2].loaded_iter == 8
+    assert kept(checkpointer) == {"model_best": (8, 0.6), "model_best_0000005": (5, 0.5)}

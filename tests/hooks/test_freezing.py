@@ -1,0 +1,146 @@
+"""Frozen layers: what does not move, when it does again, and that a resumed run agrees."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import DefaultTrainer, SimpleTrainer, seed_all_rng
+from hookline.hooks import CallbackHook, EvalHook, ModelFreezer
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Linear(3, 3))
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, batch):
+        return {"loss": F.cross_entropy(self.head(self.body(batch[0]).relu()), batch[1])}
+
+
+def trainer_of(*hooks, model=None):
+    torch.manual_seed(0)
+    model = model or Net()
+    data = [(torch.randn(6, 3) + 2, torch.arange(6) % 2) for _ in range(4)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
+    trainer = SimpleTrainer(model, data, optimizer)
+    trainer.register_hooks(hooks)
+    return trainer
+
+
+def moved(*hooks, steps=8, model=None):
+    """For each name in the state dict, the iterations in which it changed."""
+    notes = []
+    note = CallbackHook(
+        before_train=lambda t: notes.append({n: v.clone() for n, v in t.model.state_dict().items()}),
+        after_step=lambda t: notes.append({n: v.clone() for n, v in t.model.state_dict().items()}),
+    )
+    trainer_of(*hooks, note, model=model).train(0, steps)
+    return {name: [i for i in range(steps) if not torch.equal(notes[i][name], notes[i + 1][name])] for name in notes[0]}
+
+
+def test_frozen_layers_move_from_their_iteration_on():
+    changes = moved(ModelFreezer(["body.2", "body"], until=["1ep", 6]))
+    assert changes["body.0.weight"] == changes["body.1.weight"] == changes["body.1.running_mean"] == [6, 7]
+    assert changes["body.1.num_batches_tracked"] == [6, 7]
+    assert changes["body.2.weight"] == changes["body.2.bias"] == [4, 5, 6, 7]
+    assert changes["head.weight"] == list(range(8))
+
+
+def test_without_a_length_they_never_move_by_any_way_of_naming_them():
+    for name in ("body", "bod?", ["body.*"], ["body.0.weight", "body.0.bias", "body.1", "body.2"]):
+        changes = moved(ModelFreezer(name))
+        assert not any(changes[key] for key in changes if key.startswith("body")), name
+        assert changes["head.bias"] == list(range(8))
+
+
+def test_an_optimizer_with_momentum_does_not_move_what_is_frozen_in_the_middle():
+    trainer = trainer_of()
+    trainer.train(0, 4)  # momentum has built up
+    before = trainer.model.body[0].weight.detach().clone()
+    trainer.register_hooks([ModelFreezer("body")])
+    trainer.train(4, 8)
+    assert torch.equal(trainer.model.body[0].weight, before)
+
+
+def test_norms_stay_in_eval_mode_whoever_calls_train():
+    freezer, seen = ModelFreezer("body", until=6), []
+
+    def evaluate():
+        trainer.model.eval()
+        trainer.model.train()
+
+    look = CallbackHook(before_forward=lambda t, batch: seen.append(t.model.body[1].training))
+    trainer = trainer_of(EvalHook(1, evaluate), freezer, look)
+    trainer.register_hooks([CallbackHook(after_step=lambda t: t.model.train())])
+    trainer.train(0, 8)
+    assert seen == [False] * 6 + [True] * 2
+
+
+def test_afterwards_the_model_is_as_it_was_given():
+    model = Net()
+    model.body[2].weight.requires_grad_(False)
+    trainer_of(ModelFreezer("body"), model=model).train(0, 2)
+    assert [name for name, p in model.named_parameters() if not p.requires_grad] == ["body.2.weight"]
+    assert model.body[1].training
+    assert not moved(ModelFreezer("body", until=1), model=model)["body.2.weight"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([],), "layers"),
+        ((["a", "b"], ["1ep"]), "1 durations for 2 layers"),
+        (("a", "2h"), "2h"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        ModelFreezer(*arguments)
+
+
+def test_a_name_that_fits_nothing_is_answered_with_one_that_does():
+    with pytest.raises(ConfigError, match=r"'boddy'.*'body'"):
+        trainer_of(ModelFreezer("boddy")).train(0, 1)
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_resumed_run_is_equal_to_the_whole_one_to_the_bit(tmp_path):
+    def make(folder, resume=False):
+        cfg = get_cfg()
+        cfg.merge_from_list(
+            [
+                *("MODEL.NAME", "ConvNet", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
+                *("MODEL.ARGS", {"width": 2, "num_classes": 4}),
+                *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 40, "shape": (1, 4, 4)}}]),
+                *("DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", 15, "SOLVER.BASE_LR", 0.1),
+                *("SOLVER.CHECKPOINT_PERIOD", 4, "LOG.WRITERS", [], "OUTPUT_DIR", str(tmp_path / folder), "SEED", 3),
+                "HOOKS",
+                [{"NAME": "ModelFreezer", "ARGS": {"layers": ["features.9", "features"], "until": [5, "2ep"]}}],
+            ]
+        )
+        seed_all_rng(cfg.SEED)
+        trainer = DefaultTrainer(cfg)
+        trainer.resume_or_load(resume=resume)
+        return trainer
+
+    make("whole").train()
+    for stop, resume in ((6, False), (11, True)):
+        trainer = make("run", resume)
+
+        def kill(t, stop=stop):
+            if t.iter == stop:
+                raise Killed
+
+        trainer.register_hooks([CallbackHook(before_step=kill)])
+        with pytest.raises(Killed):
+            trainer.train()
+    make("run", resume=True).train()
+    whole, ours = (torch.load(tmp_path / folder / "model_final.pth", weights_only=True) for folder in ("whole", "run"))
+    for name, value in whole["model"].items():
+        assert torch.equal(ours["model"][name], value), name

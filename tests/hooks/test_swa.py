@@ -1,0 +1,239 @@
+"""SWA: an equal average of snapshots, its learning rates, its batch-norm statistics, and what is left at the end."""
+
+import pytest
+import torch
+from torch.optim.swa_utils import SWALR, update_bn
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import DefaultTrainer, SimpleTrainer, seed_all_rng
+from hookline.hooks import SWA, CallbackHook, EvalHook
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(*overrides, folder="run", resume=False, swa=None):
+        cfg = get_cfg()
+        hooks = [] if swa is None else [{"NAME": "SWA", "ARGS": swa}]
+        cfg.merge_from_list(
+            [
+                *("MODEL.NAME", "ConvNet", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
+                *("MODEL.ARGS", {"width": 2, "num_classes": 4, "dropout": 0.3}),
+                *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 40, "shape": (1, 4, 4)}}]),
+                *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 40, "shape": (1, 4, 4), "seed": 1}}]),
+                *("DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", 30, "SOLVER.BASE_LR", 0.1),
+                *("SOLVER.WARMUP_ITERS", 0, "SOLVER.STEPS", (10,), "SOLVER.GAMMA", 0.5),
+                *("SOLVER.CHECKPOINT_PERIOD", 7, "TEST.EVAL_PERIOD", "1ep", "TEST.METRICS", ["Accuracy", "Loss"]),
+                *("LOG.WRITERS", [], "HOOKS", hooks, "SEED", 3, "OUTPUT_DIR", str(tmp_path / folder)),
+                *overrides,
+            ]
+        )
+        seed_all_rng(cfg.SEED)
+        trainer = DefaultTrainer(cfg)
+        trainer.resume_or_load(resume=resume)
+        return trainer
+
+    return make
+
+
+SETTINGS = {"start": 0.5, "swa_lr": 0.02, "anneal": "1ep"}
+
+
+def weights_of(model):
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def noting(trainer):
+    """The weights after each step, before evaluations and before the end."""
+    notes = []
+    note = CallbackHook(after_optimizer_step=lambda t: notes.append(weights_of(t.model)))
+    trainer.register_hooks([note])
+    return notes
+
+
+def load(folder, name="model_final"):
+    return torch.load(folder / f"{name}.pth", weights_only=True)
+
+
+class Killed(BaseException):
+    pass
+
+
+def kill_at(trainer, iteration):
+    def kill(t):
+        if t.iter == iteration:
+            raise Killed
+
+    trainer.register_hooks([CallbackHook(before_step=kill)])
+    with pytest.raises(Killed):
+        trainer.train()
+
+
+def test_the_average_is_the_mean_of_the_snapshots(make, tmp_path):
+    trainer = make(swa=SETTINGS)
+    notes = noting(trainer)
+    trainer.train()
+    snapshots = [notes[i] for i in (19, 24, 29)]  # ends of epochs of 5 iterations, from iteration 15 on
+    assert trainer.find_hook(SWA).updates == 3
+    for name, parameter in trainer.model.named_parameters():
+        mean = sum(snapshot[name] for snapshot in snapshots) / 3
+        torch.testing.assert_close(parameter.detach(), mean)
+        assert not torch.equal(parameter, notes[-1][name])
+    checkpoint = load(tmp_path / "run")
+    state = checkpoint["trainer"]["hooks"]["SWA"]
+    for name, value in checkpoint["model"].items():
+        assert torch.equal(value, trainer.model.state_dict()[name])
+        assert torch.equal(value, state["averaged_model"][name])
+    for name, _ in trainer.model.named_parameters():
+        assert torch.equal(state["last_model"][name], notes[-1][name])
+
+
+def test_batch_norm_statistics_are_those_of_torchs_update_bn(make):
+    trainer = make("MODEL.ARGS.dropout", 0.0, swa=SETTINGS)
+    trainer.train()
+    ours = weights_of(trainer.model)
+    theirs = trainer.model
+    loader = DefaultTrainer.build_train_loader(trainer.cfg)
+    update_bn(loader, theirs)
+    for name, value in theirs.state_dict().items():
+        if "running" in name:
+            torch.testing.assert_close(ours[name], value)
+
+
+@pytest.mark.parametrize("strategy", ["cos", "linear"])
+def test_learning_rates_are_those_of_torchs_swalr(make, strategy):
+    rates = []
+    trainer = make(swa={**SETTINGS, "anneal_strategy": strategy})
+    trainer.register_hooks([CallbackHook(before_step=lambda t: rates.append(t.optimizer.param_groups[0]["lr"]))])
+    trainer.train()
+    assert rates[:10] == [0.1] * 10
+    assert rates[10:15] == [0.05] * 5
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.05)
+    swalr = SWALR(optimizer, swa_lr=0.02, anneal_epochs=5, anneal_strategy=strategy)
+    expected = []
+    for _ in range(15):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        swalr.step()
+    assert rates[15:] == pytest.approx(expected)
+
+
+def test_without_swa_lr_the_schedule_goes_on(make):
+    rates = []
+    trainer = make("SOLVER.STEPS", (10, 20), swa={"start": 0.5})
+    trainer.register_hooks([CallbackHook(before_step=lambda t: rates.append(t.optimizer.param_groups[0]["lr"]))])
+    trainer.train()
+    assert rates == pytest.approx([0.1] * 10 + [0.05] * 10 + [0.025] * 10)
+
+
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_a_resumed_run_is_equal_to_the_whole_one_to_the_bit(make, tmp_path, evaluate):
+    swa = {**SETTINGS, "evaluate": evaluate}
+    make(folder="whole", swa=swa).train()
+    kill_at(make(swa=swa), 18)
+    kill_at(make(swa=swa, resume=True), 28)
+    make(swa=swa, resume=True).train()
+    whole, ours = load(tmp_path / "whole"), load(tmp_path / "run")
+    for name, value in whole["model"].items():
+        assert torch.equal(ours["model"][name], value), name
+    for key in ("averaged_model", "last_model"):
+        for name, value in whole["trainer"]["hooks"]["SWA"][key].items():
+            assert torch.equal(ours["trainer"]["hooks"]["SWA"][key][name], value), name
+
+
+def test_training_does_not_notice_that_the_average_is_evaluated(make, tmp_path):
+    make(folder="plain").train()
+    make(swa={"start": 0.5}).train()
+    last = load(tmp_path / "run")["trainer"]["hooks"]["SWA"]["last_model"]
+    for name, value in load(tmp_path / "plain")["model"].items():
+        assert torch.equal(last[name], value), name
+
+
+def test_a_completed_run_that_is_made_longer_goes_on_with_its_own_weights(make, tmp_path):
+    swa = {**SETTINGS, "start": "3ep"}
+    make("SOLVER.MAX_ITER", 40, folder="whole", swa=swa).train()
+    make("SOLVER.MAX_ITER", 30, swa=swa).train()
+    make("SOLVER.MAX_ITER", 40, swa=swa, resume=True).train()
+    whole, ours = load(tmp_path / "whole"), load(tmp_path / "run")
+    for name, value in whole["model"].items():
+        assert torch.equal(ours["model"][name], value), name
+
+
+def test_the_last_evaluation_is_of_what_the_model_ends_with(make):
+    trainer = make(swa=SETTINGS)
+    trainer.train()
+    assert trainer.evaluate() == trainer._last_eval_results
+    again = make(swa=SETTINGS, resume=True)
+    assert again.evaluate() == trainer._last_eval_results
+
+
+def test_the_last_weights_can_be_kept(make, tmp_path):
+    trainer = make(swa={**SETTINGS, "final": "last"})
+    notes = noting(trainer)
+    trainer.train()
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(parameter, notes[-1][name])
+    state = load(tmp_path / "run")["trainer"]["hooks"]["SWA"]
+    assert "last_model" not in state
+    assert not torch.equal(state["averaged_model"]["classifier.bias"], notes[-1]["classifier.bias"])
+
+
+def test_a_stopped_run_keeps_its_own_weights(make, tmp_path):
+    trainer = make(swa=SETTINGS)
+    notes = noting(trainer)
+    trainer.register_hooks([CallbackHook(after_step=lambda t: t.request_stop("now") if t.iter == 21 else None)])
+    trainer.train()
+    assert torch.equal(load(tmp_path / "run")["model"]["classifier.bias"], notes[-1]["classifier.bias"])
+
+
+def test_a_second_training_in_the_same_process_goes_on_with_its_own_weights():
+    def run(*lengths):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        data = [(torch.full((4, 3), float(i)), torch.arange(4) % 2) for i in range(4)]
+
+        class Loss(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.model = model
+
+            def forward(self, batch):
+                return {"loss": torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1])}
+
+        trainer = SimpleTrainer(Loss(), data, torch.optim.SGD(model.parameters(), lr=0.01))
+        trainer.register_hooks([SWA(start=2, every=2, final="average"), EvalHook(3, lambda: {})])
+        start = 0
+        for length in lengths:
+            trainer.train(start, length)
+            start = length
+        return trainer.model.state_dict()
+
+    once, twice = run(12), run(6, 12)
+    assert all(torch.equal(once[name], twice[name]) for name in once)
+
+
+def test_batch_norms_without_data_are_refused_before_training():
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
+    trainer = SimpleTrainer(model, [1], torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.register_hooks([SWA()])
+    with pytest.raises(ConfigError, match="data_loader"):
+        trainer.train(0, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"anneal_strategy": "step"}, "anneal_strategy"),
+        ({"final": "first"}, "final"),
+        ({"bn_batches": 0}, "bn_batches"),
+        ({"every": 0}, "every"),
+        ({"start": "1h"}, "1h"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        SWA(**arguments)
+
+
+def test_rates_that_do_not_fit_the_groups_are_refused(make):
+    with pytest.raises(ConfigError, match="swa_lr has 3 values"):
+        make(swa={"swa_lr": [0.1, 0.2, 0.3]}).train()

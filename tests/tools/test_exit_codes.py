@@ -1,0 +1,194 @@
+"""What the tools end with: real processes, which get real signals at each place of a run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
+
+# A hook that has its process sent a signal at an event, and others.
+HOOK = """
+import os, signal, time
+from hookline.hooks import HookBase
+
+class Send(HookBase):
+    def __init__(self, event: str, at: int, name: str, times: int = 1):
+        self.at, self.number, self.left = at, getattr(signal, name), times
+        if event == "init":
+            os.kill(os.getpid(), self.number)
+        else:
+            setattr(self, event, self.send)
+
+    def send(self, *_):
+        if self.trainer.iter == self.at and self.left:
+            for _ in range(self.left):
+                os.kill(os.getpid(), self.number)
+            self.left = 0
+
+class Wait(HookBase):
+    def after_fetch(self, batch):
+        if self.trainer.iter == 13:
+            open("here", "w").close()
+            while not os.path.exists("go"):
+                time.sleep(0.02)
+
+class Fail(HookBase):
+    def before_forward(self, batch):
+        if self.trainer.iter == 13:
+            raise RuntimeError("broken")
+"""
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start a tool in a process (and a group) of its own; returns a function that waits for its end."""
+    (tmp_path / "hook.py").write_text(HOOK)
+
+    def start(*arguments, hook=None, name="Send", tool="train_net.py"):
+        hooks = [{"NAME": f"hook:{name}", "ARGS": hook or {}}] if hook or name != "Send" else []
+        command = [
+            *(sys.executable, str(ROOT / "tools" / tool), "--config-file", str(SYNTHETIC), "OUTPUT_DIR", "run"),
+            *("SOLVER.MAX_ITER", "40", "SOLVER.CHECKPOINT_PERIOD", "10", "LOG.WRITERS", '["JSONWriter"]'),
+            *("HOOKS", repr(hooks), *map(str, arguments)),
+        ]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
+        process = subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+        def finish():
+            out, err = process.communicate(timeout=120)
+            return process.returncode, out, err
+
+        finish.pid = process.pid
+        return finish
+
+    return start
+
+
+def last(folder):
+    return (folder / "run" / "last_checkpoint").read_text()
+
+
+def held(folder):
+    return torch.load(folder / "run" / last(folder), weights_only=True)["iteration"]
+
+
+def test_a_run_stopped_by_sigterm_asks_to_be_started_again_and_is_then_completed(start, tmp_path):
+    code, out, err = start(hook={"event": "before_step", "at": 13, "name": "SIGTERM"})()
+    assert code == 75, err
+    assert err == "SIGTERM: stopping after this step\n"
+    assert "Training ended at iteration 14: interrupted by SIGTERM" in out
+    assert last(tmp_path) == "model_0000013.pth"
+    code, out, err = start("--resume")()
+    assert (code, err) == (0, "")
+    assert "Starting training from iteration 14\n" in out
+    assert last(tmp_path) == "model_final.pth"
+
+
+@pytest.mark.slow
+def test_ctrl_c_once_is_130_with_a_checkpoint_and_twice_without(start, tmp_path):
+    code, _, err = start(hook={"event": "before_step", "at": 13, "name": "SIGINT"})()
+    assert code == 130, err
+    assert held(tmp_path) == 13
+    code, _, err = start("--resume", hook={"event": "before_step", "at": 15, "name": "SIGINT", "times": 2})()
+    assert code == 130
+    assert "Traceback" not in err
+    assert held(tmp_path) == 13
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("event", "at", "code", "iteration"),
+    [
+        ("before_eval_step", 19, 75, 19),  # the evaluation is finished first
+        ("before_save", 19, 75, 19),  # so is the checkpoint, and no second one is needed
+        ("on_write", 19, 75, 19),
+        ("after_train", 40, 0, 39),  # nothing is left to stop
+        ("on_save", 40, 0, 39),
+        ("after_run", 40, 75, 39),  # all is saved, but final results may not have been printed
+    ],
+)
+def test_a_signal_at_any_place_of_a_run_ends_it_in_good_order(start, tmp_path, event, at, code, iteration):
+    hook = {"event": event, "at": at, "name": "SIGUSR1"}
+    result, _, err = start("TEST.EVAL_PERIOD", 20, "LOG.PERIOD", 20, hook=hook)()
+    assert result == code, err
+    assert "Traceback" not in err
+    assert held(tmp_path) == iteration
+    names = [path.name for path in (tmp_path / "run").iterdir()]
+    assert not [name for name in names if ".tmp" in name]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.json").read_text().splitlines()]
+    assert any("synthetic/accuracy" in row for row in rows)
+
+
+@pytest.mark.slow
+def test_a_signal_before_training_is_75_and_leaves_nothing_to_resume(start, tmp_path):
+    code, _, err = start(hook={"event": "init", "at": 0, "name": "SIGTERM"})()
+    assert code == 75
+    assert err.startswith("SIGTERM: ")
+    assert "--resume" in err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run" / "last_checkpoint").exists()
+    assert start("--resume")()[0] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_a_signal_to_the_whole_process_group_leaves_the_workers_to_finish_the_step(start, tmp_path, name):
+    """As schedulers and terminals send it: to the loader's workers as well."""
+    finish = start("DATALOADER.NUM_WORKERS", 2, name="Wait")
+    while not (tmp_path / "here").exists():
+        time.sleep(0.02)
+    os.killpg(finish.pid, getattr(signal, name))
+    (tmp_path / "go").write_text("")
+    code, _, err = finish()
+    assert code == (130 if name == "SIGINT" else 75), err
+    assert err.count("stopping after this step") == 1
+    assert held(tmp_path) == 13
+
+
+@pytest.mark.slow
+def test_a_time_limit_is_75_with_a_checkpoint(start, tmp_path):
+    arguments = ["SOLVER.TIME_LIMIT", "6s", "SOLVER.MAX_ITER", 10**8, "SOLVER.CHECKPOINT_PERIOD", 0]
+    code, out, err = start(*arguments)()
+    assert code == 75, err
+    assert "the time limit of 6s is near" in out
+    assert held(tmp_path) >= 0
+
+
+@pytest.mark.slow
+def test_a_failure_is_1_and_a_resume_goes_on_from_the_checkpoint_before_it(start, tmp_path):
+    code, _, err = start("CHECKPOINT.ON_EXCEPTION", True, name="Fail")()
+    assert code == 1
+    assert "RuntimeError: broken" in err
+    assert held(tmp_path) == 9
+    state = torch.load(tmp_path / "run" / "model_exception.pth", weights_only=True)
+    assert state["iteration"] == state["trainer"]["iteration"] == 12
+
+
+@pytest.mark.slow
+def test_the_plain_loop_ends_alike(start, tmp_path):
+    finish = start("SOLVER.MAX_ITER", 10**8, tool="plain_train_net.py")
+    while not (tmp_path / "run" / "last_checkpoint").exists():
+        time.sleep(0.05)
+    os.kill(finish.pid, signal.SIGTERM)
+    code, out, err = finish()
+    assert code == 75, err
+    assert "interrupted by SIGTERM" in out
+    assert last(tmp_path) == f"model_{held(tmp_path):07d}.pth"
+    code, out, err = start("--resume", "SOLVER.MAX_ITER", held(tmp_path) + 5, tool="plain_train_net.py")()
+    assert code == 0, err

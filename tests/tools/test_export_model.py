@@ -1,0 +1,111 @@
+"""The command line of tools/export_model.py, on what a real run leaves."""
+
+import logging
+import os
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hookline.config import get_cfg
+from hookline.engine import DefaultTrainer, default_setup
+
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / "tools" / "export_model.py"
+
+
+@pytest.fixture
+def tool(trained, monkeypatch, capsys):
+    """Run the tool in this process, in the folder of the runs; returns its exit code, output and errors."""
+
+    def run(*arguments):
+        monkeypatch.chdir(trained)
+        monkeypatch.setattr(sys, "argv", [str(TOOL), *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            runpy.run_path(str(TOOL), run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def train(folder, name, *overrides):
+    """Make a short run."""
+    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    cfg = get_cfg()
+    cfg.merge_from_file(str(ROOT / "configs/synthetic/mlp.yaml"))
+    cfg.merge_from_list(["OUTPUT_DIR", str(folder / name), "MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", 5])
+    cfg.merge_from_list(["LOG.WRITERS", "[]", *overrides])
+    try:
+        default_setup(cfg)
+        DefaultTrainer(cfg).train()
+    finally:
+        for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a short run with an EMA in it."""
+    folder = tmp_path_factory.mktemp("trained")
+    ema = '[{"NAME": "EMA", "ARGS": {"decay": 0.9}}]'
+    train(folder, "run", "HOOKS", ema)
+    return folder
+
+
+def weights(path, averaged):
+    checkpoint = torch.load(path, weights_only=True)
+    return checkpoint["trainer"]["hooks"]["EMA"]["averaged_model"] if averaged else checkpoint["model"]
+
+
+@pytest.mark.parametrize(("option", "averaged"), [("auto", True), ("averaged", True), ("model", False)])
+def test_the_weights_of_a_run_are_exported(tool, trained, tmp_path, option, averaged):
+    output = tmp_path / "net.safetensors"
+    code, out, err = tool("--checkpoint", "run", "--output", output, "--weights", option)
+    assert (code, err) == (0, "")
+    expected, got = weights(trained / "run" / "model_final.pth", averaged), load_file(output)
+    assert got.keys() == expected.keys()
+    assert all(torch.equal(got[name], expected[name]) for name in expected)
+    assert f"weights: {'averaged by EMA' if averaged else 'model'}" in out
+    assert "iteration: 4" in out
+    assert "model: MLP" in out
+
+
+def test_a_program_is_exported_with_the_runs_own_config(tool, tmp_path):
+    output = tmp_path / "net.pt2"
+    code, out, err = tool("--checkpoint", "run", "--output", output)
+    assert code == 0, err
+    assert "batch size: any" in out
+    program = torch.export.load(str(output)).module()
+    assert program(torch.randn(3, 8)).shape == (3, 4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--checkpoint", "runn", "--output", "net.pth"], "there is no file runn; did you mean 'run'"),
+        (["--checkpoint", "run", "--output", "net.xyz"], "the extension says no format"),
+        (["--checkpoint", "run", "--output", "net.pth", "--config-file", "c.yaml"], "are for --format torch-export"),
+        (["--checkpoint", "run", "--output", "net.pt2", "--dtype", "float16"], "--dtype is for weights"),
+        (["--checkpoint", "run", "--output", "net.pt2", "SEEED", "1"], "did you mean 'SEED'"),
+        (["--checkpoint", "w.pth", "--output", "net.pt2"], "needs a --config-file"),
+        (["--checkpoint", "run", "--output", "net.pth", "--weights", "best"], "invalid choice"),
+        (["--output", "net.pth"], "--checkpoint"),
+    ],
+)
+def test_bad_input_is_exit_code_two_and_writes_nothing(tool, trained, arguments, says):
+    torch.save({"a": torch.ones(1)}, trained / "w.pth")
+    before = sorted(os.listdir(trained))
+    code, _, err = tool(*arguments)
+    assert code == 2
+    assert says in err
+    assert "Traceback" not in err
+    assert sorted(os.listdir(trained)) == before

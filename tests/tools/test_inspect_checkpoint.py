@@ -1,0 +1,131 @@
+"""The command line of tools/inspect_checkpoint.py, on what real runs leave."""
+
+import json
+import logging
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from hookline.config import get_cfg
+from hookline.engine import DefaultTrainer, default_setup
+
+ROOT = Path(__file__).parents[2]
+TOOL = ROOT / "tools" / "inspect_checkpoint.py"
+
+
+@pytest.fixture
+def tool(trained, monkeypatch, capsys):
+    """Run the tool in this process, in the folder of the runs; returns its exit code, output and errors."""
+
+    def run(*arguments):
+        monkeypatch.chdir(trained)
+        monkeypatch.setattr(sys, "argv", [str(TOOL), *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            runpy.run_path(str(TOOL), run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def train(folder, name, *overrides):
+    """Make a short run."""
+    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    cfg = get_cfg()
+    cfg.merge_from_file(str(ROOT / "configs/synthetic/mlp.yaml"))
+    cfg.merge_from_list(["OUTPUT_DIR", str(folder / name), "MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", 5])
+    cfg.merge_from_list(["LOG.WRITERS", "[]", *overrides])
+    try:
+        default_setup(cfg)
+        DefaultTrainer(cfg).train()
+    finally:
+        for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a run, with another of the same seed, and with one of another."""
+    folder = tmp_path_factory.mktemp("trained")
+    for name, seed in (("run", 1), ("same", 1), ("other", 2)):
+        train(folder, name, "SEED", seed)
+    return folder
+
+
+def test_what_is_in_a_run_is_printed(tool):
+    code, out, err = tool("run")
+    assert (code, err) == (0, "")
+    assert out.startswith("run/model_final.pth: whole, ")
+    for line in ("iteration: 4", "optimizer: ", "  LRScheduler: ", "  MODEL.NAME = 'MLP'", "  SEED = 1"):
+        assert f"\n{line}" in out
+    assert re.search(r"\nweights: \d+ \([\d,]+ numbers, [\d.]+ MB, float32\)\n  sha256 [0-9a-f]{64}\n", out)
+
+
+def test_the_hash_tells_equal_runs_from_others(tool):
+    hashes = [json.loads(tool(name, "--json")[1])["weights"]["sha256"] for name in ("run", "same", "other")]
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
+def test_equal_weights_are_exit_code_zero_and_others_one(tool, trained):
+    code, out, _ = tool("run", "same")
+    assert code == 0
+    assert "weights of run and same: equal, bit for bit" in out
+    assert f"OUTPUT_DIR: '{trained}/run', '{trained}/same'" in out
+    code, out, _ = tool("run", "other")
+    assert code == 1
+    assert "weights of run and other: different" in out
+    assert "of other values, with the largest and the mean absolute difference" in out
+    assert "SEED: 1, 2" in out
+    report = json.loads(tool("run", "other", "--json")[1])
+    assert report["equal"] is False
+    assert report["config"]["SEED"] == [1, 2]
+
+
+def test_a_damaged_checkpoint_is_exit_code_one(tool, trained, tmp_path):
+    whole = (trained / "run" / "model_final.pth").read_bytes()
+    for name, content in (("cut.pth", whole[: len(whole) // 2]), ("empty.pth", b"")):
+        (tmp_path / name).write_bytes(content)
+        code, out, err = tool(tmp_path / name)
+        assert (code, err) == (1, "")
+        assert name in out
+        assert json.loads(tool(tmp_path / name, "--json")[1])["whole"] is False
+    flipped = bytearray(whole)
+    weights = torch.load(trained / "run" / "model_final.pth", weights_only=True)["model"]
+    flipped[whole.index(next(iter(weights.values())).numpy().tobytes()) + 3] ^= 0x40
+    (tmp_path / "flipped.pth").write_bytes(flipped)
+    code, out, _ = tool(tmp_path / "flipped.pth")
+    assert code == 1
+    assert "is damaged: the checksum of" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["runn"], "error: there is no file runn; did you mean 'run'"),
+        (["run", "nowhere"], "error: there is no file nowhere"),
+        (["."], "error: . is a folder without last_checkpoint"),
+        ([], "PATH"),
+    ],
+)
+def test_bad_input_is_exit_code_two(tool, arguments, says):
+    code, _, err = tool(*arguments)
+    assert code == 2
+    assert says in err
+    assert "Traceback" not in err
+
+
+def test_as_a_process_of_its_own_it_answers_the_same(tool, trained):
+    command = [sys.executable, str(TOOL), "run"]
+    done = subprocess.run(command, cwd=trained, capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == tool("run")[1]
