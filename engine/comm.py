@@ -33,6 +33,7 @@ __all__ = [
     "get_world_size",
     "is_main_process",
     "main_process_first",
+    "object_group",
     "reduce_dict",
     "shared_random_seed",
     "synchronize",

@@ -202,7 +202,7 @@ def _join_torchrun(
         try:
             return run_rank(main_func, args, store, place)
         except ConfigError as error:
-            first = Failure.first(store)
+            first = _first_failure(store)
             if first is None or first.rank == rank:  # all have the same to say
                 sys.stderr.write(f"error: {error}\n")
             raise SystemExit(2) from None
@@ -373,7 +373,7 @@ def _raise_what_happened(
     if not bad and len(codes) == len(processes):
         return
     killed = [index for index, code in codes.items() if code < 0]
-    first = Failure.first(store)
+    first = _first_failure(store)
     if killed:  # whatever the others say came after it
         index = killed[0]
         first = Failure(places[index].rank, "killed", _how_killed(processes[index]))
@@ -389,6 +389,13 @@ def _raise_what_happened(
         message = f"rank {first.rank} of {places[0].world_size} failed first: {first.text}"
         raise ProcessExitedException(message, index, process_id, codes.get(index, 1))
     raise ProcessRaisedException(first.describe(), index, process_id)
+
+
+def _first_failure(store: dist.Store) -> Failure | None:
+    try:
+        return Failure.first(store)
+    except RuntimeError:  # machine 0 keeps it, and has ended
+        return None
 
 
 def _log_first(failure: Failure, path: str) -> None:

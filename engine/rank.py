@@ -88,11 +88,12 @@ class Failure:
 
     @classmethod
     def first(cls, store: "dist.Store") -> "Failure | None":
-        """The first failure, if there was one."""
-        try:
-            return cls(*json.loads(store.get(_FAILURE))) if store.check([_FAILURE]) else None
-        except RuntimeError:
-            return None
+        """The first failure, if there was one.
+
+        Raises:
+            RuntimeError: the store is gone.
+        """
+        return cls(*json.loads(store.get(_FAILURE))) if store.check([_FAILURE]) else None
 
     def describe(self) -> str:
         """For a log, in one piece."""
@@ -175,7 +176,10 @@ def _leave(timeout: timedelta) -> None:
 def _watch(store: "dist.Store", rank: int, stop: threading.Event) -> None:
     """On a thread of its own: when another rank has failed, and this one does not end, end it."""
     while not stop.wait(_LOOK_EVERY):
-        failure = Failure.first(store)
+        try:
+            failure = Failure.first(store)
+        except RuntimeError:  # the launcher was killed: each rank gets a signal then
+            return
         if failure is None or failure.rank == rank:
             continue
         if stop.wait(_GRACE):

@@ -17,7 +17,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -86,7 +86,7 @@ def split_shards(state: Any) -> tuple[Any, dict[Keys, "DTensor"]]:
 
     def visit(keys: Keys, value: Any) -> Any:
         if isinstance(value, DTensor):
-            shards[keys] = value.detach()
+            shards[keys] = cast(DTensor, value.detach())
             return {_SHARD: list(value.shape)}
         return value
 
@@ -163,7 +163,7 @@ def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group:
     """
     main = dist.get_rank(group) == 0
     temporary = f"{path}.tmp.{_agree(os.getpid() if main else 0, group)}"
-    error: Exception | None = None
+    error: BaseException | None = None
     try:
         if main:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -223,7 +223,7 @@ def _agree(value: Any, group: "dist.ProcessGroup") -> Any:
     return box[0]
 
 
-def _all_or_none(error: Exception | None, group: "dist.ProcessGroup") -> None:
+def _all_or_none(error: BaseException | None, group: "dist.ProcessGroup") -> None:
     """If some rank has an error, raise one on all: none must go on alone."""
     errors: list[Any] = [None] * dist.get_world_size(group)
     mine = None if error is None else (getattr(error, "errno", None), f"{type(error).__name__}: {first_line(error)}")

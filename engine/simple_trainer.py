@@ -14,6 +14,7 @@ from torch import nn
 from ..config import ConfigError
 from ..hooks.events import EventStorage, get_event_storage
 from . import comm
+from .checkpoint import unwrap_model
 from .compiled_step import CompiledStep
 from .cuda_graph import GraphedStep
 from .data.epoch_iterator import EpochIterator
@@ -379,13 +380,14 @@ class SimpleTrainer(TrainerBase):
             An iterator over the outputs for each batch.
         """
         self._dispatch("before_predict")
-        batches = 0
+        # Not what is wrapped: ranks may have different numbers of batches, and must not wait for each other in one.
+        model, batches = unwrap_model(self.model), 0
         for batch in data_loader:
             if self.device is not None:
                 batch = move_to_device(batch, self.device)
             # Not around the loop: between two batches the caller may do what it wants with the model.
-            with inference_context(self.model), torch.no_grad(), self._autocast():
-                outputs = self.adapter.predict(self.model, batch)
+            with inference_context(model), torch.no_grad(), self._autocast():
+                outputs = self.adapter.predict(model, batch)
             batches += 1
             yield outputs
         self._dispatch("after_predict", {"batches": batches})

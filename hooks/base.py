@@ -260,6 +260,8 @@ class Every:
         now = trainer.clock() if hasattr(trainer, "clock") else time.monotonic() - self._started
         if self._last is None:
             self._last = now if trainer.iter > trainer.start_iter else 0.0  # in a run that goes on already: from now on
+        elif now < self._last:  # another run
+            self._last = 0.0
         if now - self._last < period.value:
             return False
         self._last = now

@@ -127,7 +127,9 @@ class BestCheckpointer(HookBase):
         if not self._checkpointer.path_manager.exists(path):
             logger.warning("There is no %s to load at the end: %s was never seen", path, self._val_metric)
             return
-        self._checkpointer.load(path, checkpointables=[])
+        # What was judged: the averaged weights, where a hook had those evaluated.
+        options = {"weights_from": "auto"} if hasattr(self._checkpointer, "poll") else {}
+        self._checkpointer.load(path, checkpointables=[], **options)
         value, self.loaded_iter = self._read_file() or (math.nan, self.best_iter)
         logger.info(
             "The model has the best weights now: %s, of iteration %s, %s: %.5g",

@@ -115,5 +115,5 @@ if __name__ == "__main__":
     args = default_argument_parser().parse_args()
     with config_errors_exit():
         if args.num_gpus * args.num_machines > 1 or launched_by_torchrun():
-            raise ConfigError("plain_train_net.py trains in one process; train_net.py does in several")
+            raise ConfigError(f"--num-gpus {args.num_gpus}: this loop trains in one process; train_net.py in several")
         launch(main, args.num_gpus, args.num_machines, args.machine_rank, args.dist_url, args=(args,))

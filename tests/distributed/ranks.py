@@ -43,7 +43,7 @@ def start(arguments, folder, **environment):
     )
 
 
-def finish(process, timeout=100):
+def finish(process, timeout=200):
     """Exit code and output of a process."""
     try:
         output = process.communicate(timeout=timeout)[0]
@@ -54,7 +54,7 @@ def finish(process, timeout=100):
     return process.returncode, output
 
 
-def run_ranks(code, ranks, folder, timeout=100):
+def run_ranks(code, ranks, folder, timeout=200):
     """Run ``main(folder)``, which ``code`` defines, in so many ranks.
 
     Returns:

@@ -8,6 +8,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import run_ranks
 
+pytestmark = pytest.mark.timeout(400)
+
 # Of 1 sample one rank has none; 7 and 64 are shared out 4 to 3 and 32 to 32.
 EVALUATIONS = """
 import logging

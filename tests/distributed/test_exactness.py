@@ -8,6 +8,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import run_ranks
 
+pytestmark = pytest.mark.timeout(400)
+
 # 37 samples in batches of 8: the last one of an epoch is of 5, which no number of ranks but 1 divides.
 RUNS = """
 import logging, torch.distributed as dist

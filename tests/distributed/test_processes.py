@@ -3,8 +3,12 @@
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import run_ranks
+
+pytestmark = pytest.mark.timeout(400)
 
 COLLECTIVES = """
 def late(seconds):

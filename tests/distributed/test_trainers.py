@@ -8,6 +8,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import run_ranks
 
+pytestmark = pytest.mark.timeout(400)
+
 TRAINERS = """
 import logging, warnings
 from torch.nn.parallel import DistributedDataParallel

@@ -13,6 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 from ranks import DIGITS, SYNTHETIC, finish, rows, start, tool, torchrun
 
+pytestmark = pytest.mark.timeout(400)
+
 # A hook that does something to one rank, at one iteration.
 MISHAPS = """
 import os, signal, time
@@ -74,7 +76,10 @@ def two(tmp_path_factory):
 def assert_gone(folder, what):
     pids = [int(path.read_text()) for path in folder.glob(f"{what}.?")]
     assert len(pids) == 2
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    end = time.monotonic() + 20
+    while alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
+        assert time.monotonic() < end, alive
+        time.sleep(0.1)
 
 
 # ---------------------------------------------------------------------------- what they compute
@@ -104,6 +109,16 @@ def test_how_the_ranks_times_compare_is_among_the_metrics(two):
     assert row["ranks/time_max"] >= row["ranks/time_mean"] > 0
     assert row["ranks/data_time_max"] >= row["ranks/data_time_mean"] > 0
     assert row["ranks/slowest"] in (0, 1)
+
+
+def test_evaluating_in_two_processes_prints_the_runs_last_results_once(two, tmp_path):
+    arguments = options("eval", "--eval-only", "--num-gpus", "2", "MODEL.WEIGHTS", two[0] / "model_final.pth")
+    code, output = finish(start(tool(*arguments), tmp_path))
+    assert code == 0, output
+    last = rows(two[0])[-1]
+    results = [line.split() for line in output.splitlines() if line.startswith("  synthetic")]
+    expected = [["accuracy", last["synthetic/accuracy"]], ["loss", last["synthetic/loss"]]]
+    assert results == [["synthetic", name, f"{value:.5g}"] for name, value in expected]
 
 
 @pytest.mark.slow
@@ -137,6 +152,19 @@ def test_a_signal_to_the_launcher_stops_all_at_one_step_which_is_saved(folder, c
     assert (folder / "run" / "last_checkpoint").read_text() == f"model_{at - 1:07d}.pth"
 
 
+def test_a_launcher_that_is_killed_leaves_no_process_behind_and_its_ranks_save(folder):
+    process = start(
+        tool(*options("run", "--num-gpus", "2", "SOLVER.MAX_ITER", "20000", mishap={"what": "none"})), folder
+    )
+    wait_for(folder / "none.0", process)
+    wait_for(folder / "none.1", process)
+    process.kill()
+    process.communicate(timeout=100)  # ends when all have closed their outputs
+    assert_gone(folder, "none")
+    at = ended(folder / "run", "interrupted by SIGTERM")
+    assert (folder / "run" / "last_checkpoint").read_text() == f"model_{at - 1:07d}.pth"
+
+
 def ended(run, reason):
     """The iteration at which all ranks ended."""
     logs = [log.read_text() for log in run.glob("log.txt*")]
@@ -145,7 +173,7 @@ def ended(run, reason):
     return int(at)
 
 
-def wait_for(path, process, timeout=60):
+def wait_for(path, process, timeout=150):
     end = time.monotonic() + timeout
     while not path.exists() or not path.stat().st_size:
         assert process.poll() is None, process.communicate()[0]

@@ -74,7 +74,7 @@ def test_a_flipped_bit_in_a_large_file_is_found(tmp_path, steps):
     whole = bytearray(path.read_bytes())
     whole[len(whole) // 2] ^= 4
     path.write_bytes(whole)
-    with pytest.raises(ConfigError, match="damaged: the checksum of .*/data/0 is wrong"):
+    with pytest.raises(ConfigError, match=r"damaged: the checksum of .*/data/0 is wrong"):
         verify_checkpoint(str(path))
 
 
@@ -123,7 +123,7 @@ def test_a_file_of_torch_save_is_checked_by_its_own_checksums(tmp_path):
     whole = path.read_bytes()
     start = whole.index(torch.arange(50.0).numpy().tobytes())
     path.write_bytes(whole[: start + 9] + bytes([whole[start + 9] ^ 1]) + whole[start + 10 :])
-    with pytest.raises(ConfigError, match="the checksum of .*data/0 is wrong"):
+    with pytest.raises(ConfigError, match=r"the checksum of .*data/0 is wrong"):
         verify_checkpoint(str(path))
 
 

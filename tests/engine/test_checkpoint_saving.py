@@ -66,6 +66,11 @@ def messages(caplog, level=logging.WARNING):
     return [record.getMessage() for record in caplog.records if record.levelno >= level]
 
 
+def save_and_wait(checkpointer, name, **kwargs):
+    checkpointer.save(name, **kwargs)
+    checkpointer.wait()
+
+
 def resumed(folder, **kwargs):
     """What a run in ``folder`` would go on from: its iteration, and the value of its weights."""
     model = net()
@@ -151,8 +156,7 @@ def test_a_file_that_becomes_too_large_leaves_what_was_there(folder, small_files
     checkpointer.wait()
     for name in ("model_1", "model_2"):
         with pytest.raises(CheckpointError, match=rf"cannot save .*{name}\.pth: File too large; raise the limit") as e:
-            checkpointer.save(name, iteration=2, more=torch.ones(100_000))
-            checkpointer.wait()
+            save_and_wait(checkpointer, name, iteration=2, more=torch.ones(100_000))
         assert e.value.errno == errno.EFBIG
     assert names(folder) == ["last_checkpoint", "model_1.pth"]
     assert resumed(folder) == (1, 1.0)
@@ -463,10 +467,9 @@ def test_a_failed_asynchronous_save_is_raised_by_the_next_poll(folder):
     checkpointer = Checkpointer(net(1.0), str(folder), asynchronous=True)
     folder.write_text("a file where the folder is to be")
     checkpointer.save("model_1")
+    checkpointer._saver.pending.join(20)
     with pytest.raises(CheckpointError, match=r"model_1\.pth"):
-        for _ in range(1000):
-            checkpointer.poll()
-            time.sleep(0.01)
+        checkpointer.poll()
     checkpointer.poll()
     checkpointer.close()
 

@@ -32,6 +32,18 @@ def test_alone_collectives_return_ones_own():
     assert reduced is not losses
 
 
+def test_alone_nobody_is_waited_for_and_ones_own_is_what_all_have():
+    comm.barrier("anywhere", timeout=0)
+    with comm.main_process_first(), comm.main_process_first(local=False):
+        pass
+    data = object()
+    assert comm.broadcast_object(data) is data
+    assert comm.all_reduce_sum(3) == 3
+    assert comm.get_store() is None
+    comm.create_local_process_group(1)
+    assert comm.get_local_process_group() is None
+
+
 def test_the_shared_seed_is_drawn_from_numpys_generator():
     np.random.seed(3)
     first = comm.shared_random_seed()

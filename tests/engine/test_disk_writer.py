@@ -58,10 +58,12 @@ def test_an_error_on_the_way_to_the_disk_is_raised_at_the_end(tmp_path, monkeypa
     def broken(descriptor):
         raise OSError(5, "Input/output error")
 
+    def write(writer):
+        for piece in PIECES:
+            writer.write(piece)
+        writer.finish()
+
     with open(tmp_path / "file", "wb") as file:
-        writer = DiskWriter(file)
         monkeypatch.setattr(os, "fdatasync", broken)
         with pytest.raises(OSError, match="Input/output error"):  # the system tells it once only
-            for piece in PIECES:
-                writer.write(piece)
-            writer.finish()
+            write(DiskWriter(file))

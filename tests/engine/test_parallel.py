@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import check_config
+from hookline.engine import check_config, launch
+from hookline.engine.modeling import resolve_device
 from hookline.engine.parallel import DDP, Strategy, build_strategy, check_parallel
 
 
@@ -59,3 +60,22 @@ def test_batch_norms_of_all_ranks_need_gpus(monkeypatch):
     monkeypatch.setattr("hookline.engine.comm.get_world_size", lambda: 2)
     with pytest.raises(ConfigError, match=r"PARALLEL\.ARGS\.sync_batch_norm.*GPUs only"):
         DDP(sync_batch_norm=True).wrap(nn.BatchNorm1d(2), torch.device("cpu"))
+
+
+def test_each_of_several_processes_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr("hookline.engine.comm.get_world_size", lambda: 4)
+    monkeypatch.setattr("hookline.engine.comm.get_local_rank", lambda: 1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 1)
+    assert resolve_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.mps.is_available", lambda: True)
+    assert resolve_device("auto") == torch.device("cpu")  # processes cannot share Apple's
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"--num-gpus 3: this machine has 2 GPU\(s\).*MODEL.DEVICE to cpu"):
+        launch(pytest.fail, 3)

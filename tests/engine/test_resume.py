@@ -286,6 +286,15 @@ def test_lengths_in_epochs_end_with_the_epochs_also_after_two_changes_of_the_bat
     assert sizes == [(32, 128, 16), (48, 80, 16), (56, 80, 16), (152, 152, 16)]
 
 
+def test_with_another_batch_size_the_learning_rate_is_that_of_the_iteration_in_the_new_length(make):
+    linear = ["SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR", "SOLVER.BASE_LR", 1.0, "SOLVER.MAX_ITER", "4ep"]
+    first = make(*linear, "DATALOADER.BATCH_SIZE", 64)
+    first.register_hooks([CallbackHook(before_step=lambda t: t.request_stop("", 75) if t.iter == 31 else None)])
+    first.train()
+    second = make(*linear, "DATALOADER.BATCH_SIZE", 128, resume=True)
+    assert rates(second) == pytest.approx([1 - iteration / 48 for iteration in range(32, 48)])
+
+
 def test_a_length_in_iterations_is_in_updates_of_whatever_size(make):
     make("DATALOADER.BATCH_SIZE", 64, "SOLVER.MAX_ITER", 4).train()
     trainer = make("DATALOADER.BATCH_SIZE", 128, "SOLVER.MAX_ITER", 10, resume=True)
@@ -361,3 +370,38 @@ def test_the_console_shows_the_length_that_the_run_has_with_another_batch_size(m
     second.train()
     logging.getLogger("hookline").removeHandler(handler)
     assert any("iter: 23/24" in line for line in lines)
+
+
+def test_each_iteration_stands_once_in_metrics_and_tensorboard_after_an_interruption_and_a_kill(make, tmp_path):
+    arguments = ["LOG.WRITERS", ["JSONWriter", "TensorboardXWriter"], "LOG.PERIOD", 3, "SOLVER.MAX_ITER", 20]
+    whole, broken = str(tmp_path / "whole"), str(tmp_path / "broken")
+    make(*arguments, "OUTPUT_DIR", whole).train()
+
+    def stop(trainer):
+        if trainer.iter == 7 and trainer.start_iter == 0:
+            trainer.request_stop("interrupted", exit_code=75)
+        if trainer.iter == 13 and trainer.start_iter == 8:
+            raise KeyboardInterrupt
+
+    for resume in (False, True, True):
+        trainer = make(*arguments, "OUTPUT_DIR", broken, "SOLVER.CHECKPOINT_PERIOD", 5, resume=resume)
+        trainer.register_hooks([CallbackHook(before_step=stop)])
+        try:
+            trainer.train()
+        except KeyboardInterrupt:
+            assert trainer.iter == 13
+    rows = [json.loads(line) for line in (tmp_path / "broken" / "metrics.json").read_text().splitlines()]
+    expected = [json.loads(line) for line in (tmp_path / "whole" / "metrics.json").read_text().splitlines()]
+    times = ("time", "data_time", "eta_seconds")
+    assert [{k: v for k, v in row.items() if k not in times} for row in rows] == [
+        {k: v for k, v in row.items() if k not in times} for row in expected
+    ]
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    def points(folder):
+        events = EventAccumulator(folder, size_guidance={"scalars": 0})
+        events.Reload()
+        return [(event.step, event.value) for event in events.Scalars("total_loss")]
+
+    assert points(broken) == points(whole)

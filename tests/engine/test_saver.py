@@ -29,6 +29,11 @@ class Disk:
             raise self.error
 
 
+def write_and_wait(saver, disk):
+    saver.write("a.pth", disk)
+    saver.wait()
+
+
 def errors(caplog, level):
     return [record.getMessage() for record in caplog.records if record.levelno == level]
 
@@ -115,8 +120,7 @@ def test_a_failed_write_is_told_of_before_the_next_begins():
 def test_an_error_that_is_not_the_disks_is_raised_whatever_is_set(asynchronous):
     saver, disk = Saver(asynchronous, "continue"), Disk(failures=9, error=RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
-        saver.write("a.pth", disk)
-        saver.wait()
+        write_and_wait(saver, disk)
     assert disk.calls == 1
 
 

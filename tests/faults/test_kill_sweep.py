@@ -34,7 +34,7 @@ CONFIG = {
     "LOG": {"PERIOD": 7},
     "CHECKPOINT": {"MAX_TO_KEEP": 3, "BEST": {"METRIC": "digits_test/accuracy"}},
     "HOOKS": [
-        # EMA
+        {"NAME": "EMA", "ARGS": {"decay": 0.9}},
         {"NAME": "EarlyStopping", "ARGS": {"metric": "digits_test/accuracy", "patience": 1000}},
     ],
     "SEED": 3,
@@ -88,7 +88,7 @@ def arguments(folder: Path, config: dict, **loader) -> list[str]:
 def result(folder: Path) -> tuple[str, str, list[dict]]:
     """Hashes of the final weights and of their moving average, and the metrics, timings left out."""
     final = torch.load(folder / "run/model_final.pth", weights_only=True)
-    average = {}
+    [average] = [state["averaged_model"] for key, state in final["trainer"]["hooks"].items() if key.startswith("EMA")]
     rows = [json.loads(line) for line in (folder / "run/metrics.json").read_text().splitlines()]
     timings = ("time", "data_time", "eta_seconds")
     rows = [{key: value for key, value in row.items() if key not in timings} for row in rows]
@@ -170,6 +170,7 @@ def sweep(forker: Forker, tmp_path: Path, kills: int, seed: int, config: dict, *
 @pytest.mark.parametrize(("workers", "asynchronous"), [(0, False), (2, True)])
 def test_a_run_killed_ten_times_ends_as_the_untouched_one(forker, tmp_path, workers, asynchronous):
     config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 50}}
+    config["CHECKPOINT"] = {**CONFIG["CHECKPOINT"], "ASYNC": asynchronous}
     done = sweep(forker, tmp_path, kills=10, seed=workers, config=config, NUM_WORKERS=workers)
     assert done.kills >= 10
 
@@ -179,6 +180,7 @@ def test_a_run_killed_ten_times_ends_as_the_untouched_one(forker, tmp_path, work
 @pytest.mark.parametrize(("workers", "asynchronous"), [(0, False), (0, True), (2, False), (2, True)])
 def test_runs_killed_two_hundred_times_end_as_the_untouched_one(forker, tmp_path, workers, asynchronous):
     config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 200}}
+    config["CHECKPOINT"] = {**CONFIG["CHECKPOINT"], "ASYNC": asynchronous}
     done = sweep(forker, tmp_path, kills=50, seed=100 + workers, config=config, NUM_WORKERS=workers)
     assert done.kills >= 50
     assert done.kills_while_saving >= 5

@@ -89,7 +89,7 @@ def test_eval_only_prints_what_the_run_ended_with(tool, tmp_path):
         (["SOLVER.BASE_LRR", "0.1"], ["SOLVER.BASE_LRR", "did you mean 'SOLVER.BASE_LR'"]),
         (["MODEL.NAME", "MPL"], ["MODEL.NAME", "did you mean 'MLP'"]),
         (["MODEL.WEIGHTS", "nowhere.pth"], ["MODEL.WEIGHTS", "nowhere.pth"]),
-        (["--num-gpus", "2"], ["--num-gpus 2"]),
+        (["--num-gpus", "2"], ["--num-gpus 2", "in one process"]),
     ],
 )
 def test_a_mistake_is_exit_code_two_and_one_message_and_no_folder(tool, tmp_path, arguments, words):

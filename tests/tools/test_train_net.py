@@ -276,7 +276,7 @@ ERRORS = {
         ["HOOKS[0].ARGS.period", "eval_period"],
     ),
     "no test set to choose the best by": (["DATASETS.TEST", "[]"], ["CHECKPOINT.BEST.METRIC", "DATASETS.TEST"]),
-    "more than one process": (["--num-gpus", "2"], ["--num-gpus 2", "use --num-gpus 1"]),
+    "no process at all": (["--num-gpus", "0"], ["--num-gpus 0", "at least 1"]),
     "the best of no metric": (
         ["CHECKPOINT.LOAD_BEST_AT_END", "True", "CHECKPOINT.BEST.METRIC", ""],
         ["CHECKPOINT.LOAD_BEST_AT_END", "CHECKPOINT.BEST.METRIC"],
