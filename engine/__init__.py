@@ -4,8 +4,8 @@ from .. import hooks
 from ..hooks import *  # noqa: F403 (as detectron2.engine does)
 from .amp import AMPTrainer
 from .check import check_config
+from .checkpoint.export import export_weights
 from .defaults import DefaultTrainer
-from .export import export_weights
 from .fsdp import FSDP2
 from .launch import launch
 from .logger import setup_logger
@@ -21,10 +21,10 @@ from .start import (
 from .train_loop import TrainerBase, TrainResult
 
 __all__ = [
+    "FSDP2",
     "AMPTrainer",
     "DefaultPredictor",
     "DefaultTrainer",
-    "FSDP2",
     "SimpleTrainer",
     "TrainResult",
     "TrainerBase",

@@ -8,12 +8,12 @@ import torch
 
 from ..config import CfgNode, ConfigError, Duration, UnknownKeyError, component, get_cfg, suggest
 from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, check_hooks
+from .checkpoint.weights import check_weights
 from .data import check_data
 from .evaluation import build_metrics, check_evaluation
 from .modeling import MODEL_REGISTRY, build_loss, check_model
 from .parallel import check_parallel
 from .solver import OPTIMIZER_REGISTRY, check_solver
-from .weights import check_weights
 from .whole_step import check_step_config
 
 __all__ = ["HOOK_OFFERS", "WRITER_OFFERS", "check_config"]

@@ -12,6 +12,8 @@ from .. import hooks
 from ..config import CfgNode, ConfigError, Duration, component
 from . import comm
 from .checkpoint import Checkpointer, unwrap_model
+from .checkpoint.sharded import is_sharded
+from .checkpoint.sharded_checkpointer import ShardedCheckpointer
 from .data import build_test_loader, build_train_loader
 from .evaluation import (
     DatasetEvaluator,
@@ -37,8 +39,6 @@ from .resume import (
     kinds,
     stretches_since,
 )
-from .sharded import is_sharded
-from .sharded_checkpointer import ShardedCheckpointer
 from .solver import LRMultiplier, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .start import default_argument_parser, default_setup, default_writers
 from .train_loop import TrainResult
@@ -231,9 +231,7 @@ class DefaultTrainer(PortedTrainer):
         # All ranks have the same hooks, and so do the same at the same step; only the first has files to write.
         # Acts at the end of the step, when all hooks are done, wherever it stands.
         max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None
-        ret.append(
-            hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=max_to_keep)
-        )
+        ret.append(hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=max_to_keep))
         if cfg.CHECKPOINT.ON_EXCEPTION:
             ret.append(hooks.ExceptionCheckpointer(self.checkpointer))
         if Duration.parse(cfg.SOLVER.TIME_LIMIT):

@@ -244,6 +244,7 @@ class BestCheckpointer(HookBase):
         if os.path.exists(target):
             os.remove(target)
         _link_file(source, target)
+
     def _read_file(self) -> tuple[float, int] | None:
         """What <file_prefix>.pth says it holds; None if that is nothing of this metric's."""
         path = self._path()

@@ -14,8 +14,8 @@ from typing import Any
 
 from hookline.config import ConfigError
 from hookline.engine import config_errors_exit
-from hookline.engine.inspection import compare_checkpoints, inspect_checkpoint
-from hookline.engine.weights import find_checkpoint
+from hookline.engine.checkpoint.inspection import compare_checkpoints, inspect_checkpoint
+from hookline.engine.checkpoint.weights import find_checkpoint
 
 SHOWN = 20
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.checkpoint_file import verify_checkpoint
+from hookline.engine.checkpoint.checkpoint_file import verify_checkpoint
 
 from .measure import Run, all_times, now
 

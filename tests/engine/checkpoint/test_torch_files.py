@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine.torch_files import load_torch_file
+from hookline.engine.checkpoint.torch_files import load_torch_file
 
 ARRAY = np.arange(6, dtype=np.float32).reshape(2, 3)
 

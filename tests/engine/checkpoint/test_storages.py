@@ -3,7 +3,7 @@ import io
 import pytest
 import torch
 
-from hookline.engine.storages import compact, memory_of, replace_tensors, tensors_in
+from hookline.engine.checkpoint.storages import compact, memory_of, replace_tensors, tensors_in
 
 
 def file_size(data):

@@ -21,8 +21,7 @@ from iopath.common.file_io import PathHandler
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine import saver
-from hookline.engine.checkpoint import Checkpointer, CheckpointError
+from hookline.engine.checkpoint import Checkpointer, CheckpointError, saver
 
 
 class Counter:

@@ -14,9 +14,9 @@ import hookline
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import export_weights
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.export import export_program
+from hookline.engine.checkpoint.export import export_program
+from hookline.engine.checkpoint.weights import read_checkpoint
 from hookline.engine.modeling import build_model
-from hookline.engine.weights import read_checkpoint
 
 
 def net(seed=0):

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 import torch
 
-from ..config import ConfigError
+from ...config import ConfigError
 from .disk_writer import DiskWriter, Span
 from .torch_files import first_line
 

@@ -26,8 +26,8 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException  # which is no Exception
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ..config import ConfigError
-from ..config.files import displaced, replace_file, replace_text, sync_directory
+from ...config import ConfigError
+from ...config.files import displaced, replace_file, replace_text, sync_directory
 from .checkpoint_file import verify_checkpoint, write_checkpoint
 from .distributed_files import read_metadata
 from .torch_files import first_line, load_torch_file

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..config import ConfigError
+from ...config import ConfigError
 
 __all__ = ["load_torch_file"]
 

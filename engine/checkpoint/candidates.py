@@ -4,7 +4,7 @@ import os
 import re
 from collections.abc import Collection, Iterable
 
-from ..config import ConfigError
+from ...config import ConfigError
 from .checkpoint_file import verify_checkpoint
 from .torch_files import load_torch_file
 

@@ -15,13 +15,13 @@ from torch.utils import _pytree as pytree
 
 import hookline
 
-from ..config import CfgNode, ConfigError, suggest
-from ..config.files import replace_file
-from .checkpoint import Checkpointer, unwrap_model
-from .data import build_test_loader, build_train_loader
-from .data.transfer import move_to_device
+from ...config import CfgNode, ConfigError, suggest
+from ...config.files import replace_file
+from ..data import build_test_loader, build_train_loader
+from ..data.transfer import move_to_device
+from ..modeling import build_adapter, build_model, resolve_device
+from .checkpointer import Checkpointer, unwrap_model
 from .matching import plain_name
-from .modeling import build_adapter, build_model, resolve_device
 from .torch_files import first_line
 from .weights import choose_weights, find_checkpoint, read_checkpoint
 
@@ -67,9 +67,9 @@ def export_weights(
     """Write a model's weights, and nothing else, to a file of their own. It appears whole or not at all.
 
     Args:
-        source: a checkpoint, whatever :func:`~hookline.engine.weights.find_checkpoint` finds; or a model.
+        source: a checkpoint, whatever :func:`~hookline.engine.checkpoint.weights.find_checkpoint` finds; or a model.
         output: the file. One that is there is replaced.
-        weights: of a checkpoint: see :func:`~hookline.engine.weights.choose_weights`.
+        weights: of a checkpoint: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
         format: "safetensors", or "pth" for ``torch.save(model.state_dict())``; by default what the extension says.
             Weights that share memory are in a safetensors file once, and its metadata tells under which names.
         dtype: convert floating-point numbers to "float16", "bfloat16", "float32" or "float64".

@@ -13,7 +13,7 @@ from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.weights import (
+from hookline.engine.checkpoint.weights import (
     averaged_weights,
     check_weights,
     choose_weights,

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hookline.config import ConfigError
-from hookline.engine import disk_writer
-from hookline.engine.checkpoint_file import verify_checkpoint, write_checkpoint
+from hookline.engine.checkpoint import disk_writer
+from hookline.engine.checkpoint.checkpoint_file import verify_checkpoint, write_checkpoint
 
 STATE = {"model": {"weight": torch.arange(7.0), "empty": torch.empty(0)}, "iteration": 3}
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine import saver
-from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer, unwrap_model
+from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer, saver, unwrap_model
 
 
 class Counter:

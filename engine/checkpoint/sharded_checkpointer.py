@@ -9,9 +9,10 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from ..config import ConfigError
-from . import comm
-from .checkpoint import Checkpointer
+from ...config import ConfigError
+from .. import comm
+from ..state import to_plain
+from .checkpointer import Checkpointer
 from .matching import plain_name
 from .saver import Then
 from .sharded import (
@@ -24,7 +25,6 @@ from .sharded import (
     with_parts,
     write_folder,
 )
-from .state import to_plain
 from .storages import compact
 from .weights import read_checkpoint
 

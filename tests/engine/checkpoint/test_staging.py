@@ -3,8 +3,8 @@ import os
 import pytest
 import torch
 
-from hookline.engine.staging import Staging
-from hookline.engine.storages import memory_of, tensors_in
+from hookline.engine.checkpoint.staging import Staging
+from hookline.engine.checkpoint.storages import memory_of, tensors_in
 
 
 def state(seed=0, width=5):

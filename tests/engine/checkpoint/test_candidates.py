@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from hookline.config import ConfigError
-from hookline.engine.candidates import check_resumable, newest_first
+from hookline.engine.checkpoint.candidates import check_resumable, newest_first
 
 
 def test_files_are_tried_from_the_newest_on_and_that_of_a_failure_last(tmp_path):

@@ -33,15 +33,15 @@ from fvcore.common.checkpoint import Checkpointer as _FvcoreCheckpointer
 from fvcore.common.checkpoint import PeriodicCheckpointer, _IncompatibleKeys
 from torch import nn
 
-from ..config import ConfigError
-from ..config.files import remove_leftovers, replace_file
-from . import comm
+from ...config import ConfigError
+from ...config.files import remove_leftovers, replace_file
+from .. import comm
+from ..state import to_plain
 from .candidates import check_resumable, newest_first
 from .checkpoint_file import write_checkpoint
 from .matching import LoadReport, load_weights, plain_name
 from .saver import CheckpointError, OnError, Saver, Then
 from .staging import Staging
-from .state import to_plain
 from .storages import compact
 from .weights import choose_weights, find_checkpoint, read_checkpoint
 
@@ -226,7 +226,7 @@ class Checkpointer(_FvcoreCheckpointer):
         strict: bool = False,
         weights_from: str = "model",
     ) -> dict[str, Any]:
-        """Load a checkpoint, or weights in any format that :func:`~hookline.engine.weights.read_checkpoint` knows.
+        """Load a checkpoint, or weights in any format of :func:`~hookline.engine.checkpoint.weights.read_checkpoint`.
 
         What of the weights does not fit is logged; what does is loaded.
 
@@ -234,7 +234,7 @@ class Checkpointer(_FvcoreCheckpointer):
             path: a file, a folder or a URI. Empty: nothing is loaded.
             checkpointables: names of what to load beside the model; None: everything that is in the file.
             strict: the file's weights must be the model's, no more and no less.
-            weights_from: "model", "averaged" or "auto": see :func:`~hookline.engine.weights.choose_weights`.
+            weights_from: "model", "averaged" or "auto": see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
 
         Returns:
             What else the file holds, such as ``iteration``.

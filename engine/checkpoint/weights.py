@@ -8,8 +8,8 @@ from typing import Any, TypeGuard
 
 import torch
 
-from ..config import ConfigError, suggest_file
-from . import comm
+from ...config import ConfigError, suggest_file
+from .. import comm
 from .checkpoint_file import verify_checkpoint
 from .torch_files import first_line, load_torch_file
 

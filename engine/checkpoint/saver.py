@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Literal
 
-from ..config import ConfigError
+from ...config import ConfigError
 
 __all__ = ["CheckpointError", "OnError", "Saver", "Then"]
 

@@ -14,7 +14,7 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from ..config import ConfigError
+from ...config import ConfigError
 from .torch_files import first_line
 
 __all__ = ["read_metadata", "read_tensors"]

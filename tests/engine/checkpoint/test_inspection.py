@@ -8,7 +8,7 @@ from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.inspection import compare_checkpoints, hash_weights, inspect_checkpoint
+from hookline.engine.checkpoint.inspection import compare_checkpoints, hash_weights, inspect_checkpoint
 
 
 def net(seed=0):

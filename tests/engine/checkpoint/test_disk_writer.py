@@ -4,8 +4,8 @@ import zlib
 
 import pytest
 
-from hookline.engine import disk_writer
-from hookline.engine.disk_writer import DiskWriter
+from hookline.engine.checkpoint import disk_writer
+from hookline.engine.checkpoint.disk_writer import DiskWriter
 
 PIECES = [os.urandom(size) for size in (10, 5_000, 3, 100_000, 4_096, 70_000)]
 

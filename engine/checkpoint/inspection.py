@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..config import CfgNode, ConfigError, get_cfg
+from ...config import CfgNode, ConfigError, get_cfg
 from .checkpoint_file import verify_checkpoint
 from .sharded import is_sharded_folder, verify_folder
 from .weights import averaged_weights, choose_weights, find_checkpoint, read_checkpoint
@@ -47,7 +47,7 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
     """What is in a checkpoint.
 
     Args:
-        path: see :func:`~hookline.engine.weights.find_checkpoint`.
+        path: see :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
 
     Returns:
         Plain data, which JSON can hold: ``file``, ``megabytes`` on the disk; ``iteration`` and ``epoch`` (None where
@@ -167,8 +167,8 @@ def compare_checkpoints(path: str, other: str, *, weights_from: str = "model") -
     """How two checkpoints differ.
 
     Args:
-        path, other: see :func:`~hookline.engine.weights.find_checkpoint`.
-        weights_from: which weights of each: see :func:`~hookline.engine.weights.choose_weights`.
+        path, other: see :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
+        weights_from: which weights of each: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
 
     Returns:
         Plain data: ``equal``, whether the weights are equal bit for bit; ``added`` and ``missing``: names of weights

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from ..config import ConfigError
+from ...config import ConfigError
 
 __all__ = ["LoadReport", "load_weights", "plain_name"]
 
@@ -82,7 +82,7 @@ class LoadReport:
         Args:
             logger: where.
             path: the file's.
-            which: of its weights, as :func:`~hookline.engine.weights.choose_weights` calls them.
+            which: of its weights, as :func:`~hookline.engine.checkpoint.weights.choose_weights` calls them.
         """
         averaged = "" if which == "model" else f", {which}"
         logger.info("Loaded %s from %s%s", self.summary(), path, averaged)

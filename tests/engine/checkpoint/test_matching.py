@@ -9,7 +9,7 @@ from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.matching import group, load_weights, plain_name
+from hookline.engine.checkpoint.matching import group, load_weights, plain_name
 
 
 def net(seed=0):

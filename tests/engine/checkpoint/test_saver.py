@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from hookline.engine import saver as module
-from hookline.engine.saver import CheckpointError, Saver
+from hookline.engine.checkpoint import saver as module
+from hookline.engine.checkpoint.saver import CheckpointError, Saver
 
 
 @pytest.fixture(autouse=True)
