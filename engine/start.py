@@ -146,7 +146,8 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
         ConfigError: the config is not sound.
     """
     check_config(cfg)
-    if args is not None and restarted() and not getattr(args, "resume", True):
+    again = restarted() and hasattr(args, "resume") and not getattr(args, "eval_only", False)
+    if again:
         args.resume = True
     output_dir, rank = cfg.OUTPUT_DIR, comm.get_rank()
     resume, eval_only = bool(getattr(args, "resume", False)), bool(getattr(args, "eval_only", False))
@@ -160,6 +161,8 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
     tell_log_file(os.path.join(output_dir, "log.txt"))
     logger.info("hookline %s, %s", hookline.__version__, describe_environment())
     logger.debug("Command line: %s", " ".join(sys.argv))
+    if again:
+        logger.info("torchrun has started this run again: it goes on from its last checkpoint")
     if comm.is_main_process():
         if moved:
             logger.info("What an earlier run left in %s is now in %s", output_dir, moved)

@@ -2,13 +2,15 @@
 
 import errno
 import io
+import json
 import logging
-import multiprocessing
 import os
 import random
 import resource
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import defaultdict, deque
@@ -47,6 +49,32 @@ class Gated(Checkpointer):
     def _write(self, path, write):
         assert self.gate.wait(20)
         super()._write(path, write)
+
+
+class Savers:
+    """The process that starts those of ``savers.py``."""
+
+    def __init__(self):
+        script = Path(__file__).parent / "savers.py"
+        self.process = subprocess.Popen(
+            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        )
+
+    def __call__(self, function, *arguments):
+        """Have a process call it; the process's number."""
+        self.process.stdin.write(json.dumps([function, arguments]) + "\n")
+        return int(self.process.stdout.readline())
+
+    def status(self):
+        return int(self.process.stdout.readline())
+
+
+@pytest.fixture(scope="module")
+def savers():
+    savers = Savers()
+    yield savers
+    savers.process.stdin.close()
+    savers.process.wait(30)
 
 
 def net(value=0.0, size=3):
@@ -480,52 +508,28 @@ def test_a_state_that_cannot_be_saved_is_an_error_at_once(folder):
     checkpointer.close()
 
 
-def test_a_program_that_ends_waits_for_its_last_save(folder):
-    context = multiprocessing.get_context("fork")
-    process = context.Process(target=save_and_end, args=(str(folder),))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
+def test_a_program_that_ends_waits_for_its_last_save(folder, savers):
+    savers("save_and_end", str(folder))
+    assert savers.status() == 0
     assert resumed(folder) == (1, 1.0)
-
-
-def save_and_end(folder):
-    torch.set_num_threads(1)
-    checkpointer = Gated(net(1.0), folder, asynchronous=True)
-    checkpointer.save("model_1", iteration=1)
-    threading.Timer(0.2, checkpointer.gate.set).start()
 
 
 # ---------------------------------------------------------------------------- kills
 
 
-def save_for_ever(folder, asynchronous, start):
-    torch.set_num_threads(1)
-    logging.disable()
-    model = net(size=600)
-    checkpointer = Checkpointer(model, folder, asynchronous=asynchronous, counter=Counter(1))
-    for iteration in range(start, start + 100_000):
-        with torch.no_grad():
-            model.weight.fill_(float(iteration))
-        old = [os.path.join(folder, f"model_{iteration - 1}.pth")]
-        checkpointer.save(f"model_{iteration}", iteration=iteration, outdated=old)
-
-
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_run_killed_at_any_moment_leaves_a_whole_checkpoint(folder, asynchronous):
+def test_a_run_killed_at_any_moment_leaves_a_whole_checkpoint(folder, asynchronous, savers):
     draw, tag, done = random.Random(3), folder / "last_checkpoint", 0
     for _ in range(6):
         before = tag.read_text() if done else ""
-        arguments = (str(folder), asynchronous, done + 1)
-        process = multiprocessing.get_context("fork").Process(target=save_for_ever, args=arguments)
-        process.start()
+        pid = savers("save_for_ever", str(folder), asynchronous, done + 1)
         deadline = time.monotonic() + 60
         while not tag.exists() or tag.read_text() == before:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         time.sleep(draw.uniform(0, 0.1))
-        os.kill(process.pid, signal.SIGKILL)
-        process.join(60)
+        os.kill(pid, signal.SIGKILL)
+        assert savers.status() == -signal.SIGKILL
         model = net(size=600)
         extra = Checkpointer(model, str(folder), counter=Counter()).resume_or_load("")
         assert model.weight.unique().tolist() == [float(extra["iteration"])]

@@ -7,7 +7,7 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine.solver import OPTIMIZER_REGISTRY, build_lr_scheduler, build_optimizer, check_solver
 
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
-ALL = [*FUSED, "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop"]
+ALL = [*sorted(FUSED), "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop"]
 
 
 def make_cfg(name="SGD", args=None, **solver):
