@@ -20,7 +20,10 @@ EXTRAS = {
     "safetensors": ["safetensors>=0.4"],
 }
 EXTRAS["all"] = sorted({name for names in EXTRAS.values() for name in names})
-EXTRAS["dev"] = [*EXTRAS["all"], "build", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "types-PyYAML"]
+EXTRAS["dev"] = [
+    *EXTRAS["all"],
+    *("build", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "torchdata", "types-PyYAML"),
+]
 
 setup(
     name="hookline",
