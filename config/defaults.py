@@ -222,6 +222,8 @@ _C.CHECKPOINT.ON_EXCEPTION = False
 _C.LOG = CN()
 # How often metrics are written: a duration. Losses are reported as the median over the iterations in between.
 _C.LOG.PERIOD = Typed(20, Duration.parse)
+# Losses are put every so many iterations. They never wait for a device; this is for steps of a few microseconds.
+_C.LOG.GATHER_METRIC_PERIOD = 1
 # Components of WRITER_REGISTRY.
 _C.LOG.WRITERS = Typed(["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], components)
 

@@ -55,6 +55,7 @@ def _check_ranges(cfg: CfgNode) -> None:
         "CHECKPOINT.BEST.KEEP": (cfg.CHECKPOINT.BEST.KEEP, 1),
         "SOLVER.BASE_LR": (cfg.SOLVER.BASE_LR, 0),
         "TEST.PRECISE_BN.NUM_ITER": (cfg.TEST.PRECISE_BN.NUM_ITER, 1),
+        "LOG.GATHER_METRIC_PERIOD": (cfg.LOG.GATHER_METRIC_PERIOD, 1),
     }
     for key, (value, least) in at_least.items():
         if value < least:

@@ -90,6 +90,7 @@ class DefaultTrainer(PortedTrainer):
             model,
             data_loader,
             optimizer,
+            gather_metric_period=cfg.LOG.GATHER_METRIC_PERIOD,
             adapter=self.build_adapter(cfg),
             accumulation_steps=cfg.SOLVER.ACCUMULATION_STEPS,
             clip_gradients=build_grad_clipper(cfg),

@@ -10,7 +10,8 @@ from torch import nn
 
 from ..config import ConfigError, Duration
 from .base import HOOK_REGISTRY, Every, HookBase
-from .weight_average import WeightAverage, has_shapes, plain_model
+from .models import unwrap_model
+from .weight_average import WeightAverage, has_shapes
 
 __all__ = ["EMA", "EMAHook", "WeightAveraging"]
 
@@ -249,7 +250,7 @@ class EMA(WeightAveraging):
     def before_train(self) -> None:
         super().before_train()
         trainer = self.trainer
-        if self.average is None and trainer.start_iter >= self._first and has_shapes(plain_model(trainer.model)):
+        if self.average is None and trainer.start_iter >= self._first and has_shapes(unwrap_model(trainer.model)):
             if trainer.start_iter:
                 logger.info("EMA: nothing averaged was loaded: the average begins with the model's present weights")
             self._begin()

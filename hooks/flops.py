@@ -2,19 +2,18 @@
 
 import logging
 import math
-import random
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 
 from .base import HOOK_REGISTRY, HookBase
 from .events import EventStorage
+from .models import random_numbers_left_alone
 from .throughput import Window
 
 __all__ = ["FlopsCounter"]
@@ -194,14 +193,10 @@ def _left_as_it_is(model: nn.Module) -> Iterator[None]:
     """Within it a model may be run; afterwards its buffers and attributes, and all random numbers, are as before."""
     attributes = [(place, dict(place)) for module in model.modules() for place in (module.__dict__, module._buffers)]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
-    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
-    python_state, numpy_state = random.getstate(), numpy.random.get_state()
     try:
-        with torch.random.fork_rng(devices=devices):
+        with random_numbers_left_alone(model):
             yield
     finally:
-        random.setstate(python_state)
-        numpy.random.set_state(numpy_state)
         for place, before in attributes:
             place.clear()
             place.update(before)

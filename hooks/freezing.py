@@ -10,7 +10,7 @@ from torch import nn
 
 from ..config import ConfigError, Duration, suggest
 from .base import HOOK_REGISTRY, HookBase
-from .weight_average import plain_model
+from .models import unwrap_model
 
 __all__ = ["ModelFreezer"]
 
@@ -85,7 +85,7 @@ class ModelFreezer(HookBase):
                 "ModelFreezer: DistributedDataParallel waits for the gradients of frozen layers; "
                 "make it with find_unused_parameters=True"
             )
-        model = plain_model(trainer.model)
+        model = unwrap_model(trainer.model)
         modules = {name.replace("_orig_mod.", ""): module for name, module in model.named_modules() if name}
         parameters = {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
         when: dict[int, tuple[nn.Parameter, int | None]] = {}

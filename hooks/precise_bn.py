@@ -2,21 +2,19 @@
 
 import itertools
 import logging
-import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 
 from ..config import ConfigError, Duration
 from .base import Every, HookBase
 from .events import EventStorage
-from .weight_average import plain_model
+from .models import random_numbers_left_alone, unwrap_model
 
 __all__ = ["PreciseBN", "StatisticsData", "batch_norms", "cumulative_statistics", "precise_statistics"]
 
@@ -96,7 +94,7 @@ class StatisticsData:
         Raises:
             ConfigError: there are none, or nobody knows how many a pass has.
         """
-        with _random_numbers_left_alone(trainer.model):
+        with random_numbers_left_alone(trainer.model):
             loader = self._positioned(number)
             try:
                 length: int | None = len(loader)
@@ -190,7 +188,7 @@ class _Forward(nn.Module):
     def __init__(self, model: nn.Module, trainer: Any) -> None:
         super().__init__()
         self.model = model
-        is_trainers = plain_model(trainer.model) is plain_model(model)
+        is_trainers = unwrap_model(trainer.model) is unwrap_model(model)
         self._call = getattr(trainer, "forward", model) if is_trainers else model
 
     def forward(self, batch: Any) -> Any:
@@ -235,16 +233,3 @@ def _agree(norms: list[Any]) -> None:
         torch.distributed.all_reduce(variance)
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance)
-
-
-@contextmanager
-def _random_numbers_left_alone(model: nn.Module) -> Iterator[None]:
-    """Whatever is drawn inside, of python's, numpy's or torch's random numbers, draws go on as if it had not been."""
-    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
-    python_state, numpy_state = random.getstate(), numpy.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(python_state)
-        numpy.random.set_state(numpy_state)

@@ -10,8 +10,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ..config import ConfigError
+from .models import unwrap_model
 
-__all__ = ["WeightAverage", "has_shapes", "load_plain_weights", "plain_model"]
+__all__ = ["WeightAverage", "has_shapes", "load_plain_weights"]
 
 _HALF = (torch.float16, torch.bfloat16)
 
@@ -60,7 +61,7 @@ class WeightAverage:
         averages_buffer: Callable[[nn.Module, str], bool] | None = None,
         begin_with: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
-        self.model = plain_model(model)
+        self.model = unwrap_model(model)
         self._device = None if device is None else torch.device(device)
         # FSDP2's modules, told by their methods: to import its class takes a second.
         self._sharded: list[Any] = [m for m in self.model.modules() if hasattr(m, "reshard") and hasattr(m, "unshard")]
@@ -224,17 +225,6 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         target.copy_(source)
 
 
-def plain_model(model: Any) -> Any:
-    """The user's model inside of DistributedDataParallel, DataParallel and torch.compile."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod
-        else:
-            return model
-
-
 def has_shapes(model: nn.Module) -> bool:
     """Whether all of a model's weights are there: those of lazy modules come with the first batch."""
     return not any(is_lazy(weight) for weight in (*model.parameters(), *model.buffers()))
@@ -243,7 +233,7 @@ def has_shapes(model: nn.Module) -> bool:
 @torch.no_grad()
 def load_plain_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
     """Load a state dict with plain names into a model that may be wrapped, or compiled in parts."""
-    model = plain_model(model)
+    model = unwrap_model(model)
     model.load_state_dict({name: weights[_plain(name)] for name in model.state_dict()})
 
 

@@ -35,6 +35,7 @@ from torch import nn
 
 from ...config import ConfigError
 from ...config.files import remove_leftovers, replace_file
+from ...hooks.models import unwrap_model
 from .. import comm
 from ..state import to_plain
 from .candidates import check_resumable, newest_first
@@ -111,29 +112,43 @@ class Checkpointer(_FvcoreCheckpointer):
             CheckpointError: the disk is full, or the folder cannot be written; by an asynchronous save: at the one
                 before. What was there is as it was.
         """
-        if not self.save_dir or not self.save_to_disk:
+        if not self.save_dir or not self._takes_part:
             if then is not None:
                 then(None)
             return
         if os.path.basename(name) != name:
             raise ValueError(f"a checkpoint's name must not contain a folder: {name!r}")
         self.wait()
-        data = compact(self._state(kwargs))
-        if self._saver.asynchronous:
-            data = self._staging.copy(data)
         path = os.path.join(self.save_dir, f"{name}.pth")
         self.logger.debug("Saving checkpoint to %s", path)
+        write = self._prepare(path, kwargs)
         outdated = [old for old in outdated if old != path]
 
-        def write() -> None:
+        def write_all() -> None:
             self._staging.wait()
-            self._write(path, lambda file: write_checkpoint(file, data))
-            if tag_last:
-                self.tag_last_checkpoint(f"{name}.pth")
-            for old in outdated:
-                self._remove(old)
+            write()
+            self._conclude(f"{name}.pth" if tag_last else "", outdated)
 
-        self._saver.write(path, write, then)
+        self._saver.write(path, write_all, then)
+
+    @property
+    def _takes_part(self) -> bool:
+        """Whether this process has anything to do with a save."""
+        return bool(self.save_to_disk)
+
+    def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
+        """Take the state as it is now; what is returned writes it to ``path``."""
+        data = compact(self._state(further))
+        if self._saver.asynchronous:
+            data = self._staging.copy(data)
+        return lambda: self._write(path, lambda file: write_checkpoint(file, data))
+
+    def _conclude(self, last: str, outdated: Iterable[str]) -> None:
+        """A checkpoint is whole: have ``last_checkpoint`` point to ``last``, unless that is empty; old ones go."""
+        if last:
+            self.tag_last_checkpoint(last)
+        for old in outdated:
+            self._remove(old)
 
     def poll(self) -> None:
         """If an asynchronous save has ended since, do what is to be done then; at next to no cost if none has.
@@ -173,11 +188,7 @@ class Checkpointer(_FvcoreCheckpointer):
         """Have a file of ``save_dir`` written by ``write``, which is given a local one."""
         if _is_local(path):
             os.makedirs(self.save_dir, exist_ok=True)
-            if self._cleaned != self.save_dir:
-                removed = remove_leftovers(self.save_dir, (".pth", "last_checkpoint"))
-                if removed:
-                    self.logger.info("Removed what a run that was killed left half written: %s", ", ".join(removed))
-                self._cleaned = self.save_dir
+            self._clean()
             replace_file(path, write)
             return
         with tempfile.NamedTemporaryFile() as file:
@@ -192,6 +203,14 @@ class Checkpointer(_FvcoreCheckpointer):
                 raise
             except Exception as error:  # handlers have errors of their own
                 raise OSError(f"{type(error).__name__}: {error}") from error
+
+    def _clean(self) -> None:
+        """Before the first save: remove what a run that was killed left half written."""
+        if self._cleaned != self.save_dir:
+            removed = remove_leftovers(self.save_dir, (".pth", "last_checkpoint"))
+            if removed:
+                self.logger.info("Removed what a run that was killed left half written: %s", ", ".join(removed))
+            self._cleaned = self.save_dir
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         """Have ``last_checkpoint`` point to a file of ``save_dir``."""
@@ -248,11 +267,7 @@ class Checkpointer(_FvcoreCheckpointer):
             return {}
         self.wait()
         local = self._fetch(path)
-        own_reader = type(self)._load_file is Checkpointer._load_file  # another may have fvcore's arguments
-        if checkpointables == [] and own_reader:
-            checkpoint = self._load_file(local, mmap=True)  # of a large file the weights alone are read
-        else:
-            checkpoint = self._load_file(local)
+        checkpoint = self._load_weights(local) if checkpointables == [] else self._load_file(local)
         try:
             checkpoint["model"], self._taken = choose_weights(checkpoint, weights_from)
         except ConfigError as error:
@@ -358,6 +373,11 @@ class Checkpointer(_FvcoreCheckpointer):
         """What a local file or folder holds, as a dict with "model"."""
         return read_checkpoint(f, mmap=mmap)
 
+    def _load_weights(self, f: str) -> dict[str, Any]:
+        """The same, when the weights alone are wanted: of a large file no more is read."""
+        own_reader = type(self)._load_file is Checkpointer._load_file  # another may have fvcore's arguments
+        return self._load_file(f, mmap=True) if own_reader else self._load_file(f)
+
     def _load_model(self, checkpoint: Any) -> _IncompatibleKeys:
         """Take "model" out of a checkpoint, and load it."""
         weights, by_suffix = checkpoint.pop("model"), bool(checkpoint.get("matching_heuristics"))
@@ -372,17 +392,6 @@ class Checkpointer(_FvcoreCheckpointer):
 
 DetectionCheckpointer = Checkpointer
 """detectron2's name."""
-
-
-def unwrap_model(model: nn.Module) -> nn.Module:
-    """The user's model inside of DistributedDataParallel, DataParallel and torch.compile."""
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-        elif hasattr(model, "_orig_mod"):
-            model = model._orig_mod  # type: ignore[assignment]
-        else:
-            return model
 
 
 def _is_local(path: str) -> bool:

@@ -147,6 +147,13 @@ def test_the_log_tells_the_story_of_the_run(make):
     assert log.rindex("eta: 0:00:00") > log.index("iter: 19/30")
 
 
+def test_losses_are_put_as_often_as_the_config_says(make):
+    trainer = make("LOG.GATHER_METRIC_PERIOD", 3)
+    trainer.train()
+    iterations = [iteration for _, iteration in trainer.storage.history("loss").values()]
+    assert iterations == list(range(2, trainer.max_iter, 3))
+
+
 def test_lengths_in_epochs_are_resolved_by_the_loader(make):
     trainer = make("SOLVER.MAX_ITER", "3ep", "SOLVER.WARMUP_ITERS", "0.5ep", "SOLVER.STEPS", ["1ep", "2ep"])
     assert trainer.iters_per_epoch == EPOCH

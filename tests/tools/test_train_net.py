@@ -281,6 +281,7 @@ ERRORS = {
         ["CHECKPOINT.LOAD_BEST_AT_END", "True", "CHECKPOINT.BEST.METRIC", ""],
         ["CHECKPOINT.LOAD_BEST_AT_END", "CHECKPOINT.BEST.METRIC"],
     ),
+    "losses never": (["LOG.GATHER_METRIC_PERIOD", "0"], ["LOG.GATHER_METRIC_PERIOD", "at least 1"]),
     "none of the best": (["CHECKPOINT.BEST.KEEP", "0"], ["CHECKPOINT.BEST.KEEP", "at least 1"]),
     "a time limit in epochs": (["SOLVER.TIME_LIMIT", "2ep"], ["SOLVER.TIME_LIMIT", "'2h'"]),
     "two time limits": (
