@@ -190,6 +190,9 @@ _C.TEST.EVALUATOR.ARGS = CN(new_allowed=True)
 _C.TEST.METRICS = Typed([], components)
 # Checked at the end: lists of [set, metric, expected value, tolerance]; the tools exit with 1 when one is missed.
 _C.TEST.EXPECTED_RESULTS = []
+# How --predict writes predictions, as OUTPUT_DIR/inference/<test set>/predictions.<format>: "jsonl", an object a
+# sample; "csv", a table; "npz", an array for each of the model's outputs.
+_C.TEST.PREDICTIONS_FORMAT = "jsonl"
 # Compute batch norm's statistics anew before each evaluation while training, from NUM_ITER batches of training data
 # (at most one pass over them), instead of leaving the running averages of the steps before.
 _C.TEST.PRECISE_BN = CN()

@@ -1,7 +1,8 @@
 """Sharding a model over the ranks: torch's FSDP2 as a strategy."""
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ from . import comm
 from .parallel import STRATEGY_REGISTRY, Strategy
 
 __all__ = ["FSDP2"]
+
+logger = logging.getLogger(__name__)
 
 _Dtype = Literal["", "float32", "bfloat16", "float16"]
 
@@ -67,6 +70,7 @@ class FSDP2(Strategy):
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if comm.get_world_size() == 1:
+            logger.info("PARALLEL.NAME: fsdp2 shards nothing in a single process: the model is whole")
             return model
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -87,6 +91,19 @@ class FSDP2(Strategy):
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         return _no_sync(model)
+
+    def clip(
+        self, clipper: Callable[[list[nn.Parameter]], torch.Tensor | None], parameters: list[nn.Parameter]
+    ) -> torch.Tensor | None:
+        # Norms of sharded gradients are made of those of all parts. Nobody waits for the device.
+        norm = clipper(parameters)
+        return norm.full_tensor() if isinstance(norm, _sharded_tensor()) else norm
+
+    def before_evaluation(self, model: nn.Module) -> None:
+        if comm.get_world_size() > 1:
+            for buffer in model.buffers():  # as a checkpoint has them
+                if not isinstance(buffer, _sharded_tensor()):
+                    dist.broadcast(buffer, src=0)
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
         """The submodules to be sharded by themselves, inner ones first."""
@@ -112,6 +129,13 @@ class FSDP2(Strategy):
                 f"PARALLEL.ARGS.modules: the model has no submodule, and no class, {pattern!r}{suggest(pattern, there)}"
             )
         return found
+
+
+def _sharded_tensor() -> Any:
+    """The class of tensors that ranks hold parts of; to import it takes a while."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
 
 
 def _large(model: nn.Module, min_params: int) -> list[nn.Module]:

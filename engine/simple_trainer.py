@@ -20,7 +20,7 @@ from .cuda_graph import GraphedStep
 from .data.epoch_iterator import EpochIterator
 from .data.microbatch import split_batch
 from .data.transfer import move_to_device
-from .evaluation.evaluator import inference_context
+from .evaluation.predictions import outputs_of
 from .fast_path import FastOptimizer, backward
 from .modeling.adapters import ModelAdapter
 from .nonfinite import NonFinitePolicy, skip_on_device
@@ -371,7 +371,8 @@ class SimpleTrainer(TrainerBase):
     def predict(self, data_loader: Iterable[Any]) -> Iterator[Any]:
         """What the model predicts, batch by batch, in eval mode; nothing is kept in memory.
 
-        Hooks get ``before_predict``, and ``after_predict({"batches": n})`` when the last one has been taken.
+        Hooks get ``before_predict``, and ``after_predict({"batches": n})`` when the last one has been taken. Of several
+        ranks each predicts its own batches; :func:`~hookline.engine.evaluation.write_predictions` writes all to a file.
 
         Args:
             data_loader: batches, as for training or without targets.
@@ -382,12 +383,12 @@ class SimpleTrainer(TrainerBase):
         self._dispatch("before_predict")
         # Not what is wrapped: ranks may have different numbers of batches, and must not wait for each other in one.
         model, batches = unwrap_model(self.model), 0
-        for batch in data_loader:
-            if self.device is not None:
-                batch = move_to_device(batch, self.device)
-            # Not around the loop: between two batches the caller may do what it wants with the model.
-            with inference_context(model), torch.no_grad(), self._autocast():
-                outputs = self.adapter.predict(model, batch)
+
+        def predict(model: nn.Module, batch: Any) -> Any:
+            with self._autocast():
+                return self.adapter.predict(model, batch)
+
+        for outputs in outputs_of(model, data_loader, predict, self.device):
             batches += 1
             yield outputs
         self._dispatch("after_predict", {"batches": batches})

@@ -56,6 +56,7 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     parser.add_argument("--config-file", default="", metavar="FILE", help="YAML file of the run")
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT_DIR")
     parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS on DATASETS.TEST and stop")
+    parser.add_argument("--predict", action="store_true", help="write what MODEL.WEIGHTS predicts for DATASETS.TEST")
     parser.add_argument("--dry-run", action="store_true", help="print what would be done, write nothing, and stop")
     parser.add_argument("--num-gpus", type=int, default=1, help="processes on each machine (one a GPU; or CPU cores)")
     parser.add_argument("--num-machines", type=int, default=1, help="machines that train together")
@@ -84,6 +85,7 @@ _EXAMPLES = """examples:
   two processes:    {prog} --config-file configs/digits/convnet.yaml --num-gpus 2
                     torchrun --nproc-per-node 2 {prog} --config-file configs/digits/convnet.yaml
   evaluate:         {prog} --config-file configs/digits/convnet.yaml --eval-only MODEL.WEIGHTS path/to/model.pth
+  predict:          {prog} --config-file configs/digits/convnet.yaml --predict MODEL.WEIGHTS path/to/model.pth
 """
 
 
@@ -130,7 +132,7 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
     """Check the config, make the run's folder, start its log, and seed the random number generators.
 
     1. :func:`check_config`; nothing is written if it fails.
-    2. What an earlier run left in OUTPUT_DIR is set aside, unless this one resumes it or only evaluates.
+    2. What an earlier run left in OUTPUT_DIR is set aside, unless this one resumes it, only evaluates or predicts.
     3. The log begins, with the environment, the command line, and what the config changes of the defaults.
     4. The full config is saved as ``OUTPUT_DIR/config.yaml``.
     5. Everything random is seeded with SEED; one is drawn if it is negative, and put into ``cfg``.
@@ -146,11 +148,12 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
         ConfigError: the config is not sound.
     """
     check_config(cfg)
-    again = restarted() and hasattr(args, "resume") and not getattr(args, "eval_only", False)
+    eval_only = bool(getattr(args, "eval_only", False) or getattr(args, "predict", False))
+    again = restarted() and hasattr(args, "resume") and not eval_only
     if again:
         args.resume = True
     output_dir, rank = cfg.OUTPUT_DIR, comm.get_rank()
-    resume, eval_only = bool(getattr(args, "resume", False)), bool(getattr(args, "eval_only", False))
+    resume = bool(getattr(args, "resume", False))
     _choose_seed(cfg, resume)
     if comm.is_main_process():
         moved = "" if resume or eval_only else set_aside(output_dir, keep=cfg.MODEL.WEIGHTS)

@@ -112,10 +112,16 @@ class PeriodicCheckpointer(HookBase):
     def after_train(self) -> None:
         trainer = self.trainer
         self._ending = True
-        if not trainer.failed and trainer.finished_iter >= trainer.start_iter:
+        if not trainer.failed and (trainer.finished_iter >= trainer.start_iter or self._only_the_end_is_missing()):
             trainer.request_save()
         else:
             drain(self.checkpointer)
+
+    def _only_the_end_is_missing(self) -> bool:
+        """Whether all iterations were done when this run began, and the one before was killed as it ended."""
+        resumed_from = os.path.basename(getattr(self.checkpointer, "resumed_from", ""))
+        done = self.trainer.finished_iter + 1 == self.trainer.max_iter
+        return done and resumed_from not in ("", f"{self.file_prefix}_final.pth")
 
     def on_save(self) -> None:
         trainer = self.trainer
@@ -206,6 +212,9 @@ class ExceptionCheckpointer(HookBase):
     normalisation may have seen its batch, and of several hooks only those before the failing one had their turn. So
     ``last_checkpoint`` is not made to point to it, and ``--resume`` stays exact. Ctrl-C twice saves nothing.
 
+    Of several ranks the main one alone can save, if it fails. Of a sharded model (FSDP2) nothing is saved: a rank that
+    fails cannot have the others write their parts.
+
     Args:
         checkpointer: saves the state.
         file_name: name of the file, without its extension.
@@ -232,6 +241,9 @@ class ExceptionCheckpointer(HookBase):
 
     def after_train(self) -> None:  # not before: hooks may put weights back in on_exception
         if not self.trainer.failed or not self._exact:
+            return
+        if getattr(self._checkpointer, "needs_all_ranks", False):
+            logger.info("The state at the failure is not saved: other ranks would have to write their parts of it")
             return
         trainer, path = self.trainer, os.path.join(self._checkpointer.save_dir, f"{self._file_name}.pth")
         trainer.emit("before_save", path)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Train or evaluate the model that a config file describes.
+"""Train or evaluate the model that a config file describes, or predict with it.
 
     python tools/train_net.py --config-file configs/digits/convnet.yaml
     python tools/train_net.py --config-file configs/digits/convnet.yaml --num-gpus 2
@@ -13,7 +13,9 @@ import argparse
 import os
 from datetime import timedelta
 
-from hookline.config import CfgNode, ConfigError, Duration, get_cfg
+from torch import nn
+
+from hookline.config import CfgNode, ConfigError, Duration, component, get_cfg
 from hookline.engine import (
     DefaultTrainer,
     check_config,
@@ -25,7 +27,8 @@ from hookline.engine import (
     seed_all_rng,
 )
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.evaluation import format_results, verify_results
+from hookline.engine.evaluation import format_results, predict_dataset, verify_results
+from hookline.engine.modeling import resolve_device
 from hookline.engine.report import describe_run
 
 
@@ -38,14 +41,53 @@ def setup(args: argparse.Namespace) -> CfgNode:
     for key, value in (("MODEL.NAME", cfg.MODEL.NAME), ("DATASETS.TRAIN", cfg.DATASETS.TRAIN)):
         if not value:
             raise ConfigError(f"{key}: is not set; give a --config-file that sets it, such as configs/digits/mlp.yaml")
-    if args.eval_only and not cfg.DATASETS.TEST:
-        raise ConfigError("DATASETS.TEST: is empty, so there is nothing for --eval-only to evaluate")
-    if args.eval_only and not cfg.MODEL.WEIGHTS and not args.resume:
-        raise ConfigError("MODEL.WEIGHTS: --eval-only needs the weights to evaluate: a file, or --resume for the last")
-    if args.eval_only and args.resume and not os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint")):
-        raise ConfigError(f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} to evaluate")
+    if args.eval_only and args.predict:
+        raise ConfigError("--eval-only and --predict: choose one")
+    if args.eval_only or args.predict:
+        option, task = ("--eval-only", "evaluate") if args.eval_only else ("--predict", "predict with")
+        if not cfg.DATASETS.TEST:
+            raise ConfigError(f"DATASETS.TEST: is empty, so there is nothing for {option}")
+        if not cfg.MODEL.WEIGHTS and not args.resume:
+            raise ConfigError(f"MODEL.WEIGHTS: {option} needs the weights to {task}: a file, or --resume for the last")
+        if args.resume and not os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint")):
+            raise ConfigError(f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} to {task}")
     cfg.freeze()
     return cfg
+
+
+def trained_model(cfg: CfgNode, resume: bool) -> nn.Module:
+    """The config's model with MODEL.WEIGHTS, or with ``resume`` the last checkpoint's."""
+    model = DefaultTrainer.build_model(cfg)
+    checkpointer = Checkpointer(model, cfg.OUTPUT_DIR)
+    checkpointer.resume_or_load(
+        cfg.MODEL.WEIGHTS,
+        resume=resume,
+        strict=cfg.MODEL.WEIGHTS_STRICT,
+        weights_from=cfg.MODEL.WEIGHTS_FROM,
+    )
+    if checkpointer.missing_keys:
+        raise ConfigError(
+            f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME}: "
+            f"it has no {', '.join(checkpointer.missing_keys[:3])}"
+        )
+    return model
+
+
+def predict(cfg: CfgNode, model: nn.Module) -> None:
+    """Write predictions for each of DATASETS.TEST."""
+    adapter, device = DefaultTrainer.build_adapter(cfg), resolve_device(cfg.MODEL.DEVICE)
+    for entry in cfg.DATASETS.TEST:
+        name, _ = component(entry)
+        path, count = predict_dataset(
+            model,
+            DefaultTrainer.build_test_loader(cfg, name),
+            os.path.join(cfg.OUTPUT_DIR, "inference", name),
+            format=cfg.TEST.PREDICTIONS_FORMAT,
+            predict=adapter.predict,
+            device=device,
+        )
+        if comm.is_main_process():
+            print(f"{path}: {count} samples")
 
 
 def main(args: argparse.Namespace, cfg: CfgNode) -> None:
@@ -59,23 +101,13 @@ def main(args: argparse.Namespace, cfg: CfgNode) -> None:
         return
     default_setup(cfg, args)
     if args.eval_only:
-        model = DefaultTrainer.build_model(cfg)
-        checkpointer = Checkpointer(model, cfg.OUTPUT_DIR)
-        checkpointer.resume_or_load(
-            cfg.MODEL.WEIGHTS,
-            resume=args.resume,
-            strict=cfg.MODEL.WEIGHTS_STRICT,
-            weights_from=cfg.MODEL.WEIGHTS_FROM,
-        )
-        if checkpointer.missing_keys:
-            raise ConfigError(
-                f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME}: "
-                f"it has no {', '.join(checkpointer.missing_keys[:3])}"
-            )
-        results = DefaultTrainer.test(cfg, model)
+        results = DefaultTrainer.test(cfg, trained_model(cfg, args.resume))
         if comm.is_main_process():
             print(f"Results:\n{format_results(results)}")
         raise SystemExit(0 if verify_results(cfg, results) else 1)
+    if args.predict:
+        predict(cfg, trained_model(cfg, args.resume))
+        return
     trainer = DefaultTrainer(cfg)
     trainer.resume_or_load(resume=args.resume)
     exit_code = trainer.train().exit_code

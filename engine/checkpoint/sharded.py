@@ -17,6 +17,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
@@ -34,7 +35,9 @@ from .torch_files import first_line, load_torch_file
 
 __all__ = [
     "STATE_FILE",
+    "Keys",
     "Like",
+    "fail_together",
     "is_sharded",
     "is_sharded_folder",
     "like_model",
@@ -163,28 +166,18 @@ def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group:
     """
     main = dist.get_rank(group) == 0
     temporary = f"{path}.tmp.{_agree(os.getpid() if main else 0, group)}"
-    error: BaseException | None = None
     try:
-        if main:
-            shutil.rmtree(temporary, ignore_errors=True)
-            os.makedirs(temporary)
-    except OSError as failure:
-        error = failure
-    _all_or_none(error, group)
-    try:
-        sums = _write_parts(temporary, state if main else None, shards, group)
-    except (Exception, CheckpointException) as failure:
-        error, sums = failure, {}
-    try:
-        _all_or_none(error, group)
+        with fail_together(group):
+            if main:
+                shutil.rmtree(temporary, ignore_errors=True)
+                os.makedirs(temporary)
+        with fail_together(group):
+            sums = _write_parts(temporary, state if main else None, shards, group)
         every: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(every, sums, group=group)
-        if main:
-            try:
-                _complete(temporary, path, {name: crc for part in every for name, crc in part.items()})
-            except OSError as failure:
-                error = failure
-        _all_or_none(error, group)
+        with fail_together(group):
+            if main:
+                _complete(temporary, path, every)
     finally:
         if main:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -208,9 +201,15 @@ def _write_parts(
     return _checksums(folder, names)
 
 
-def _complete(temporary: str, path: str, sums: dict[str, int]) -> None:
+def _complete(temporary: str, path: str, sums: list[dict[str, int]]) -> None:
     """All parts are there: have the folder take its name."""
-    replace_text(os.path.join(temporary, _CHECKSUMS), json.dumps(sums, indent=1))
+    for rank, names in enumerate(sums):
+        for name in names:
+            if not os.path.isfile(os.path.join(temporary, name)):
+                folder = os.path.dirname(path)
+                raise OSError(f"{name} of rank {rank} is not here: {folder} must be one folder of all machines")
+    together = {name: crc for names in sums for name, crc in names.items()}
+    replace_text(os.path.join(temporary, _CHECKSUMS), json.dumps(together, indent=1))
     with displaced(path):
         os.rename(temporary, path)
         sync_directory(os.path.dirname(os.path.abspath(path)))
@@ -223,19 +222,36 @@ def _agree(value: Any, group: "dist.ProcessGroup") -> Any:
     return box[0]
 
 
-def _all_or_none(error: BaseException | None, group: "dist.ProcessGroup") -> None:
-    """If some rank has an error, raise one on all: none must go on alone."""
+@contextmanager
+def fail_together(group: "dist.ProcessGroup") -> Iterator[None]:
+    """If some rank fails within it, have all raise an OSError: none must go on alone. Every rank must come to its end.
+
+    Args:
+        group: of gloo's.
+    """
+    error: BaseException | None = None
+    try:
+        yield
+    except CheckpointException as failure:  # DCP raises it on all ranks, with the errors of those that failed
+        error = failure.failures.get(dist.get_rank(group), (None,))[0] if failure.failures else failure
+    except Exception as failure:
+        error = failure
     errors: list[Any] = [None] * dist.get_world_size(group)
-    mine = None if error is None else (getattr(error, "errno", None), f"{type(error).__name__}: {first_line(error)}")
-    dist.all_gather_object(errors, mine, group=group)
-    if error is not None:
-        if isinstance(error, OSError):
-            raise error
-        raise OSError(f"{type(error).__name__}: {first_line(error)}") from error
+    dist.all_gather_object(errors, None if error is None else _told(error), group=group)
+    if isinstance(error, OSError):
+        raise error
     for rank, found in enumerate(errors):
         if found is not None:
             number, text = found
-            raise OSError(number, f"on rank {rank}: {text}") if number else OSError(f"on rank {rank}: {text}")
+            text = f"on rank {rank}: {text}"
+            raise (OSError(number, text) if number else OSError(text)) from error
+
+
+def _told(error: BaseException) -> tuple[int | None, str]:
+    """The system's number of an error, and what is wrong, in a line."""
+    if isinstance(error, OSError) and error.errno:
+        return error.errno, f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
+    return None, f"{type(error).__name__}: {first_line(error)}"
 
 
 # ---------------------------------------------------------------------------- reading
@@ -259,13 +275,13 @@ def verify_folder(path: str) -> None:
     read_metadata(path)
 
 
-def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bool] = lambda keys: True) -> Any:
+def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bool] | None = None) -> Any:
     """Read a checkpoint, on any number of ranks; all of them call it together.
 
     Args:
         path: the folder.
         like: how tensors are sharded in this run; without it they come whole, on the CPU.
-        wanted: which of the sharded tensors to read, by their place; others are left out.
+        wanted: which of the sharded tensors to read, by their place; in that of others is None. By default all.
 
     Returns:
         The state, as it was before :func:`split_shards`.
@@ -279,7 +295,7 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
     kinds = _dtypes(path)
 
     def place(keys: Keys, value: Any) -> Any:
-        if not _is_mark(value) or not wanted(keys):
+        if not _is_mark(value) or not (wanted is None or wanted(keys)):
             return value
         shape = torch.Size(value[_SHARD])
         one = None if like is None else like(keys, shape)

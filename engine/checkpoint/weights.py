@@ -13,7 +13,14 @@ from .. import comm
 from .checkpoint_file import verify_checkpoint
 from .torch_files import first_line, load_torch_file
 
-__all__ = ["averaged_weights", "check_weights", "choose_weights", "find_checkpoint", "read_checkpoint"]
+__all__ = [
+    "averaged_weights",
+    "check_weights",
+    "choose_weights",
+    "find_checkpoint",
+    "is_place_of_weights",
+    "read_checkpoint",
+]
 
 # Files of a Hugging Face folder, in the order its libraries look for them.
 _HUGGING_FACE = (
@@ -88,7 +95,7 @@ def read_checkpoint(path: str, *, mmap: bool = False) -> dict[str, Any]:
         from .sharded import is_sharded_folder, read_folder
 
         if is_sharded_folder(path):
-            return read_folder(path, wanted=_is_place_of_weights if mmap else lambda keys: True)
+            return read_folder(path, wanted=is_place_of_weights if mmap else None)
         return _read_distributed(path)
     if path.endswith(".index.json"):
         return _read_shards(path, mmap)
@@ -262,7 +269,7 @@ def _read_shards(index: str, mmap: bool) -> dict[str, Any]:
     return {"model": weights}
 
 
-def _is_place_of_weights(keys: tuple[Any, ...]) -> bool:
+def is_place_of_weights(keys: tuple[Any, ...]) -> bool:
     """Whether something that is saved under these keys is one of a model's weights, or of their average."""
     return keys[0] in _MODEL_KEYS or "averaged_model" in keys
 
@@ -271,7 +278,7 @@ def _read_distributed(path: str) -> dict[str, Any]:
     """Read the weights, and averaged ones, in a folder of torch.distributed.checkpoint, whole and not sharded."""
     from .distributed_files import read_tensors
 
-    content = read_tensors(path, _is_place_of_weights)
+    content = read_tensors(path, is_place_of_weights)
     for key in _MODEL_KEYS:
         if _is_state_dict(content.get(key)):
             return {"model": content.pop(key), **content}

@@ -3,6 +3,7 @@
 from .build import EVALUATOR_REGISTRY, MetricsEvaluator, build_evaluator, build_metrics, check_evaluation
 from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset
 from .metrics import METRIC_REGISTRY, Accuracy, Loss, MeanMetric, MeanSquaredError, Metric
+from .predictions import predict_dataset, write_predictions
 from .testing import flatten_results_dict, format_results, print_csv_format, verify_results
 
 __all__ = [
@@ -24,6 +25,8 @@ __all__ = [
     "format_results",
     "inference_context",
     "inference_on_dataset",
+    "predict_dataset",
     "print_csv_format",
     "verify_results",
+    "write_predictions",
 ]

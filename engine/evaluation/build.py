@@ -11,6 +11,7 @@ from ...config import CfgNode, ConfigError, Registry, component
 from ..modeling.adapters import ModelAdapter
 from .evaluator import DatasetEvaluator
 from .metrics import METRIC_REGISTRY, Metric
+from .predictions import check_format
 
 __all__ = ["EVALUATOR_REGISTRY", "MetricsEvaluator", "build_evaluator", "build_metrics", "check_evaluation"]
 
@@ -109,6 +110,7 @@ def check_evaluation(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first thing wrong.
     """
+    check_format(cfg.TEST.PREDICTIONS_FORMAT, "TEST.PREDICTIONS_FORMAT")
     entry = cfg.TEST.EVALUATOR
     if entry.NAME:
         EVALUATOR_REGISTRY.check(entry.NAME, entry.ARGS, offered=OFFERED, key="TEST.EVALUATOR.ARGS")

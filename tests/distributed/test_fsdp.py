@@ -90,7 +90,14 @@ def test_each_rank_writes_its_part_of_the_checkpoint(sharded):
     assert 0.8 < sizes[0] / sizes[1] < 1.25
 
 
-@pytest.mark.parametrize(("ranks", "options"), [(2, FSDP), (1, []), (2, ["PARALLEL.NAME", "ddp"])])
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (1, []),
+        pytest.param(2, FSDP, marks=pytest.mark.slow),
+        pytest.param(2, ["PARALLEL.NAME", "ddp"], marks=pytest.mark.slow),
+    ],
+)
 def test_a_sharded_run_goes_on_in_any_form_and_ends_as_the_whole_one(whole, sharded, tmp_path, ranks, options):
     copy_of(sharded / "run", tmp_path)
     out = train(tmp_path, ranks, "SOLVER.MAX_ITER", 30, *options, "--resume")
@@ -101,6 +108,7 @@ def test_a_sharded_run_goes_on_in_any_form_and_ends_as_the_whole_one(whole, shar
         assert our == pytest.approx({name: their[name] for name in our}, rel=2e-4), our["iteration"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_one_file_goes_on_sharded(whole, tmp_path):
     copy_of(whole, tmp_path)
     (tmp_path / "run/last_checkpoint").write_text("model_0000019.pth")
@@ -109,6 +117,7 @@ def test_a_checkpoint_of_one_file_goes_on_sharded(whole, tmp_path):
         assert our == pytest.approx({name: their[name] for name in our}, rel=2e-4), our["iteration"]
 
 
+@pytest.mark.slow
 def test_a_sharded_checkpoint_is_exported_and_evaluated_to_the_same_loss(sharded, tmp_path):
     export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", sharded / "run/model_0000019.pth"]
     code, out = finish(start([*export, "--output", tmp_path / "gpt.pth"], tmp_path))
@@ -121,6 +130,7 @@ def test_a_sharded_checkpoint_is_exported_and_evaluated_to_the_same_loss(sharded
     assert f"{trained:.5g}" in out, (trained, out)
 
 
+@pytest.mark.slow
 def test_damage_to_one_rank_s_part_is_noticed_and_the_checkpoint_before_taken(sharded, tmp_path):
     copy_of(sharded / "run", tmp_path)
     part = tmp_path / "run/model_0000019.pth/__1_0.distcp"

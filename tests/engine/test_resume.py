@@ -164,6 +164,28 @@ def test_an_evaluation_between_the_last_writing_and_the_checkpoint_is_written_on
     assert iterations == [4, 7, 9, 11, 12]
 
 
+def test_a_run_killed_between_its_last_step_and_its_end_is_ended_by_a_resume(make, tmp_path):
+    make = functools.partial(make, "DATASETS.TEST", ["synthetic"], "TEST.METRICS", ["Accuracy"])
+    make = functools.partial(make, "LOG.WRITERS", ["JSONWriter"], "SOLVER.CHECKPOINT_PERIOD", 2)
+    make().train()
+    final, rows = tmp_path / "model_final.pth", (tmp_path / "metrics.json").read_text().splitlines()
+    whole = torch.load(final, weights_only=True)
+    final.unlink()
+    (tmp_path / "last_checkpoint").write_text("model_0000003.pth")
+    make(resume=True).train()
+    ended = torch.load(final, weights_only=True)
+    assert (tmp_path / "last_checkpoint").read_text() == "model_final.pth"
+    assert ended["iteration"] == whole["iteration"] == 3
+    assert all(torch.equal(ended["model"][name], weight) for name, weight in whole["model"].items())
+    assert ended["trainer"]["hooks"].keys() == whole["trainer"]["hooks"].keys()
+    assert [json.loads(row)["iteration"] for row in (tmp_path / "metrics.json").read_text().splitlines()] == [
+        json.loads(row)["iteration"] for row in rows
+    ]
+    written = final.stat().st_mtime_ns
+    make(resume=True).train()  # of a run that has ended nothing is left to do
+    assert final.stat().st_mtime_ns == written
+
+
 # ---------------------------------------------------------------------------- the table of docs/checkpoints.md
 
 SIZE = 1024  # samples of the synthetic set

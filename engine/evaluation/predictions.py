@@ -1,0 +1,328 @@
+"""What a model predicts for a data set, written to a file in the data set's order, whatever number of ranks make it.
+
+No rank holds more than a batch of it. Each writes its rows to a part beside the file; the main one puts these together,
+a row or a block at a time.
+"""
+
+import csv
+import dataclasses
+import glob
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from ...config import ConfigError, suggest
+from ...config.files import replace_file
+from .. import comm
+from ..data.transfer import move_to_device
+from .evaluator import inference_context
+from .lockstep import in_step, needs_all_ranks
+
+__all__ = ["FORMATS", "check_format", "outputs_of", "predict_dataset", "write_predictions"]
+
+FORMATS = ("jsonl", "csv", "npz")
+"""One JSON object a sample; a table; or an array for each output, as ``numpy.load`` reads them."""
+
+Columns = dict[str, Any]
+"""For each output of a batch, by name, an array or a list with an entry for each sample."""
+
+
+def check_format(format: str, key: str = "format") -> None:
+    """Make sure that it is one of :data:`FORMATS`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if format not in FORMATS:
+        raise ConfigError(
+            f"{key}: unknown format {format!r}, not one of {', '.join(FORMATS)}{suggest(format, FORMATS)}"
+        )
+
+
+def predict_dataset(
+    model: nn.Module | Callable[[Any], Any],
+    data_loader: Iterable[Any],
+    folder: str,
+    *,
+    format: str = "jsonl",
+    predict: Callable[[Any, Any], Any] | None = None,
+    device: torch.device | str | None = None,
+) -> tuple[str, int]:
+    """Run a model over a data set, and write what it predicts to ``<folder>/predictions.<format>``.
+
+    Args:
+        model: a module, or any callable. A module is in eval mode meanwhile.
+        data_loader: this rank's batches; the ranks' shares follow each other, as those of ``build_test_loader`` do.
+        folder: all machines must share it.
+        format: one of :data:`FORMATS`.
+        predict: ``predict(model, batch)``; by default ``model(batch)``.
+        device: where batches are moved to; None leaves them where they are.
+
+    Returns:
+        The file, and the number of samples in it.
+
+    Raises:
+        ConfigError: as for :func:`write_predictions`.
+    """
+    return write_predictions(outputs_of(model, data_loader, predict, device), folder, format=format)
+
+
+def outputs_of(
+    model: Any,
+    data_loader: Iterable[Any],
+    predict: Callable[[Any, Any], Any] | None = None,
+    device: torch.device | str | None = None,
+) -> Iterator[Any]:
+    """What a model predicts for each batch, without gradients; see :func:`predict_dataset`.
+
+    The caller takes all of them: ranks with parts of one model (FSDP2) need each other for each batch.
+    """
+    # Between two batches the caller may do what it wants with the model, so the mode is set for each.
+    for batch, counts in in_step(data_loader) if needs_all_ranks(model) else ((batch, True) for batch in data_loader):
+        if device is not None:
+            batch = move_to_device(batch, device)
+        with inference_context(model), torch.no_grad():
+            outputs = model(batch) if predict is None else predict(model, batch)
+        if counts:
+            yield outputs
+
+
+def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jsonl") -> tuple[str, int]:
+    """Write predictions to ``<folder>/predictions.<format>``, which appears when it is whole. All ranks call it.
+
+    Args:
+        outputs: this rank's, batch by batch: a tensor (N, ...), a list of N values, or several of these by name, in a
+            dict, a dataclass or a named tuple. An output without a name is called "prediction".
+        folder: see :func:`predict_dataset`.
+        format: "jsonl" and "csv" have the sample's number as "index", counted over all ranks. In "csv" an output of
+            several numbers has a column for each, "name_0", "name_1" and so on. "npz" has an array (N, ...) for each.
+
+    Returns:
+        The file, and the number of samples in it.
+
+    Raises:
+        ConfigError: the outputs are no batch, or differ in their names or (for "csv" and "npz") in their shapes.
+    """
+    check_format(format)
+    path = os.path.join(folder, f"predictions.{format}")
+    if comm.is_main_process():
+        os.makedirs(folder, exist_ok=True)
+        for old in glob.glob(f"{glob.escape(path)}.part*"):  # of a run that was killed
+            shutil.rmtree(old)
+    comm.synchronize()
+    part = _part(path, comm.get_rank())
+    os.makedirs(part, exist_ok=True)
+    try:
+        with _Part(part) as writer:
+            for batch in outputs:
+                writer.write(_columns(batch), as_arrays=format == "npz")
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    counts: list[int] = comm.all_gather(writer.rows)  # all parts are written
+    if comm.is_main_process():
+        parts = [_part(path, rank) for rank in range(len(counts))]
+        for rank, one in enumerate(parts):
+            if not os.path.isdir(one):
+                raise ConfigError(f"{one} of rank {rank} is not here: {folder} must be one folder of all machines")
+        try:
+            replace_file(path, lambda file: _MERGE[format](file, parts, sum(counts)))
+        finally:
+            for one in parts:
+                shutil.rmtree(one)
+    comm.synchronize()
+    return path, sum(counts)
+
+
+def _part(path: str, rank: int) -> str:
+    return f"{path}.part{rank}"
+
+
+# ---------------------------------------------------------------------------- one rank's part
+
+
+class _Part:
+    """A folder with one rank's rows: as lines of JSON, or as the bytes of one file for each column."""
+
+    def __init__(self, folder: str) -> None:
+        self.rows = 0
+        self._folder = folder
+        self._files = ExitStack()
+        self._columns: dict[str, tuple[str, list[int]]] = {}
+        self._open: dict[str, IO[bytes]] = {}
+        self._lines: IO[str] | None = None
+
+    def __enter__(self) -> "_Part":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._files.close()
+        if error[0] is None:
+            self._path("columns.json").write_text(json.dumps(list(self._columns.items())), encoding="utf-8")
+
+    def _path(self, name: str) -> Path:
+        return Path(self._folder, name)
+
+    def write(self, columns: Columns, as_arrays: bool) -> None:
+        lengths = {name: len(values) for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise ConfigError(f"the outputs of a batch must have a value for each sample, but have so many: {lengths}")
+        self.rows += next(iter(lengths.values()))
+        (self._write_arrays if as_arrays else self._write_lines)(columns)
+
+    def _write_lines(self, columns: Columns) -> None:
+        if self._lines is None:
+            self._lines = self._files.enter_context(self._path("rows.jsonl").open("w", encoding="utf-8", newline="\n"))
+        lists = [values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values()]
+        for row in zip(*lists, strict=True):
+            try:
+                self._lines.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
+            except TypeError as error:
+                raise ConfigError(f"a prediction cannot be written as JSON ({error})") from error
+
+    def _write_arrays(self, columns: Columns) -> None:
+        for index, (name, values) in enumerate(columns.items()):
+            array = np.ascontiguousarray(values)
+            if array.dtype.hasobject:
+                raise ConfigError(f"the output {name!r} is not of numbers of one shape: npz cannot hold it; use jsonl")
+            kind = array.dtype.str, list(array.shape[1:])
+            if name not in self._columns:
+                self._columns[name] = kind
+                self._open[name] = self._files.enter_context(self._path(f"{index}.bin").open("wb"))
+            _same_kind(name, self._columns[name], kind)
+            self._open[name].write(array.data)
+        if columns.keys() != self._columns.keys():
+            raise ConfigError(f"a batch has the outputs {list(columns)}, one before had {list(self._columns)}")
+
+
+def _same_kind(name: str, kind: Any, other: Any) -> None:
+    if list(kind) != list(other):
+        raise ConfigError(
+            f"the output {name!r} is {kind[0]} of shape {kind[1]} for one sample, and {other[0]} of {other[1]} for "
+            "another: npz cannot hold it; use jsonl"
+        )
+
+
+def _columns(outputs: Any) -> Columns:
+    if isinstance(outputs, Mapping):
+        named: Mapping[str, Any] = outputs
+    elif dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):
+        named = {field.name: getattr(outputs, field.name) for field in dataclasses.fields(outputs)}
+    elif isinstance(outputs, tuple) and hasattr(outputs, "_asdict"):
+        named = outputs._asdict()
+    else:
+        named = {"prediction": outputs}
+    columns = {str(name): _values(str(name), value) for name, value in named.items() if value is not None}
+    if not columns:
+        raise ConfigError("the model predicts nothing that could be written: its outputs are empty")
+    if "index" in columns:
+        raise ConfigError('an output is called "index", which is the name of the sample\'s number; give it another one')
+    return columns
+
+
+def _values(name: str, value: Any) -> Any:
+    if isinstance(value, torch.Tensor) and value.ndim:
+        value = value.detach().cpu()
+        return (value.float() if value.dtype is torch.bfloat16 else value).numpy()  # numpy has no bfloat16
+    if isinstance(value, np.ndarray) and value.ndim:
+        return value
+    if isinstance(value, list | tuple):
+        return [item.tolist() if isinstance(item, torch.Tensor | np.ndarray | np.generic) else item for item in value]
+    what = "single number" if isinstance(value, torch.Tensor | np.ndarray | float | int) else type(value).__name__
+    raise ConfigError(f"the output {name!r} is a {what}, not a tensor or list with a value for each sample")
+
+
+# ---------------------------------------------------------------------------- all of them
+
+
+def _rows(parts: list[str]) -> Iterator[dict[str, Any]]:
+    index = 0
+    for part in parts:
+        path = os.path.join(part, "rows.jsonl")
+        if not os.path.exists(path):  # of a rank without samples
+            continue
+        with open(path, encoding="utf-8") as file:
+            for line in file:
+                yield {"index": index, **json.loads(line)}
+                index += 1
+
+
+def _merge_lines(file: IO[bytes], parts: list[str], count: int) -> None:
+    for row in _rows(parts):
+        file.write(json.dumps(row).encode() + b"\n")
+
+
+def _merge_table(file: IO[bytes], parts: list[str], count: int) -> None:
+    buffer = _Encoded(file)
+    writer, names = csv.writer(buffer, lineterminator="\n"), None
+    for row in _rows(parts):
+        flat = dict(_flat(row))
+        if names is None:
+            names = list(flat)
+            writer.writerow(names)
+        if list(flat) != names:
+            raise ConfigError(
+                f"sample {row['index']} has the columns {list(flat)[:9]}, and the first one {names[:9]}; use jsonl"
+            )
+        writer.writerow(flat.values())
+
+
+class _Encoded:
+    """What csv writes to, of a file of bytes."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    def write(self, text: str) -> None:
+        self._file.write(text.encode())
+
+
+def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        pairs: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list):
+        pairs = enumerate(value)
+    else:
+        yield name, value
+        return
+    for key, item in pairs:
+        yield from _flat(item, f"{name}_{key}" if name else str(key))
+
+
+def _merge_arrays(file: IO[bytes], parts: list[str], count: int) -> None:
+    kinds: dict[str, Any] = {}
+    holders = []
+    for part in parts:
+        with open(os.path.join(part, "columns.json"), encoding="utf-8") as columns:
+            own = dict(json.load(columns))
+        if not own:
+            continue
+        for name, kind in own.items():
+            _same_kind(name, kinds.setdefault(name, kind), kind)
+        if own.keys() != kinds.keys():
+            raise ConfigError(f"one rank has the outputs {list(own)}, another one {list(kinds)}")
+        holders.append((part, list(own)))
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+        for name, (dtype, shape) in kinds.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                header = {"descr": dtype, "fortran_order": False, "shape": (count, *shape)}
+                np.lib.format.write_array_header_1_0(entry, header)
+                for part, names in holders:
+                    with open(os.path.join(part, f"{names.index(name)}.bin"), "rb") as column:
+                        shutil.copyfileobj(column, entry, 1 << 22)
+
+
+_MERGE: dict[str, Callable[[IO[bytes], list[str], int], None]] = {
+    "jsonl": _merge_lines,
+    "csv": _merge_table,
+    "npz": _merge_arrays,
+}

@@ -1,0 +1,79 @@
+"""Predictions of several ranks stand in one file, in the order of the data set."""
+
+import csv
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import SYNTHETIC, finish, run_ranks, start, tool
+
+# Three samples in batches of two on two ranks, then seven: uneven shares; one: a rank without any.
+CODE = """
+from torch.utils.data import BatchSampler, DataLoader, TensorDataset
+from hookline.engine.data.samplers import InferenceSampler
+from hookline.engine.evaluation import predict_dataset
+from hookline.engine.fsdp import FSDP2
+
+def main(folder):
+    torch.manual_seed(0)
+    result = {}
+    plain = nn.Linear(3, 2)
+    sharded = nn.Linear(3, 2)
+    sharded.load_state_dict(plain.state_dict())
+    sharded = FSDP2(min_params=1).wrap(nn.Sequential(sharded), torch.device("cpu"))
+    for size in (7, 3, 1):
+        data = TensorDataset(torch.randn(7, 3, generator=torch.Generator().manual_seed(1))[:size])
+        loader = DataLoader(data, batch_sampler=BatchSampler(InferenceSampler(size), 2, drop_last=False))
+        for name, model, format in (
+            ("plain", plain, "jsonl"), ("plain", plain, "csv"), ("plain", plain, "npz"), ("sharded", sharded, "jsonl"),
+        ):
+            where = str(folder / name / str(size))
+            predict = lambda model, batch: model(batch[0])
+            result[f"{name} {size} {format}"] = predict_dataset(model, loader, where, format=format, predict=predict)[1]
+        with torch.no_grad():
+            result[f"expected {size}"] = plain(data.tensors[0]).tolist()
+    (folder / f"{comm.get_rank()}.json").write_text(json.dumps(result))
+"""
+
+
+def test_all_samples_are_there_once_and_in_order_on_uneven_shares(tmp_path):
+    code, output, results = run_ranks(CODE, 2, tmp_path)
+    assert code == 0, output
+    for size in (7, 3, 1):
+        expected = np.array(results[0][f"expected {size}"])
+        for name in ("plain", "sharded"):
+            folder = tmp_path / name / str(size)
+            assert all(result[f"{name} {size} jsonl"] == size for result in results)
+            rows = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+            assert [row["index"] for row in rows] == list(range(size))
+            np.testing.assert_allclose([row["prediction"] for row in rows], expected, rtol=1e-5)
+            assert not list(folder.glob("*.part*"))
+        with np.load(tmp_path / f"plain/{size}/predictions.npz") as arrays:
+            np.testing.assert_allclose(arrays["prediction"], expected, rtol=1e-5)
+        with (tmp_path / f"plain/{size}/predictions.csv").open(newline="") as file:
+            table = list(csv.DictReader(file))
+        np.testing.assert_allclose([float(row["prediction_1"]) for row in table], expected[:, 1], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_the_tool_predicts_the_same_in_two_processes_as_in_one(tmp_path):
+    common = ["--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "SEED", "3"]
+    code, output = finish(start(tool(*common, "SOLVER.MAX_ITER", "5", "OUTPUT_DIR", "run"), tmp_path))
+    assert code == 0, output
+    found = []
+    for ranks in (1, 2):
+        options = ["--predict", "--num-gpus", ranks, "MODEL.WEIGHTS", "run/model_final.pth", "OUTPUT_DIR", f"p{ranks}"]
+        code, output = finish(start(tool(*common, *options), tmp_path))
+        assert code == 0, output
+        path = tmp_path / f"p{ranks}/inference/synthetic/predictions.jsonl"
+        assert f"p{ranks}/inference/synthetic/predictions.jsonl: 256 samples" in output
+        found.append([json.loads(line)["prediction"] for line in path.read_text().splitlines()])
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
+    # A format that is unknown stops before anything is done.
+    code, output = finish(start(tool(*common, *options, "TEST.PREDICTIONS_FORMAT", "cvs"), tmp_path))
+    assert code == 2
+    assert output.startswith("error: TEST.PREDICTIONS_FORMAT: unknown format 'cvs'")
