@@ -134,6 +134,9 @@ _C.SOLVER.BIAS_LR_FACTOR = 1.0
 # beyond the keys below.
 _C.SOLVER.LR_SCHEDULER_NAME = "WarmupMultiStepLR"
 _C.SOLVER.LR_SCHEDULER_ARGS = CN(new_allowed=True)
+# The metric that "torch.optim.lr_scheduler:ReduceLROnPlateau" goes by, such as "digits_test/loss", and nothing else
+# does. It is stepped after each evaluation: every TEST.EVAL_PERIOD.
+_C.SOLVER.LR_SCHEDULER_METRIC = ""
 # Multi-step: the learning rate is multiplied by GAMMA at each of STEPS (durations in iterations or epochs).
 _C.SOLVER.GAMMA = 0.1
 _C.SOLVER.STEPS = Typed((30000,), Duration.parse_lengths)
@@ -209,10 +212,13 @@ _C.CHECKPOINT.ASYNC = False
 _C.CHECKPOINT.ON_ERROR = Typed("stop", one_of("stop", "continue"))
 # Periodic checkpoints kept, the newest ones. 0: all.
 _C.CHECKPOINT.MAX_TO_KEEP = 0
-# model_best.pth: the weights with the best value of METRIC (such as "digits_test/accuracy"). Empty: none is kept.
+# model_best.pth: the weights with the best value of METRIC, of an evaluation ("digits_test/accuracy") or of any other
+# that is logged ("total_loss"). Empty: none is kept.
 _C.CHECKPOINT.BEST = CN()
 _C.CHECKPOINT.BEST.METRIC = ""
 _C.CHECKPOINT.BEST.MODE = Typed("max", one_of("max", "min"))
+# How often METRIC is looked at beside after each evaluation, such as 500 or "1ep". 0: after evaluations only.
+_C.CHECKPOINT.BEST.PERIOD = Typed(0, Duration.parse)
 # How many of the best to keep; the others than the best are model_best_<iteration>.pth.
 _C.CHECKPOINT.BEST.KEEP = 1
 # When training has ended, load model_best.pth into the model: final results are then of the best weights.

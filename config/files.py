@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any
 
-__all__ = ["displaced", "remove_leftovers", "replace_file", "replace_text", "sync_directory"]
+__all__ = ["displaced", "put_back", "remove_leftovers", "replace_file", "replace_text", "sync_directory"]
 
 _TEMPORARY = re.compile(r"(.+)\.tmp\.\d+")
+_DISPLACED = re.compile(r"(.+)\.old\.\d+")
 
 # Temporary files that this process is writing; another process may have had the same number.
 _writing: set[str] = set()
@@ -70,13 +71,39 @@ def remove_leftovers(folder: str, endings: tuple[str, ...]) -> list[str]:
     return removed
 
 
+def put_back(folder: str) -> list[str]:
+    """Undo what a process had begun that was killed as it replaced a folder (see :func:`displaced`).
+
+    Args:
+        folder: of what was replaced; it need not exist.
+
+    Returns:
+        The names of what is in its place again.
+    """
+    back = []
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            match, aside = _DISPLACED.fullmatch(name), os.path.join(folder, name)
+            if match is None:
+                continue
+            with suppress(OSError):
+                if not os.path.lexists(os.path.join(folder, match[1])):
+                    os.rename(aside, os.path.join(folder, match[1]))
+                    back.append(match[1])
+                elif os.path.isdir(aside):
+                    shutil.rmtree(aside)
+                else:
+                    os.remove(aside)
+    return back
+
+
 @contextmanager
 def displaced(path: str) -> Iterator[None]:
     """Within it whatever stands at ``path`` is out of the way, for what no rename replaces: a folder, or by a folder.
 
-    It goes when that was successful, and otherwise comes back.
+    It goes when that was successful, and otherwise comes back; if the process is killed, by :func:`put_back`.
     """
-    aside = f"{path}.tmp.{os.getpid()}0"  # not the name of what is to replace it
+    aside = f"{path}.old.{os.getpid()}"
     try:
         os.rename(path, aside)
     except FileNotFoundError:

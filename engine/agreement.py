@@ -1,7 +1,13 @@
 """What several ranks decide together, at the same step."""
 
+import itertools
+import logging
 import time
+import zlib
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -9,11 +15,36 @@ import torch.distributed as dist
 
 from . import comm
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "HooksNow"]
+
+logger = logging.getLogger(__name__)
 
 # How often ranks ask each other, in seconds. It takes them some 0.4 ms: less than a thousandth of the time.
 _PERIOD = 1.0
 _EVENTS = ("on_eval", "on_write", "on_save")
+# How many seconds a rank waits for the others where most likely all of them come, and must not wait for ever if not.
+_ALL_COME, _ALL_CHANGE = 10.0, 3.0
+# Ranks make their agreements together, so the number of one is the same on all.
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class HooksNow:
+    """The hooks of a rank.
+
+    Attributes:
+        names: of all of them, in their order, those included that join with the next step.
+        changes: how many were registered and removed since training began: names alone do not tell one hook of a
+            class from another.
+    """
+
+    names: tuple[str, ...]
+    changes: int = 0
+
+    @property
+    def checksum(self) -> int:
+        """The same number on ranks with the same hooks."""
+        return zlib.crc32(repr((self.names, self.changes)).encode())
 
 
 class Agreement:
@@ -25,16 +56,17 @@ class Agreement:
 
     Args:
         first_iter: of the run. The first exchange is at the end of that step.
-        hooks: names of this rank's hooks, in their order.
+        hooks: of this rank.
 
     Attributes:
         alike: whether all ranks have the same hooks. If not, as where rank 0 alone has a writer and a checkpointer
-            (detectron2's way), what these do is left to each rank, and nothing is exchanged for it.
+            (detectron2's way), what these do is left to each rank, and nothing is exchanged for it. It changes with
+            an exchange, so on all ranks at the same step.
         next_iter: the step at whose end ranks exchange next, if nothing makes them do it before.
         clock: seconds since training began, on rank 0, at the last exchange: the same number on all ranks.
     """
 
-    def __init__(self, first_iter: int, hooks: Sequence[str] = ()) -> None:
+    def __init__(self, first_iter: int, hooks: HooksNow) -> None:
         self.next_iter = first_iter
         self.clock = 0.0
         self._stop: tuple[str, int] | None = None
@@ -43,7 +75,11 @@ class Agreement:
         self._last_iter = first_iter - 1
         self._steps = 1
         self._group = comm.object_group()
-        self.alike = all(names == list(hooks) for names in comm.all_gather(list(hooks)))
+        self._number = next(_numbers)
+        self.alike = len(set(comm.all_gather(hooks.names))) == 1
+        # The hooks that the others know of, and whether this rank asked in vain to change them since.
+        self._known = hooks
+        self._asked_in_vain = False
 
     def ask_to_stop(self, reason: str, exit_code: int) -> None:
         """This rank wants to stop; the first reason it has counts."""
@@ -54,28 +90,87 @@ class Agreement:
         """This rank wants ``on_eval``, ``on_write`` or ``on_save``."""
         self._events.add(event)
 
-    def exchange(self, iteration: int) -> tuple[set[str], tuple[str, int] | None]:
+    def exchange(self, iteration: int, hooks: HooksNow) -> tuple[set[str], tuple[str, int] | None]:
         """Ask the other ranks, which do so at the end of the same step.
 
         Args:
             iteration: that step.
+            hooks: of this rank. Where they have changed, all learn whether they did on all ranks alike.
 
         Returns:
             The events that any rank asked for; and why to stop and with which exit code, if any rank wants to.
         """
         now = time.monotonic()
         steps = self._choose_steps(iteration, now)
-        # The largest of each is what all get: of rank 0's clock and choice, since the others give none.
+        # The largest of each is what all get: of rank 0's clock and choice, since the others give none. The largest
+        # of a number and of its negative are the same number if all ranks have the same.
         ours = [float(event in self._events) for event in _EVENTS]
-        ours += [float(self._stop is not None)]
+        ours += [float(self._stop is not None), float(hooks.checksum), -float(hooks.checksum)]
         ours += [now - self._began, float(iteration + steps)] if comm.is_main_process() else [0.0, 0.0]
         numbers = torch.tensor(ours, dtype=torch.float64)
         dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group)
-        *asked, stop, self.clock, next_iter = numbers.tolist()
+        *asked, stop, largest, smallest, self.clock, next_iter = numbers.tolist()
         self.next_iter = int(next_iter)
         self._events.clear()
+        self._compare_hooks(hooks, largest == -smallest)
         events = {event for event, any_rank in zip(_EVENTS, asked, strict=True) if any_rank}
         return events, self._first_to_stop() if stop else None
+
+    def may_change(self, iteration: int, hooks: HooksNow) -> bool:
+        """Whether hooks that were registered or removed on this rank may join and leave before this step.
+
+        What hooks ask for ``everywhere`` is not exchanged, so while ranks are alike, all must change at the same step
+        or none. Those that change look whether the others do: then all go on with their new hooks at once. One that
+        is alone keeps its old hooks up to the next exchange, which tells the others.
+
+        Args:
+            iteration: the step that is about to begin.
+            hooks: of this rank, changes included.
+        """
+        if not self.alike or hooks == self._known:
+            return True
+        if self._asked_in_vain or not self._all_change(iteration, hooks):
+            self._asked_in_vain = True
+            return False
+        self._known = hooks
+        return True
+
+    def _all_change(self, iteration: int, hooks: HooksNow) -> bool:
+        """Through the store, since ranks that have not changed do not come. All that do get the same answer."""
+        store = comm.get_store()
+        assert store is not None  # there are several ranks
+        key = f"hookline/hooks/{self._number}/{iteration}"
+        verdict, mine = f"{key}/verdict", str(hooks.checksum)
+        keys = [f"{key}/{rank}" for rank in range(comm.get_world_size())]
+        store.set(keys[comm.get_rank()], mine)
+        end, pause = time.monotonic() + _ALL_CHANGE, 0.001
+        while not (here := store.check(keys)) and not store.check([verdict]) and time.monotonic() < end:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.05)
+        all_change = here and all(store.get(one).decode() == mine for one in keys)
+        # The first one to judge does so for all: a rank that comes too late for another must not think otherwise.
+        return bool(store.compare_set(verdict, "", "all" if all_change else "some") == b"all")
+
+    def _compare_hooks(self, hooks: HooksNow, same: bool) -> None:
+        """All ranks know now what hooks there are."""
+        were_alike, self.alike = self.alike, same
+        self._known, self._asked_in_vain = hooks, False
+        if were_alike and not same:
+            ranks: list[HooksNow] = comm.all_gather(hooks, group=self._group)
+            logger.warning(
+                "Hooks were registered or removed on some ranks only (%s): from now on what all ranks' hooks do at the "
+                "same step, such as writing metrics, is done by each rank for itself, without the other ranks' part. "
+                "Register and remove hooks on all ranks",
+                _differences(ranks),
+            )
+
+    def all_stop(self, iteration: int) -> None:
+        """A step of this rank was given up by ``StopTraining``: wait for the others, whose steps must be, too.
+
+        Raises:
+            TimeoutError: some did not come; the message has their numbers. They may wait in the middle of that step.
+        """
+        comm.barrier(f"hookline stop {self._number}, iteration {iteration}", timedelta(seconds=_ALL_COME))
 
     def _first_to_stop(self) -> tuple[str, int]:
         asked: list[Any] = comm.all_gather(self._stop, group=self._group)
@@ -89,3 +184,18 @@ class Agreement:
         self._last, self._last_iter = now, iteration
         self._steps = max(1, min(2 * self._steps, int(_PERIOD / seconds)))
         return self._steps
+
+
+def _differences(ranks: Sequence[HooksNow]) -> str:
+    """How the other ranks' hooks differ from rank 0's, in words."""
+    first = Counter(ranks[0].names)
+    found = []
+    for rank, hooks in enumerate(ranks[1:], start=1):
+        own = Counter(hooks.names)
+        if more := ", ".join((own - first).elements()):
+            found.append(f"rank {rank} has {more}, which rank 0 has not")
+        if fewer := ", ".join((first - own).elements()):
+            found.append(f"rank {rank} has no {fewer}, which rank 0 has")
+        if own == first and hooks != ranks[0]:
+            found.append(f"rank {rank} has made {hooks.changes} changes and rank 0 {ranks[0].changes}")
+    return "; ".join(found)

@@ -9,7 +9,7 @@ import torch
 from ..config import CfgNode, ConfigError, Duration, UnknownKeyError, component, get_cfg, suggest
 from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, check_hooks
 from .checkpoint.weights import check_weights
-from .data import check_data
+from .data import DATASET_REGISTRY, check_data
 from .evaluation import build_metrics, check_evaluation
 from .modeling import MODEL_REGISTRY, build_loss, check_model
 from .parallel import check_parallel
@@ -166,8 +166,13 @@ def _check_weights(cfg: CfgNode) -> None:
 
 
 def _check_monitors(cfg: CfgNode) -> None:
-    """A metric that is watched, and that no evaluation will ever put, as far as the default evaluator's are known."""
-    watched = {"CHECKPOINT.BEST.METRIC": cfg.CHECKPOINT.BEST.METRIC}
+    """A metric that is watched, and that no evaluation will ever put, as far as the default evaluator's are known.
+
+    The best weights may be chosen by whatever is put, a loss for example. There a name is wrong only if it is a test
+    set's, or close to a metric of one; a run warns of what never comes.
+    """
+    best = "CHECKPOINT.BEST.METRIC"
+    watched = {best: cfg.CHECKPOINT.BEST.METRIC, "SOLVER.LR_SCHEDULER_METRIC": cfg.SOLVER.LR_SCHEDULER_METRIC}
     for index, entry in enumerate(cfg.HOOKS):
         name, args = component(entry)
         if name == "EarlyStopping":
@@ -175,15 +180,24 @@ def _check_monitors(cfg: CfgNode) -> None:
     watched = {key: metric for key, metric in watched.items() if metric}
     if not watched:
         return
-    if not cfg.DATASETS.TEST:
-        key, metric = next(iter(watched.items()))
-        raise ConfigError(f"{key}: {metric!r} needs an evaluation, but DATASETS.TEST is empty")
+    test_sets = [component(entry)[0] for entry in cfg.DATASETS.TEST]
+    if not test_sets:
+        for key, metric in watched.items():
+            if key != best or metric.partition("/")[0] in DATASET_REGISTRY:
+                raise ConfigError(f"{key}: {metric!r} needs an evaluation, but DATASETS.TEST is empty")
+    if cfg.SOLVER.LR_SCHEDULER_METRIC and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
+        raise ConfigError(
+            "TEST.EVAL_PERIOD: is 0, so the only evaluation is at the end, and the learning rate would never change "
+            'by SOLVER.LR_SCHEDULER_METRIC; set it, to "1ep" for example'
+        )
     if cfg.TEST.EVALUATOR.NAME != "MetricsEvaluator":
         return  # only a run shows what others return
-    names = [f"{component(entry)[0]}/{metric}" for entry in cfg.DATASETS.TEST for metric in build_metrics(cfg)]
+    names = [f"{test_set}/{metric}" for test_set in test_sets for metric in build_metrics(cfg)]
     for key, metric in watched.items():
-        if not any(metric == name or metric.startswith(f"{name}/") for name in names):
+        if any(metric == name or metric.startswith(f"{name}/") for name in names):
+            continue
+        near, prefix = suggest(metric, names), metric.partition("/")[0]
+        if key != best or near or prefix in test_sets or prefix in DATASET_REGISTRY:
             raise UnknownKeyError(
-                f"{key}: there is no metric {metric!r} among "
-                f"{', '.join(names) or 'none (TEST.METRICS is empty)'}{suggest(metric, names)}"
+                f"{key}: there is no metric {metric!r} among {', '.join(names) or 'none (TEST.METRICS is empty)'}{near}"
             )

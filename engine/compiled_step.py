@@ -8,7 +8,7 @@ import torch
 
 from ..config import ConfigError
 from .data.microbatch import split_batch
-from .whole_step import OptimizerStandIn, check_asked, check_whole_step, inside_of
+from .whole_step import OptimizerStandIn, check_asked, check_whole_step, inside_of, note, noted
 
 __all__ = ["CompiledStep"]
 
@@ -16,12 +16,21 @@ logger = logging.getLogger(__name__)
 
 KEY = "SOLVER.COMPILE_STEP"
 
+_UNREADY = "the update would make state of the optimizer"
+# Steps in a row, of finite losses, before which the optimizer's state is not complete.
+_MAX_UNREADY = 10
+
+
+class _UnreadyError(Exception):
+    """See ``_UNREADY``."""
+
 
 class CompiledStep:
     """Runs the steps of a trainer as graphs that ``torch.compile`` makes of them: one for each shape of batch.
 
     The first step of a run, iteration 0, is an ordinary one: what optimizers and models make only then is there when
-    a graph is made. A graph is made for a shape when it first comes, whatever came before; so a resumed run computes
+    a graph is made. So is each whose update would make state of the optimizer: of a loss that is not finite it could
+    not be undone. A graph is made for a shape when it first comes, whatever came before; so a resumed run computes
     what the uninterrupted one does. If too many shapes come, those without a graph are run the ordinary way.
 
     Args:
@@ -36,7 +45,10 @@ class CompiledStep:
 
         if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
             raise ConfigError(f"{KEY}: torch {torch.__version__} cannot compile a backward pass; a newer one is needed")
-        args = dict(args or {})
+        from .modeling.inductor import exact_sums
+
+        args = exact_sums(args or {})
+        torch.compiler.assume_constant_result(note)  # called when a step is traced, and not part of the graph
         self._exceptions = torch._dynamo.exc
         tracing = {"trace_autograd_ops": True, "record_runtime_overhead": False}
         if args.get("dynamic", False) is False:
@@ -56,6 +68,7 @@ class CompiledStep:
         self._optimizer: Any = None
         self._stand_in: OptimizerStandIn
         self._asked = self._ran = self._warned = False
+        self._unready = 0
 
     def check(self, trainer: Any) -> None:
         """Find what cannot be compiled.
@@ -102,9 +115,15 @@ class CompiledStep:
             self._warn_of_limit()
             return None
         except self._exceptions.TorchDynamoException as error:
-            raise ConfigError(_explained(error)) from error
+            if not noted:
+                raise ConfigError(_explained(error)) from error
+            if noted != [_UNREADY]:
+                raise ConfigError(noted[0]) from error
+            self._count_unready(trainer)
+            return None
         finally:
             torch._C._set_grad_enabled(grad_enabled)
+        self._unready = 0
         optimizer._opt_called = True  # torch's schedulers want to know
         for name, value, smoothing_hint in puts:
             trainer.storage.put_scalar(name, value, smoothing_hint=smoothing_hint)
@@ -132,20 +151,32 @@ class CompiledStep:
                 pass
         for part, _ in split_batch(batch, trainer.accumulation_steps):
             trainer.adapter.prepare(trainer.model, part)
+        noted.clear()
         with self._tracing:
             result = self._compiled(*args)
         self._ran = True
         return result
+
+    def _count_unready(self, trainer: Any) -> None:
+        """Find an optimizer whose state is never complete: each step would be traced, and run the ordinary way."""
+        self._unready += 1
+        if self._unready - trainer.nonfinite.steps > _MAX_UNREADY:
+            raise ConfigError(
+                f"{KEY}: {type(self._optimizer).__name__} makes new state in each step, so that none can be compiled: "
+                f"use another optimizer, or set {KEY} to False"
+            )
 
     def _warn_of_limit(self) -> None:
         if self._warned:
             return
         self._warned = True
         logger.warning(
-            "%s: more than %d graphs would be needed, one for each shape of batch, or for each value of something "
-            "that changes in the model; other steps are run the ordinary way. Give batches fewer shapes "
-            "(DATALOADER.DROP_LAST, padding), set SOLVER.COMPILE_STEP_ARGS.dynamic, or raise its recompile_limit. "
-            "TORCH_LOGS=recompiles shows the reasons",
+            "%s: more than %d graphs would be needed: one for each shape of batch, each value of the optimizer's "
+            "settings but the learning rate, and each value of something that changes in the model; other steps are "
+            'run the ordinary way. The line of torch above, "last reason", tells which it is. If it is shapes, give '
+            "batches fewer (DATALOADER.DROP_LAST, padding), set SOLVER.COMPILE_STEP_ARGS.dynamic, or raise its "
+            "recompile_limit. If it is the optimizer's momentum or betas, leave their schedule out (of torch's "
+            "CyclicLR and OneCycleLR: cycle_momentum=False)",
             KEY,
             torch._dynamo.config.recompile_limit,
         )
@@ -177,7 +208,12 @@ def _step(inside: Any, trainer: Any, optimizer: Any, batch: Any) -> Any:
         losses = this.accumulate(batch) if trainer.accumulation_steps > 1 else this.forward_backward(batch)
     losses = {name: loss.detach() for name, loss in losses.items()}
     before = [(tensor, tensor.clone()) for tensor in _updated_by(optimizer)]
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    held = [_size_of_state(optimizer, parameter) for parameter in parameters]
     this.optimizer_step()
+    if held != [_size_of_state(optimizer, parameter) for parameter in parameters]:
+        note(_UNREADY)
+        raise _UnreadyError  # decided when the step is traced: nothing has been run
     # An update by gradients that are not finite is undone before anybody can see it.
     finite = sum(losses.values()).isfinite()
     for tensor, old in before:
@@ -185,6 +221,12 @@ def _step(inside: Any, trainer: Any, optimizer: Any, batch: Any) -> Any:
     if not trainer.zero_grad_before_forward:
         optimizer.zero_grad()
     return losses, this.storage.values
+
+
+def _size_of_state(optimizer: Any, parameter: torch.Tensor) -> int:
+    if parameter not in optimizer.state:
+        return 0
+    return sum(value is not None for value in optimizer.state[parameter].values())
 
 
 def _updated_by(optimizer: Any) -> list[torch.Tensor]:

@@ -34,6 +34,7 @@ from .resume import (
     changes_since,
     check_changes,
     describe_changes,
+    epochs_at,
     hyperparameters,
     iteration_of,
     kinds,
@@ -180,7 +181,7 @@ class DefaultTrainer(PortedTrainer):
             SystemExit: an expected result was missed.
         """
         logger.info("Model:\n%s", model_summary(unwrap_model(self.model)))
-        epochs = f" ({self.max_iter / self.iters_per_epoch:.4g} epochs)" if self.iters_per_epoch else ""
+        epochs = f" ({epochs_at(self.max_iter, self._stretches):.4g} epochs)" if self._stretches else ""
         logger.info(
             "Training for %d iterations%s, %d samples each, on %s",
             self.max_iter,
@@ -228,7 +229,8 @@ class DefaultTrainer(PortedTrainer):
         """The hooks of a usual run, in the order they are called in, those of the config's HOOKS among them."""
         cfg = self.cfg
         # The time of a step ends where the other hooks begin.
-        ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.SignalHandler(), hooks.LRScheduler()]
+        ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.SignalHandler()]
+        ret.append(hooks.LRScheduler(metric=cfg.SOLVER.LR_SCHEDULER_METRIC or None))
         # All ranks have the same hooks, and so do the same at the same step; only the first has files to write.
         # Acts at the end of the step, when all hooks are done, wherever it stands.
         max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None
@@ -266,7 +268,7 @@ class DefaultTrainer(PortedTrainer):
             best = cfg.CHECKPOINT.BEST
             ret.append(
                 hooks.BestCheckpointer(
-                    0,
+                    best.PERIOD,
                     self.checkpointer,
                     best.METRIC,
                     best.MODE,
@@ -439,6 +441,7 @@ class DefaultTrainer(PortedTrainer):
         solver.STEPS = tuple(shorter(step) for step in solver.STEPS)
         solver.CHECKPOINT_PERIOD = shorter(solver.CHECKPOINT_PERIOD)
         cfg.TEST.EVAL_PERIOD = shorter(cfg.TEST.EVAL_PERIOD)
+        cfg.CHECKPOINT.BEST.PERIOD = shorter(cfg.CHECKPOINT.BEST.PERIOD)
         solver.REFERENCE_WORLD_SIZE = num_workers
         logger.info(
             "Scaled from %d to %d processes: batch size %d, learning rate %g, %s iterations",

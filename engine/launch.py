@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from ..config import ConfigError
+from ..hooks.guards import EXIT_AGAIN
 from .rank import GOOD_ORDER, Failure, Place, environment, log_file, run_rank, watch_parent
 
 __all__ = ["DEFAULT_TIMEOUT", "launch", "launched_by_torchrun", "restarted"]
@@ -112,8 +114,9 @@ def launch(
             forwarding.to(processes)
             codes = _wait(processes, places, store)
         asked_to_end = [code for code in codes.values() if -code in forwarding.passed_on]
-        if asked_to_end:  # before the ranks could say what they do then
-            raise SystemExit(128 - asked_to_end[0])
+        if asked_to_end:  # before training, or after it: the ranks have no handlers of their own then
+            again = {getattr(signal, name, 0) for name in ("SIGTERM", "SIGUSR1")}
+            raise SystemExit(EXIT_AGAIN if -asked_to_end[0] in again else 128 - asked_to_end[0])
         _raise_what_happened(processes, places, codes, store)
         return pickle.loads(result.read_bytes()) if result.exists() else None
 
@@ -223,6 +226,10 @@ def _start(
     method = _start_method(main_func)
     context: Any = torch.multiprocessing.get_context(method)
     processes: list[Any] = []
+    if method == "spawn":
+        resource_tracker.ensure_running()  # or its start, with that of the first process, would undo what follows
+    # They inherit this: Ctrl-C on a terminal waits until their imports are done, and _child() can say what it means.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for place in places:
             process = context.Process(target=_child, args=(place, address, main_func, args, result, method))
@@ -235,6 +242,8 @@ def _start(
             f"launch() gives main_func and args to new processes, which takes a function at the top of a module and "
             f"picklable arguments: {error}"
         ) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return processes
 
 
@@ -268,6 +277,7 @@ def _child(
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, _cores() // place.local_size))
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see _start
         value = run_rank(main_func, args, dist.TCPStore(*address, is_master=False), place)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
@@ -382,7 +392,12 @@ def _raise_what_happened(
         raise SystemExit((worst or list(bad.values()))[0])
     elif first.kind == "config":
         raise ConfigError(first.text)
+    elif first.kind == "interrupted" and set(bad.values()) <= set(GOOD_ORDER):  # all were, as by Ctrl-C
+        raise SystemExit(130)
     _log_first(first, log_file(store))
+    if first.kind == "interrupted":
+        sys.stderr.write(f"{first.describe()}\n")
+        raise SystemExit(130)
     index = next((index for index, place in enumerate(places) if place.rank == first.rank), -1)
     process_id = processes[index].pid if index >= 0 else -1
     if first.kind == "killed":

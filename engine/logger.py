@@ -110,6 +110,17 @@ def _add_file(logger: logging.Logger, path: str, level: int, rank: int) -> None:
     logger.addHandler(handler)
 
 
+def close_logs(folder: str) -> None:
+    """Close the log files in a folder; the console goes on."""
+    begin = os.path.join(os.path.abspath(folder), "")
+    for logger in [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]:
+        for handler in logger.handlers[:]:
+            if isinstance(handler, _FileHandler) and handler.log_path.startswith(begin):
+                logger.removeHandler(handler)
+                handler.stream.close()
+    _open_log.cache_clear()
+
+
 @functools.cache
 def _open_log(path: str) -> IO[str]:
     """One stream a file, so that lines of several loggers do not overwrite each other."""

@@ -61,14 +61,16 @@ class OverRanks:
         """Whether a loss of this step is NaN or infinite on any rank: all ranks get the same answer.
 
         Gradients are what all ranks share: one that is not finite on any rank has made them so on all. Only then do
-        they ask each other.
+        they ask each other. A loss that no gradient depends on leaves them finite: then the rank that found it acts
+        alone. It fails by the policy "raise", which ends all; asks all to stop by "stop", which they do within about a
+        second; and by "skip" there is nothing to skip.
 
         Args:
             trainer: its gradients are final. On a GPU, and with a gradient scaler, the answer is not waited for.
             found: what this rank found of its own losses.
 
         Returns:
-            An error that names the rank, or None.
+            An error that names the rank, or None; the same on all ranks, but for such a loss.
         """
         if trainer.grad_scaler is not None:
             return None
@@ -77,13 +79,21 @@ class OverRanks:
         if not gradients or gradients[0].device.type != "cpu":
             return None
         if torch.stack([norm.float() for norm in torch._foreach_norm(gradients)]).isfinite().all():
-            return None
+            return None if found is None else self._found_alone(trainer, found)
         messages: list[str | None] = comm.all_gather(None if found is None else str(found))
         bad = [(rank, message) for rank, message in enumerate(messages) if message is not None]
         if not bad:  # finite losses, and gradients that are not: the next losses will tell
             return None
         others = f" (and on {len(bad) - 1} other ranks)" if len(bad) > 1 else ""
         return FloatingPointError(f"on rank {bad[0][0]}{others} {bad[0][1]}")
+
+    def _found_alone(self, trainer: Any, found: FloatingPointError) -> FloatingPointError | None:
+        what = f"on rank {comm.get_rank()} {found}"
+        if trainer.nonfinite.policy == "raise":
+            return FloatingPointError(what)
+        if trainer.nonfinite.policy == "stop":
+            trainer.request_stop(what)
+        return None
 
 
 def names_to_share(losses: Mapping[str, Any], prefix: str = "") -> set[str]:

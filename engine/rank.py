@@ -34,8 +34,9 @@ GOOD_ORDER = (0, 75, 130)
 
 _FAILURE, _LOG_FILE = "hookline/failure", "hookline/log_file"
 _LOOK_EVERY = 0.5
-# Seconds that a rank is left to end by itself after another one failed.
-_GRACE = 4.0
+# Seconds that a rank is left to end by itself after another one failed; or was interrupted, as most likely it is too,
+# and may be writing its metrics.
+_GRACE, _GRACE_INTERRUPTED = 4.0, 20.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Failure:
 
     Attributes:
         rank: its number.
-        kind: "config" for bad input, whose message is all there is to say; "exception"; "killed".
+        kind: "config" for bad input, whose message is all there is to say; "interrupted" by KeyboardInterrupt;
+            "exception"; "killed".
         text: the message, or the traceback.
     """
 
@@ -76,7 +78,8 @@ class Failure:
         """From an exception that ends a rank."""
         if isinstance(error, ConfigError):
             return cls(rank, "config", str(error))
-        return cls(rank, "exception", "".join(traceback.format_exception(error)).rstrip())
+        kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "exception"
+        return cls(rank, kind, "".join(traceback.format_exception(error)).rstrip())
 
     def tell(self, store: "dist.Store") -> "Failure":
         """Put it into the store unless another rank was faster; returns what is there then: the first failure."""
@@ -97,7 +100,12 @@ class Failure:
 
     def describe(self) -> str:
         """For a log, in one piece."""
-        return f"Rank {self.rank} failed first:\n{self.text}"
+        return f"Rank {self.rank} {self.how} first:\n{self.text}"
+
+    @property
+    def how(self) -> str:
+        """In words: it "failed", or "was interrupted"."""
+        return "was interrupted" if self.kind == "interrupted" else "failed"
 
 
 def tell_log_file(path: str) -> None:
@@ -150,7 +158,8 @@ def run_rank(main_func: Callable[..., Any], args: tuple[Any, ...], store: "dist.
         # A code that all ranks end with is waited for; any other is that of one rank, while others may be at work.
         _leave(place.timeout if end.code in (None, *GOOD_ORDER) else timedelta(seconds=5))
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        Failure.of(error, place.rank).tell(store)  # what the others fail with, if they are not interrupted too
         raise
     except BaseException as error:
         first = Failure.of(error, place.rank).tell(store)
@@ -182,11 +191,11 @@ def _watch(store: "dist.Store", rank: int, stop: threading.Event) -> None:
             return
         if failure is None or failure.rank == rank:
             continue
-        if stop.wait(_GRACE):
+        if stop.wait(_GRACE_INTERRUPTED if failure.kind == "interrupted" else _GRACE):
             return
         with _log_stream() as stream:
             stream.write(
-                f"rank {rank} is ended, since rank {failure.rank} failed and it did not end by itself; "
+                f"rank {rank} is ended, since rank {failure.rank} {failure.how} and it did not end by itself; "
                 f"its threads stand here:\n"
             )
             stream.flush()

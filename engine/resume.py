@@ -19,6 +19,7 @@ __all__ = [
     "changes_since",
     "check_changes",
     "describe_changes",
+    "epochs_at",
     "hyperparameters",
     "iteration_of",
     "kinds",
@@ -209,3 +210,9 @@ def iteration_of(epochs: float, stretches: Sequence[Stretch]) -> int:
     """The number of iterations after so many epochs of such a run."""
     start, before, length = [stretch for stretch in stretches if stretch[1] <= epochs][-1]
     return max(1, start + round((epochs - before) * length))
+
+
+def epochs_at(iteration: int, stretches: Sequence[Stretch]) -> float:
+    """The number of epochs after so many iterations of such a run: the inverse of :func:`iteration_of`."""
+    start, before, length = [stretch for stretch in stretches if stretch[0] <= iteration][-1]
+    return before + (iteration - start) / length

@@ -68,8 +68,9 @@ class SimpleTrainer(TrainerBase):
             DistributedDataParallel.
     """
 
-    # How steps are made as one unit, if they are.
+    # How steps are made as one unit, if they are, and whether the present one is.
     _whole_step: CompiledStep | GraphedStep | None = None
+    _is_whole = False
 
     def __init__(
         self,
@@ -199,6 +200,7 @@ class SimpleTrainer(TrainerBase):
     def _run_whole_step(self, batch: Any, data_time: float) -> bool:
         """Have the step made as one unit; False if it has to be made in parts."""
         losses = self._whole_step.run(self, batch)  # type: ignore[union-attr]
+        self._is_whole = losses is not None
         if losses is None:
             return False
         self._write_metrics(losses, data_time)
@@ -320,7 +322,7 @@ class SimpleTrainer(TrainerBase):
             return
         listeners, scaler = self._listeners, self.grad_scaler
         if scaler is not None and (self.clip_gradients is not None or listeners["before_optimizer_step"]):
-            for optimizer in getattr(self.optimizer, "optimizers", [self.optimizer]):
+            for optimizer in _with_gradients(self.optimizer):
                 scaler.unscale_(optimizer)
         if self.clip_gradients is not None:
             parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -332,9 +334,11 @@ class SimpleTrainer(TrainerBase):
         if scaler is None:
             self._fast_optimizer().step()
         else:
-            for optimizer in getattr(self.optimizer, "optimizers", [self.optimizer]):
+            optimizers = _with_gradients(self.optimizer)
+            for optimizer in optimizers:
                 scaler.step(optimizer)
-            scaler.update()
+            if optimizers:
+                scaler.update()
             scale = getattr(scaler, "_scale", None)
             if scale is not None:  # get_scale() would wait for the device
                 self.storage.put_scalar("grad_scale", scale, smoothing_hint=False)
@@ -413,7 +417,7 @@ class SimpleTrainer(TrainerBase):
         if (
             self.nonfinite.policy == "skip"
             and self.grad_scaler is None
-            and self._whole_step is None
+            and not self._is_whole
             and self._device_type() != "cpu"
         ):
             skip_on_device(getattr(self.optimizer, "optimizers", [self.optimizer]), loss_dict)
@@ -500,6 +504,15 @@ def _whole_step(compile_step: bool | Mapping[str, Any], cuda_graph: bool) -> Com
     if cuda_graph:
         raise ConfigError("SOLVER.COMPILE_STEP and SOLVER.CUDA_GRAPH are two ways to run a step: choose one")
     return CompiledStep({} if compile_step is True else compile_step)
+
+
+def _with_gradients(optimizer: Any) -> list[Any]:
+    """The optimizers that have something to do: scalers refuse those whose parameters all have no gradient."""
+    return [
+        one
+        for one in getattr(optimizer, "optimizers", [optimizer])
+        if any(p.grad is not None for group in one.param_groups for p in group["params"])
+    ]
 
 
 def _rng_of_this_rank(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:

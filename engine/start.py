@@ -8,8 +8,9 @@ import random
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -19,23 +20,26 @@ import torch
 import hookline
 
 from ..config import CfgNode, ConfigError, suggest
-from ..config.files import replace_text
+from ..config.files import replace_file, replace_text
 from ..hooks import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from ..hooks.guards import EXIT_AGAIN, EXIT_INTERRUPTED
 from . import comm
 from .check import check_config
+from .checkpoint.candidates import saved_config
 from .launch import launched_by_torchrun, restarted
-from .logger import setup_logger
+from .logger import close_logs, setup_logger
 from .rank import tell_log_file
 from .report import describe_config
 
 __all__ = [
     "check_config",
+    "choose_seed",
     "config_errors_exit",
     "default_argument_parser",
     "default_setup",
     "default_writers",
     "seed_all_rng",
+    "unchanged_if_refused",
 ]
 
 logger = logging.getLogger(__name__)
@@ -94,7 +98,8 @@ def config_errors_exit() -> Iterator[None]:
     """Within it a :class:`ConfigError` ends the program with its message and exit code 2, Ctrl-C with 130.
 
     SIGTERM and SIGUSR1 end it with 75 (start it again), wherever :class:`~hookline.hooks.SignalHandler` does not look
-    after them: before training and after it.
+    after them: before training and after it. Handlers that a program has for the time of its imports, as
+    ``tools/train_net.py`` does, are back in place after it.
     """
     try:
         with _signals_exit():
@@ -117,10 +122,11 @@ def _signals_exit() -> Iterator[None]:
 
     before = {}
     if threading.current_thread() is threading.main_thread():
-        for name in ("SIGTERM", "SIGUSR1"):
-            if hasattr(signal, name):
-                number = getattr(signal, name)
-                before[number] = signal.signal(number, leave)
+        handlers: dict[str, Any] = {"SIGTERM": leave, "SIGUSR1": leave, "SIGINT": signal.default_int_handler}
+        for name, handler in handlers.items():
+            number = getattr(signal, name, None)  # not all systems have all
+            if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # as nohup and "&" have it
+                before[number] = signal.signal(number, handler)
     try:
         yield
     finally:
@@ -137,6 +143,7 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
     4. The full config is saved as ``OUTPUT_DIR/config.yaml``.
     5. Everything random is seeded with SEED; one is drawn if it is negative, and put into ``cfg``.
 
+    What only turns out later, such as weights that do not fit the model, is undone by :func:`unchanged_if_refused`.
     Every process of the run calls it. In one that torchrun started again (``--max-restarts``) ``args.resume`` is set:
     the run goes on from its last checkpoint.
 
@@ -154,7 +161,7 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
         args.resume = True
     output_dir, rank = cfg.OUTPUT_DIR, comm.get_rank()
     resume = bool(getattr(args, "resume", False))
-    _choose_seed(cfg, resume)
+    choose_seed(cfg, resume)
     if comm.is_main_process():
         moved = "" if resume or eval_only else set_aside(output_dir, keep=cfg.MODEL.WEIGHTS)
         _make_folder(output_dir)
@@ -188,14 +195,23 @@ def _make_folder(path: str) -> None:
         raise ConfigError(f"OUTPUT_DIR: cannot make {path}: {error.strerror}") from error
 
 
-def _choose_seed(cfg: CfgNode, resume: bool) -> None:
-    """Draw a seed if none is set; a resumed run goes on with the one that was drawn for it."""
+def choose_seed(cfg: CfgNode, resume: bool) -> None:
+    """Draw a seed if SEED is negative, and put it into ``cfg``.
+
+    Args:
+        cfg: the full config.
+        resume: go on with the seed that was drawn for the run in OUTPUT_DIR: that of its ``config.yaml``, or else of
+            the config in its last checkpoint that can be read.
+    """
     if cfg.SEED >= 0:
         return
     seed = -1
-    saved = os.path.join(cfg.OUTPUT_DIR, "config.yaml")
-    if resume and os.path.isfile(saved):
-        seed = CfgNode.load_yaml_with_base(saved).get("SEED", -1)
+    if resume and comm.is_main_process():  # the others get it from there
+        path = os.path.join(cfg.OUTPUT_DIR, "config.yaml")
+        if os.path.isfile(path):
+            seed = CfgNode.load_yaml_with_base(path).get("SEED", -1)
+        elif saved := saved_config(cfg.OUTPUT_DIR):
+            seed = CfgNode.load_cfg(saved).get("SEED", -1)
     if seed < 0:
         seed = int.from_bytes(os.urandom(4), "little") % 2**31
     seed = comm.broadcast_object(seed)
@@ -237,6 +253,75 @@ def set_aside(output_dir: str, keep: str = "") -> str:
     for name in found:
         os.rename(os.path.join(output_dir, name), os.path.join(target, name))
     return target
+
+
+@contextmanager
+def unchanged_if_refused(output_dir: str) -> Iterator[None]:
+    """Within it a :class:`ConfigError` leaves a run's folder as it was; the log of a run that is there notes it.
+
+    For all that comes between :func:`default_setup` and the first step. What default_setup() does to the folder is
+    undone by the main process: an earlier run is moved back, its ``config.yaml`` too, and a new folder goes.
+
+    Args:
+        output_dir: the run's folder; it need not exist.
+    """
+    if not comm.is_main_process():
+        yield
+        return
+    existed, before, config = os.path.isdir(output_dir), set[str](), b""
+    if existed:
+        before = set(os.listdir(output_dir))
+    if "config.yaml" in before:
+        config = _content(os.path.join(output_dir, "config.yaml"))
+    try:
+        yield
+    except ConfigError as error:
+        if os.path.isdir(output_dir):
+            close_logs(output_dir)
+            _put_back(output_dir, before, config)
+            _note_refusal(output_dir, error)
+            if not existed:
+                with suppress(OSError):  # another process's log may be in it
+                    os.rmdir(output_dir)
+        raise
+
+
+def _put_back(folder: str, before: set[str], config: bytes) -> None:
+    """Undo what default_setup() did to a folder that held the files ``before``, and ``config`` as config.yaml."""
+    for name in sorted(set(os.listdir(folder)) - before):
+        if name.startswith("previous_"):
+            _move_back(os.path.join(folder, name), folder)
+    for name in set(os.listdir(folder)) - before:
+        if name == "config.yaml" or name.startswith("log.txt"):
+            os.remove(os.path.join(folder, name))
+    path = os.path.join(folder, "config.yaml")
+    if "config.yaml" in before and _content(path) != config:
+        replace_file(path, lambda file: file.write(config))
+
+
+def _move_back(source: str, folder: str) -> None:
+    """Undo :func:`set_aside`; logs that were begun since are joined to those that come back."""
+    for name in os.listdir(source):
+        there, here = os.path.join(source, name), os.path.join(folder, name)
+        if name.startswith("log.txt") and os.path.isfile(here):
+            with open(there, "ab") as file:
+                file.write(_content(here))
+        os.replace(there, here)
+    os.rmdir(source)
+
+
+def _content(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _note_refusal(folder: str, error: ConfigError) -> None:
+    """Say in the log, if there is one, what came of the attempt that it tells of."""
+    path = os.path.join(folder, "log.txt")
+    if os.path.isfile(path):
+        with open(path, "a", encoding="utf-8") as file:
+            now = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(f"[{now},000 rank0] {__name__} ERROR: Refused, and the folder left as it was: {error}\n")
 
 
 def _same_file(path: str, other: str) -> bool:

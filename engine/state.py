@@ -5,6 +5,7 @@ import random
 from collections.abc import Collection, Hashable, Mapping, Set
 from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta
+from decimal import Decimal
 from enum import Enum
 from typing import Any
 
@@ -50,8 +51,8 @@ def to_plain(value: Any, where: str = "state") -> Any:
     """Turn numpy's, torch's and Python's everyday types into tensors and plain data, which load without pickle.
 
     Containers are copied, tensors are not. Parameters and subclasses of tensors become tensors, generators of random
-    numbers their state, enums their value, dataclasses dicts, paths and dates strings, timedeltas seconds, deques and
-    the like lists, any mapping a dict.
+    numbers (torch's, NumPy's, Python's) their state, enums their value, dataclasses dicts, paths, dates and Decimals
+    strings, timedeltas seconds, deques and the like lists, any mapping a dict.
 
     Args:
         value: what to turn.
@@ -78,7 +79,9 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, np.generic):
-        return _plain(value.item(), where) if not isinstance(value, np.void) else _refuse(value, where)
+        item = value.item()  # a longdouble's is a longdouble
+        refused = isinstance(value, np.void) or isinstance(item, np.generic)
+        return _refuse(value, where) if refused else _plain(item, where)
     if isinstance(value, int):
         return int(value) if not _is_too_large(value) else _refuse(value, where, "an int too large")
     if isinstance(value, float):
@@ -89,6 +92,14 @@ def _plain(value: Any, where: str) -> Any:
         return _plain_array(value, where)
     if isinstance(value, torch.Generator):
         return value.get_state()
+    if isinstance(value, np.random.Generator | np.random.BitGenerator):
+        return _plain_state(getattr(value, "bit_generator", value).state)
+    if isinstance(value, np.random.RandomState):
+        return _plain_state(value.get_state(legacy=False))
+    if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
+        return value.getstate()
+    if isinstance(value, Decimal):
+        return str(value)
     if isinstance(value, timedelta):
         return value.total_seconds()
     if isinstance(value, date | time):  # datetime is a date
@@ -109,6 +120,13 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, Collection) and not isinstance(value, torch.nn.Module):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     return _refuse(value, where)
+
+
+def _plain_state(state: Any) -> Any:
+    """Of one of NumPy's generators, which take lists of ints back, but no tensors of large ones."""
+    if isinstance(state, Mapping):
+        return {key: _plain_state(value) for key, value in state.items()}
+    return state.tolist() if isinstance(state, np.ndarray | np.generic) else state
 
 
 def _plain_key(key: Any, where: str) -> Any:

@@ -10,7 +10,7 @@ from ..hooks.base import STEP_EVENTS, HookBase, StopTraining
 from ..hooks.events import EventStorage
 from ..hooks.host import HookHost, hook_name
 from . import comm
-from .agreement import Agreement
+from .agreement import Agreement, HooksNow
 from .shared_metrics import share_metrics
 
 __all__ = ["HookBase", "TrainResult", "TrainerBase"]
@@ -69,6 +69,7 @@ class TrainerBase(HookHost):
         self._error: BaseException | None = None
         self._requests: set[str] = set()
         self._agreement: Agreement | None = None  # with the other ranks, while several of them train
+        self._hook_changes = 0
         self._began = 0.0
         self._warned: set[str] = set()
         self._storage_state: Mapping[str, Any] | None = None
@@ -99,7 +100,8 @@ class TrainerBase(HookHost):
         self._start_hooks()
         self._agreement = None
         if comm.get_world_size() > 1:
-            self._agreement = Agreement(start_iter, list(map(hook_name, self._hooks)))
+            self._hook_changes = 0
+            self._agreement = Agreement(start_iter, self._hooks_now())
         logger.debug("Hooks, in the order they are called in:\n%s", self.describe_hooks())
         self.storage = EventStorage(start_iter)
         if self._storage_state is not None:  # a resume: windows go on where they were
@@ -107,14 +109,15 @@ class TrainerBase(HookHost):
             self._storage_state = None
         with self.storage:
             try:
-                self.before_train()
-                while self.iter < self.max_iter and self._stop_reason is None:
-                    self.before_step()
-                    self.run_step()
-                    self.after_step()
-                    self.iter += 1
-            except StopTraining as stop:  # raised by a step, on all ranks; those of hooks are requests already
-                self._stop_reason = self._stop_reason or str(stop) or "stop requested"
+                try:
+                    self.before_train()
+                    while self.iter < self.max_iter and self._stop_reason is None:
+                        self.before_step()
+                        self.run_step()
+                        self.after_step()
+                        self.iter += 1
+                except StopTraining as stop:  # raised by a step; those of hooks are requests already
+                    self._give_up_step(stop)
             except BaseException as error:
                 self._requests.clear()  # of a step that will not end
                 self._fail(error)
@@ -127,6 +130,20 @@ class TrainerBase(HookHost):
             reason, exit_code = ("completed", 0) if self.completed else (reason, self._exit_code)
         logger.info("Training ended at iteration %d: %s", self.iter, reason)
         return TrainResult(reason, self.iter, metrics, exit_code)
+
+    def _give_up_step(self, stop: StopTraining) -> None:
+        """A step ends with ``StopTraining``, and training with it, if it does so on all ranks."""
+        reason = str(stop) or "stop requested"
+        if self._agreement is not None:
+            try:
+                self._agreement.all_stop(self.iter)
+            except TimeoutError as missing:
+                raise RuntimeError(
+                    f"StopTraining({reason!r}) was raised in step {self.iter} of rank {comm.get_rank()}, and not on "
+                    f"all ranks: the others cannot finish a step that one gives up ({missing}). Where one rank wants "
+                    "to stop, call trainer.request_stop(reason) instead: all then end with the same step"
+                ) from stop
+        self._stop_reason = self._stop_reason or reason
 
     def request_stop(self, reason: str = "", exit_code: int = 0, everywhere: bool = False) -> None:
         """Ask that training end, in good order, with the present step. The first one to ask counts.
@@ -169,6 +186,11 @@ class TrainerBase(HookHost):
     def clock(self) -> float:
         """Seconds since training began; of several ranks all are told the same, as of when they last agreed."""
         return time.monotonic() - self._began if self._agreement is None else self._agreement.clock
+
+    @property
+    def ranks_alike(self) -> bool:
+        """Whether several ranks train, with the same hooks: then a hook may exchange with the others in its events."""
+        return self._agreement is not None and self._agreement.alike
 
     @property
     def finished_iter(self) -> int:
@@ -225,12 +247,23 @@ class TrainerBase(HookHost):
 
     def _agree(self, agreement: Agreement) -> None:
         """Do what any rank asked for. Metrics come first: what is written, and judged by, is of all ranks."""
-        events, stop = agreement.exchange(self.iter)
+        events, stop = agreement.exchange(self.iter, self._hooks_now())
         self._requests |= events
         if stop is not None and self._stop_reason is None:
             self._stop_reason, self._exit_code = stop
         if self._requests and agreement.alike:
             share_metrics(self.storage, self._finished)
+
+    def _hooks_now(self) -> HooksNow:
+        waiting = len(self._joined) + len(self._left)
+        return HooksNow(tuple(map(hook_name, self._hooks)), self._hook_changes + waiting)
+
+    def _change_hooks(self) -> None:
+        """Before a step: hooks join and leave; those of several ranks that act alike at the same step on all."""
+        if self._agreement is not None and not self._agreement.may_change(self.iter, self._hooks_now()):
+            return
+        self._hook_changes += len(self._joined) + len(self._left)
+        super()._change_hooks()
 
     def _gather_state(self) -> None:
         """All ranks are about to save: bring together what a subclass's state needs of each."""

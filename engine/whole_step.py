@@ -1,7 +1,7 @@
 """What running a step as one unit needs, whether it is compiled or captured: stand-ins, and what cannot be done."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.optim import Optimizer
@@ -9,11 +9,21 @@ from torch.optim import Optimizer
 from ..config import CfgNode, ConfigError, component
 from ..hooks.base import HOOK_REGISTRY, STEP_EVENTS, HookBase
 from ..hooks.host import hook_name
+from ..hooks.schedule import LRScheduler
 from . import comm
 from .fast_path import plain_step
 from .modeling import check_compile, resolve_device
 
-__all__ = ["OUTSIDE_EVENTS", "OptimizerStandIn", "check_asked", "check_step_config", "check_whole_step", "inside_of"]
+__all__ = [
+    "OUTSIDE_EVENTS",
+    "OptimizerStandIn",
+    "check_asked",
+    "check_step_config",
+    "check_whole_step",
+    "inside_of",
+    "note",
+    "noted",
+]
 
 OUTSIDE_EVENTS = ("before_fetch", "after_fetch", "after_optimizer_step")
 """Events of a step that come before or after all that is one unit."""
@@ -107,14 +117,25 @@ class _Inside:
     Everything else is the trainer's, so that there is one definition of what a step is.
     """
 
+    _outside: Any
+    optimizer: Any
+    storage: Any
+    _listeners: dict[str, tuple[Any, ...]]
+
     def __init__(self, trainer: Any, optimizer: Any) -> None:
-        self._outside = trainer
-        self.optimizer = optimizer
-        self.storage: Any = _Puts()
-        self._listeners = _NOBODY
+        own = {"_outside": trainer, "optimizer": optimizer, "storage": _Puts(), "_listeners": _NOBODY}
+        for name, value in own.items():
+            object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._outside, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        _refuse(
+            f"{type(self._outside).__name__} assigns self.{name} within the step, which is one unit "
+            "(SOLVER.COMPILE_STEP, SOLVER.CUDA_GRAPH): it would be lost. Assign it between steps, such as in "
+            "after_step, put numbers by self.storage.put_scalar, or set that key to False"
+        )
 
     def after_backward(self) -> None:
         pass
@@ -129,8 +150,38 @@ class _Puts:
     def __init__(self) -> None:
         self.values: list[tuple[str, Any, bool]] = []
 
-    def put_scalar(self, name: str, value: Any, smoothing_hint: bool = True) -> None:
+    def put_scalar(self, name: str, value: Any, smoothing_hint: bool = True, cur_iter: int | None = None) -> None:
+        if cur_iter is not None:
+            _refuse(
+                f"the metric {name} is put with a cur_iter within the step, which is one unit (SOLVER.COMPILE_STEP, "
+                "SOLVER.CUDA_GRAPH): leave cur_iter out, or set that key to False"
+            )
         self.values.append((name, value, smoothing_hint))
+
+    def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
+        for name, value in kwargs.items():
+            self.put_scalar(name, value, smoothing_hint, cur_iter)
+
+    def __getattr__(self, name: str) -> Any:
+        _refuse(
+            f"self.storage.{name} is used within the step, which is one unit (SOLVER.COMPILE_STEP, SOLVER.CUDA_GRAPH): "
+            "there are put_scalar and put_scalars only. Use it between steps, such as in after_step, or set that key "
+            "to False"
+        )
+
+
+noted: list[str] = []
+"""What was last told by :func:`note`."""
+
+
+def note(message: str) -> None:
+    """Keep a message in :data:`noted`: what is raised while a compiler looks, it tells in words of its own."""
+    noted[:] = [message]
+
+
+def _refuse(message: str) -> NoReturn:
+    note(message)
+    raise ConfigError(message)
 
 
 _NOBODY: dict[str, tuple[Any, ...]] = dict.fromkeys(STEP_EVENTS, ())
@@ -226,6 +277,11 @@ def _reasons(trainer: Any) -> Iterator[str]:
         if event not in OUTSIDE_EVENTS and trainer._listeners[event]:
             hook = hook_name(trainer._listeners[event][0][2])
             yield f"the hook {hook} listens to {event}, which comes in the middle of it: leave the hook out"
+    for hook in trainer._hooks:
+        # torch's CyclicLR and OneCycleLR, whose default it is
+        if isinstance(hook, LRScheduler) and getattr(hook.scheduler, "cycle_momentum", False):
+            name = type(hook.scheduler).__name__
+            yield f"{name} changes the momentum in each, which takes a new one: set its cycle_momentum to False"
     if trainer.grad_scaler is not None:
         yield "float16's gradient scaler decides in the middle of it: set SOLVER.AMP.DTYPE to bfloat16"
     optimizer = trainer.optimizer

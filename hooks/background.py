@@ -12,10 +12,10 @@ class Background:
     Jobs gather for a moment and are then done together: a thread that wakes up takes Python's lock from the one that
     trains, which costs more than a small job does. The thread starts with the first job and ends with :meth:`close`;
     then a new one may start. An error of a job is raised by the next call here, in the thread that calls; the jobs
-    behind it are still done.
+    behind it are still done, and so is the one that this call gives.
 
     Args:
-        max_jobs: how many may wait; whoever gives more waits for room.
+        max_jobs: how many may wait; whoever gives more waits until they are fewer.
         delay: seconds that the first of them waits for others; :meth:`drain`, :meth:`close` and a full queue end it.
     """
 
@@ -23,26 +23,26 @@ class Background:
         self._max_jobs = max_jobs
         self._delay = delay
         self._jobs: list[Callable[[], None]] = []
-        self._thread: threading.Thread | None = None
-        self._errors: list[BaseException] = []
         # All below is read and changed under this lock; whoever changes it notifies those who wait for it.
         self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._errors: list[BaseException] = []
         self._busy = False  # jobs were taken, and are not all done
         self._hurry = False  # somebody waits: no delay
         self._closing = False
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Have ``job()`` called soon."""
-        self._raise()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="hookline-writers", daemon=True)
-            self._thread.start()
+        """Have ``job()`` called soon, also if this raises."""
         with self._changed:
-            if len(self._jobs) >= self._max_jobs:
-                self._wait_until(lambda: len(self._jobs) < self._max_jobs)
-            self._jobs.append(job)
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="hookline-writers", daemon=True)
+                self._thread.start()
+            self._jobs.append(job)  # first of all: whoever waits may be interrupted, and the job is to be done
             if len(self._jobs) == 1:  # the thread sleeps until there is one
                 self._changed.notify_all()
+            if len(self._jobs) > self._max_jobs:
+                self._wait_until(lambda: len(self._jobs) <= self._max_jobs)
+        self._raise()
 
     def drain(self) -> None:
         """Wait until all jobs are done."""
@@ -51,13 +51,17 @@ class Background:
         self._raise()
 
     def close(self) -> None:
-        """Wait until all jobs are done, and end the thread."""
-        if self._thread is not None:
-            with self._changed:
-                self._closing = self._hurry = True
-                self._changed.notify_all()
-            self._thread.join()
-            self._thread, self._closing = None, False
+        """Wait until all jobs are done, and end the thread. One that is interrupted may be followed by any call."""
+        thread = self._thread
+        if thread is not None:
+            try:
+                with self._changed:
+                    self._closing = self._hurry = True
+                    self._changed.notify_all()
+                thread.join()
+            finally:
+                with self._changed:
+                    self._closing = False
         self._raise()
 
     def _wait_until(self, condition: Callable[[], bool]) -> None:
@@ -72,7 +76,8 @@ class Background:
                 try:
                     job()
                 except BaseException as error:
-                    self._errors.append(error)
+                    with self._changed:
+                        self._errors.append(error)
             with self._changed:
                 self._busy = False
                 self._changed.notify_all()
@@ -84,13 +89,16 @@ class Background:
             self._changed.wait_for(lambda: self._hurry or self._closing, self._delay)
             jobs, self._jobs = self._jobs, []
             self._busy, self._hurry = bool(jobs), False
+            if not jobs:
+                self._thread = None  # said under the lock, so that no job is left to a thread that is ending
             self._changed.notify_all()
             return jobs
 
     def _raise(self) -> None:
-        if self._errors:
-            error, *others = self._errors
-            self._errors = []
+        with self._changed:
+            errors, self._errors = self._errors, []
+        if errors:
+            error, *others = errors
             for other in others:
                 error.add_note(f"then also: {type(other).__name__}: {other}")
             raise error

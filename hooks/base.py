@@ -13,7 +13,10 @@ HOOK_REGISTRY: Registry = Registry("HOOK")
 
 
 class StopTraining(Exception):
-    """Raised anywhere in a run, ends it in good order: the same as ``trainer.request_stop(reason)``."""
+    """Raised anywhere in a run, ends it in good order: the same as ``trainer.request_stop(reason)``.
+
+    In the model or ``run_step``, of several ranks all must raise it in the same step.
+    """
 
 
 class HookBase:

@@ -4,14 +4,12 @@ import logging
 import math
 import operator
 import os
-import shutil
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
-
 from ..config import ConfigError, Duration, suggest
 from .base import HOOK_REGISTRY, Every, HookBase
+from .best_files import BestFiles, Entry
 from .checkpoint import drain, save_with
 from .events import has_event_storage
 
@@ -28,9 +26,14 @@ class BestCheckpointer(HookBase):
     ``keep - 1`` next best are ``<file_prefix>_<iteration>.pth``. ``last_checkpoint`` is left alone: a resume goes on
     from where training was, not from the best. Saves the list of the best.
 
+    A file goes when it is no longer among the best, and the last checkpoint (that of ``last_checkpoint``) does not list
+    it either: until then it is kept under the name of its iteration. So a run that is killed and resumed finds every
+    file of the list it goes on with; an entry whose file is gone all the same is dropped, with a warning.
+
     A resume may start before the best file on disk was written. The list is then what it was at that point; the file
-    counts when the run comes to its iteration again. Should a value be best by the list, but worse than the file's,
-    the file is kept under the name of its iteration.
+    counts when the run comes to its iteration again with the same value. Should the run have another value there, or
+    another best before, the better file is kept as ``<file_prefix>_<iteration>_aside.pth``, with a warning, until the
+    run has one that is as good, and ``<file_prefix>.pth`` is the best of the list again.
 
     Args:
         eval_period: a duration; 0: only after evaluations.
@@ -65,15 +68,18 @@ class BestCheckpointer(HookBase):
         self._val_metric = val_metric
         self._better = operator.gt if mode == "max" else operator.lt
         self._checkpointer = checkpointer
-        self._file_prefix = file_prefix
         self._keep = keep
         self._load_at_end = load_at_end
-        # The best ones as (value, iteration), in order.
-        self.best: list[tuple[float, int]] = []
-        # What <file_prefix>.pth holds, as (value, iteration), and the same of files that a resumed run has yet to
-        # come to, and has put aside.
-        self._file: tuple[float, int] | None = None
-        self._aside: dict[int, float] = {}
+        self._files = BestFiles(checkpointer, file_prefix, val_metric)
+        self.best: list[Entry] = []
+        """The best ones as (value, iteration), in order."""
+        # The rest is of the process that writes: what <file_prefix>.pth holds, what was put aside, iterations of the
+        # files that have one in their names, what the last checkpoint lists, and what those to come will, by path.
+        self._file: Entry | None = None
+        self._aside: Entry | None = None
+        self._named: set[int] = set()
+        self._counted: frozenset[Entry] = frozenset()
+        self._saving: dict[str, frozenset[Entry]] = {}
         self._checked_iter: int | None = None
         self._warned = False
         self.loaded_iter: int | None = None
@@ -94,16 +100,13 @@ class BestCheckpointer(HookBase):
     def before_train(self) -> None:
         self._every.start()
         self._checked_iter = self.loaded_iter = None
-        if self.trainer.start_iter and self._writes:
-            self._file = self._read_file()
-            if self._file is not None and self._file[1] >= self.trainer.start_iter and self._file not in self.best:
-                logger.info(
-                    "%s holds iteration %d (%s: %.5g), which this run has yet to come to again: it is kept until then",
-                    self._path(),
-                    self._file[1],
-                    self._val_metric,
-                    self._file[0],
-                )
+        self._saving.clear()
+        if not self.trainer.start_iter:
+            return
+        if self._files.writes:
+            self._look_around()
+        if getattr(self._checkpointer, "needs_all_ranks", False):  # all must choose alike
+            self.best = self.trainer.comm.broadcast_object(self.best)
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if has_event_storage():  # an evaluation beside training is not for keeping weights by
@@ -117,20 +120,35 @@ class BestCheckpointer(HookBase):
         if self.trainer.completed:
             self._best_checking()
 
+    def before_save(self, path: str) -> None:
+        if not self._files.owns(path):
+            self._saving[path] = frozenset(self.best)
+
+    def after_save(self, path: str) -> None:
+        listed = self._saving.pop(path, None)
+        if listed is None or not self._files.writes:
+            return
+        if os.path.basename(self._checkpointer.get_checkpoint_file()) != os.path.basename(path):
+            return  # a resume will not go on from it
+        self._counted = listed
+        for iteration in self._unneeded():
+            self._files.remove(self._files.path(iteration))
+            self._named.discard(iteration)
+
     def after_run(self) -> None:
         trainer = self.trainer
         drain(self._checkpointer)
         if not self._load_at_end or trainer.failed or trainer.interrupted:
             return
         trainer.comm.synchronize()  # another rank writes
-        path = self._path()
+        path = self._files.path()
         if not self._checkpointer.path_manager.exists(path):
             logger.warning("There is no %s to load at the end: %s was never seen", path, self._val_metric)
             return
         # What was judged: the averaged weights, where a hook had those evaluated.
         options = {"weights_from": "auto"} if hasattr(self._checkpointer, "poll") else {}
         self._checkpointer.load(path, checkpointables=[], **options)
-        value, self.loaded_iter = self._read_file() or (math.nan, self.best_iter)
+        value, self.loaded_iter = self._files.read(path) or (math.nan, self.best_iter)
         logger.info(
             "The model has the best weights now: %s, of iteration %s, %s: %.5g",
             path,
@@ -147,118 +165,158 @@ class BestCheckpointer(HookBase):
             self._warn(latest)
             return
         value, iteration = latest[self._val_metric]
-        if iteration == self._checked_iter or any(iteration == it for _, it in self.best):
-            return
-        self._checked_iter = iteration
-        if not math.isfinite(value):
-            return
-        place = sum(not self._better(value, other) for other, _ in self.best)
-        if place >= self._keep:
+        if self._val_metric in self.trainer.storage.over_ranks and getattr(self.trainer, "ranks_alike", False):
+            values = self.trainer.comm.all_gather(value)  # a loss is this rank's part so far
+            value = sum(values) / len(values)
+        if iteration != self._checked_iter and all(iteration != it for _, it in self.best):
+            self._checked_iter = iteration
+            if math.isfinite(value):
+                self._consider(value, iteration)
+        self._settle(iteration)
+
+    def _consider(self, value: float, iteration: int) -> None:
+        if self._place(value) >= self._keep:
             logger.debug("%s is %.5f; the best so far: %s", self._val_metric, value, self.best)
             return
-        before = f" (before: {self.best[0][0]:.5g})" if self.best else ""
-        self.best.insert(place, (value, iteration))
-        dropped, self.best = self.best[self._keep :], self.best[: self._keep]
-        path = self._save(place, value, iteration, [it for _, it in dropped])
+        drain(self._checkpointer)  # a save that failed takes its entry out of the list
+        place, former = self._place(value), self.best
+        self.best = [*former[:place], (value, iteration), *former[place:]][: self._keep]
+        path = self._save(place, former)
         if place == 0:
+            before = f" (before: {former[0][0]:.5g})" if former else ""
             logger.info("Best %s so far: %.5g%s, saved %s", self._val_metric, value, before, path)
         else:
             logger.info("%s is %.5g, number %d of the best, saved %s", self._val_metric, value, place + 1, path)
 
-    def _save(self, place: int, value: float, iteration: int, dropped: list[int]) -> str:
-        outdated = [self._path(it) for it in dropped]
+    def _place(self, value: float) -> int:
+        """Where a value stands in the list; a later equal one stands behind."""
+        return sum(not self._better(value, other) for other, _ in self.best)
+
+    def _save(self, place: int, former: list[Entry]) -> str:
+        """Save the entry at ``place``; ``former`` was the list before it was there."""
+        trainer, files, (value, iteration) = self.trainer, self._files, self.best[place]
+        held = self._file
         if place == 0:
-            self._put_aside(value, iteration)
-            if self._aside.get(iteration, value) == value or not self._better(self._aside[iteration], value):
-                outdated.append(self._path(iteration))  # of an earlier course of the run, and made anew
-                self._aside.pop(iteration, None)
-        path = self._path(None if place == 0 else iteration)
-        trainer, former = self.trainer, self._file
-        if place == 0:
-            self._file = (value, iteration)
+            self._keep_file()
+            self._file = self.best[0]
+        path = files.path(None if place == 0 else iteration)
+        unneeded = self._unneeded()
+        outdated = [files.path(it) for it in unneeded]
+        overtaken = self._aside if self._aside and not self._better(self._aside[0], self.best[0][0]) else None
+        if overtaken:
+            outdated.append(files.path(overtaken[1], aside=True))
         trainer.emit("before_save", path)
 
         def saved(error: OSError | None) -> None:
-            if error is None:
-                trainer.emit("after_save", path)
+            if error is not None:  # nothing was removed
+                self.best = former
+                self._file = held
                 return
-            self.best = [entry for entry in self.best if entry != (value, iteration)]
-            if place == 0:
-                self._file = former
+            self._named.difference_update(unneeded)
+            if place:
+                self._named.add(iteration)
+            if overtaken and self._aside == overtaken:
+                self._aside = None
+            trainer.emit("after_save", path)
 
         save_with(
             self._checkpointer,
             os.path.basename(path).removesuffix(".pth"),
             saved,
             tag_last=False,
-            outdated=outdated if self._writes else (),
+            outdated=outdated if files.writes else (),
             iteration=iteration,
             best_metric={"name": self._val_metric, "value": value},
         )
         return path
 
-    def _put_aside(self, value: float, now: int) -> None:
-        """Before <file_prefix>.pth is replaced: keep what it holds, if it is still one of the best that are known."""
-        drain(self._checkpointer)
-        if self._file in (None, (value, now)) or not self._writes:
-            return
-        held, iteration = self._file
-        ahead = iteration >= self.trainer.iter and self._better(held, value)
-        if self._file not in self.best and not ahead:
-            return
-        self._link(self._path(), self._path(iteration))
-        if ahead:
-            self._aside[iteration] = held
-            logger.warning(
-                "%s of iteration %d is better (%s: %.5g), but ahead of this run: it is kept as %s",
-                self._path(),
-                iteration,
+    # ------------------------------------------------------------------ what the files hold
+
+    def _look_around(self) -> None:
+        """A run goes on: find which files there are, and bring the list and them together."""
+        files = self._files
+        self._file = files.read(files.path(), untold=self.best[0] if self.best else None)
+        self._named, aside = files.find(it for _, it in self.best)
+        known = {it: entry for it in aside if (entry := files.read(files.path(it, aside=True)))}
+        self._aside = None
+        for iteration, entry in known.items():  # a kill may have left two
+            if self._aside is None or self._better(entry[0], self._aside[0]):
+                self._aside = (entry[0], iteration)
+        for entry in list(self.best):
+            if entry != self._file and entry[1] not in self._named:
+                self.best.remove(entry)
+                logger.warning(
+                    "There is no file of iteration %d any more (%s: %.5g): it is no longer counted among the best",
+                    entry[1],
+                    self._val_metric,
+                    entry[0],
+                )
+        self._counted = frozenset(self.best)
+        if self._file is not None and self._file[1] >= self.trainer.start_iter and self._file not in self.best:
+            logger.info(
+                "%s holds iteration %d (%s: %.5g), which this run has yet to come to again: it is kept until then",
+                files.path(),
+                self._file[1],
                 self._val_metric,
-                held,
-                self._path(iteration),
+                self._file[0],
             )
+        self._settle(-1)
 
-    # ------------------------------------------------------------------ files
+    def _unneeded(self) -> list[int]:
+        """Iterations of named files that neither the list nor the last checkpoint's has a use for."""
+        needed = {entry[1] for entry in (*self.best, *self._counted) if entry != self._file}
+        return [it for it in self._named if it not in needed and it <= self.trainer.iter]  # or it may come again
 
-    @property
-    def _writes(self) -> bool:
-        """Whether this process writes files."""
-        return bool(self._checkpointer.save_dir) and self._checkpointer.save_to_disk
-
-    def _path(self, iteration: int | None = None) -> str:
-        """Of the best one's file; given an iteration, of what is kept under its name."""
-        name = self._file_prefix if iteration is None else f"{self._file_prefix}_{iteration:07d}"
-        return os.path.join(self._checkpointer.save_dir, f"{name}.pth")
-
-    def _link(self, source: str, target: str) -> None:
-        """Give a file a second name. It is replaced, never changed, so one copy of its bytes is enough."""
-        if "://" in source:
-            self._checkpointer.path_manager.copy(source, target, overwrite=True)
+    def _keep_file(self) -> None:
+        """Before <file_prefix>.pth is replaced: keep what it holds, if it is still needed or better."""
+        if self._file is None or not self._files.writes:
             return
-        if not os.path.exists(source):
-            return
-        if os.path.isdir(source):  # of a sharded run
-            shutil.rmtree(target, ignore_errors=True)
-            shutil.copytree(source, target, copy_function=_link_file)
-            return
-        if os.path.exists(target):
-            os.remove(target)
-        _link_file(source, target)
+        value, iteration = self._file
+        if self._file in self.best or self._file in self._counted:
+            self._files.name(self._files.path(), self._files.path(iteration))
+            self._named.add(iteration)
+        elif self._better(value, self.best[0][0]):
+            self._put_aside()
 
-    def _read_file(self) -> tuple[float, int] | None:
-        """What <file_prefix>.pth says it holds; None if that is nothing of this metric's."""
-        path = self._path()
-        if not self._checkpointer.path_manager.exists(path):
-            return None
-        try:
-            local = self._checkpointer.path_manager.get_local_path(path)
-            local = os.path.join(local, "state.pth") if os.path.isdir(local) else local
-            content = torch.load(local, map_location="cpu", weights_only=True, mmap=True)
-            told, iteration = content["best_metric"], int(content["iteration"])
-            return (float(told["value"]), iteration) if told["name"] == self._val_metric else None
-        except Exception as error:  # of any kind, as the bytes happen to be
-            logger.warning("%s cannot be read, and will be replaced: %s", path, error)
-            return None
+    def _put_aside(self) -> None:
+        """Keep <file_prefix>.pth, which is better than all this run has, unless an even better one is kept already."""
+        assert self._file is not None
+        if self._aside is not None and not self._better(self._file[0], self._aside[0]):
+            return
+        files, (value, iteration), former = self._files, self._file, self._aside
+        path = files.path(iteration, aside=True)
+        files.name(files.path(), path)
+        self._aside = self._file
+        if former is not None and former[1] != iteration:
+            files.remove(files.path(former[1], aside=True))
+        logger.warning(
+            "%s of iteration %d is better (%s: %.5g) than the best of this run, but %s: it is kept as %s",
+            files.path(),
+            iteration,
+            self._val_metric,
+            value,
+            "ahead of it" if iteration > self.trainer.iter else "of a course that this run has left",
+            path,
+        )
+
+    def _settle(self, iteration: int) -> None:
+        """Have <file_prefix>.pth be the best of the list, once the run has passed, with another value, what it holds.
+
+        Args:
+            iteration: of the value that was looked at last.
+        """
+        if not self.best or self._file == self.best[0] or not self._files.writes:
+            return
+        if self._file is not None:
+            if self._file[1] > iteration and self._file[1] >= self.trainer.iter:
+                return  # it may come yet
+            if self._better(self._file[0], self.best[0][0]):
+                self._put_aside()
+        value, best_iter = self.best[0]
+        if best_iter in self._named:
+            self._files.name(self._files.path(best_iter), self._files.path())
+            self._file = self.best[0]
+            logger.info("%s is of iteration %d again (%.5g)", self._files.path(), best_iter, value)
 
     # ------------------------------------------------------------------ the rest
 
@@ -281,10 +339,3 @@ class BestCheckpointer(HookBase):
             value, iteration = state_dict["best_metric"], state_dict["best_iter"]
             best = [] if value is None else [(value, iteration)]
         self.best = [(float(value), int(iteration)) for value, iteration in best]
-
-
-def _link_file(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # a file system without links
-        shutil.copyfile(source, target)

@@ -100,6 +100,7 @@ class PeriodicCheckpointer(HookBase):
         self.max_iter = self.trainer.max_iter
         self._ending = False
         self._saved_iter = -1
+        self._lost: OSError | None = None
         self._every.start()
         self._poll = getattr(self.checkpointer, "poll", None)
 
@@ -136,6 +137,8 @@ class PeriodicCheckpointer(HookBase):
                 self._save_periodic(iteration)
         if self._ending:
             drain(self.checkpointer)
+            if self._lost is not None:  # no next save will make up for it, whatever the checkpointer does about errors
+                raise self._lost
 
     def after_run(self) -> None:
         close = getattr(self.checkpointer, "close", None)
@@ -177,6 +180,7 @@ class PeriodicCheckpointer(HookBase):
 
         def saved(error: OSError | None) -> None:
             then(error)
+            self._lost = error
             if error is None:
                 logger.info("Saved %s", path)
                 trainer.emit("after_save", path)

@@ -78,7 +78,7 @@ class EventStorage:
         # Values in rows of their own, by number: those that came since a reader's last turn are the last ones.
         self._points: list[tuple[int, int, str, float]] = []
         self._images: deque[tuple[int, int, str, torch.Tensor]] = deque(maxlen=_MAX_IMAGES)
-        self._histograms: deque[tuple[int, int, dict[str, Any]]] = deque(maxlen=_MAX_IMAGES)
+        self._histogram_entries: deque[tuple[int, int, dict[str, Any]]] = deque(maxlen=_MAX_IMAGES)
         self._texts: deque[tuple[int, int, str, str]] = deque(maxlen=_MAX_POINTS)
         self.nonfinite: dict[str, int] = {}
         """Names whose value was NaN or infinite, with the first iteration where it was."""
@@ -170,7 +170,7 @@ class EventStorage:
             "bucket_counts": counts.tolist(),
             "global_step": self._iter,
         }
-        self._histograms.append((self._next_seq(), self._iter, hist))
+        self._histogram_entries.append((self._next_seq(), self._iter, hist))
 
     def put_text(self, name: str, text: str) -> None:
         """Add a text, such as a sample that a language model wrote."""
@@ -279,7 +279,7 @@ class EventStorage:
 
     def histograms(self, since: int = 0) -> list[tuple[int, dict[str, Any]]]:
         """(iteration, parameters of SummaryWriter.add_histogram_raw) of the histograms after number ``since``."""
-        return [entry[1:] for entry in self._histograms if entry[0] > since]
+        return [entry[1:] for entry in self._histogram_entries if entry[0] > since]
 
     def texts(self, since: int = 0) -> list[tuple[int, str, str]]:
         """(iteration, name, text) of the texts that came after number ``since``."""
@@ -291,11 +291,16 @@ class EventStorage:
 
     def clear_histograms(self) -> None:
         """Forget all histograms; see :meth:`clear_images`."""
-        self._histograms.clear()
+        self._histogram_entries.clear()
 
     @property
     def _vis_data(self) -> list[tuple[str, torch.Tensor, int]]:
+        """Images as detectron2's writers read them; so are :attr:`_histograms`."""
         return [(name, image, iteration) for _, iteration, name, image in self._images]
+
+    @property
+    def _histograms(self) -> list[dict[str, Any]]:
+        return [parameters for _, _, parameters in self._histogram_entries]
 
     # ------------------------------------------------------------------ several ranks
 

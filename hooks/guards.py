@@ -1,7 +1,10 @@
 """What ends a run before its time: signals, and the time that a job has."""
 
+import atexit
 import contextlib
 import logging
+import mmap
+import multiprocessing.util  # noqa: F401 (before atexit.register below)
 import os
 import signal
 import threading
@@ -91,7 +94,7 @@ def leave_signals_to_parent(worker_id: int = 0) -> None:
     """To be called first in a data loader's worker (``worker_init_fn``): the process that trains decides when to end.
 
     Schedulers, and terminals, signal all processes of a job. A worker that ended at once would have the step fail that
-    is to be finished. After SIGTERM it stays for a minute; it ends with the process that made it in any case.
+    is to be finished. After SIGTERM it stays for a minute, or until the program ends, which sends it this, too.
 
     Args:
         worker_id: of no meaning here.
@@ -99,13 +102,28 @@ def leave_signals_to_parent(worker_id: int = 0) -> None:
     for number in _SIGNALS:
         # Not SIG_IGN for SIGTERM: a loader that gives up a worker that hangs sends it this, too.
         signal.signal(number, _end_in_a_minute if number == signal.SIGTERM else signal.SIG_IGN)
+    if hasattr(signal, "SIGALRM"):
+        signal.signal(signal.SIGALRM, _end_now)
+
+
+# One byte that workers which were forked share with the process that trains: whether that one is about to end.
+_ending = mmap.mmap(-1, 1)
+
+
+@atexit.register  # called before multiprocessing's own, which was registered earlier
+def _say_that_it_ends() -> None:
+    _ending[0] = 1
 
 
 def _end_in_a_minute(number: int, frame: FrameType | None) -> None:
-    if hasattr(signal, "alarm"):
-        signal.alarm(60)
-    else:
-        raise SystemExit(0)
+    if _ending[0] or not hasattr(signal, "alarm"):
+        _end_now(number, frame)
+    signal.alarm(60)
+
+
+def _end_now(number: int, frame: FrameType | None) -> None:
+    # Without an error, which torch would report of a worker that a signal has ended.
+    os._exit(0)
 
 
 def _tell(text: str) -> None:

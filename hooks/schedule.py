@@ -2,14 +2,17 @@
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from fvcore.common.param_scheduler import ParamScheduler
 from torch.optim.lr_scheduler import LRScheduler as _TorchScheduler
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ..config import ConfigError
+from ..config import ConfigError, suggest
 from .base import HOOK_REGISTRY, HookBase
+from .events import has_event_storage
 
 __all__ = ["LRScheduler"]
 
@@ -20,13 +23,19 @@ logger = logging.getLogger(__name__)
 class LRScheduler(HookBase):
     """Steps a learning-rate scheduler once each iteration, and puts the rate that was used as ``lr``.
 
-    Saves the scheduler's state.
+    torch's ``ReduceLROnPlateau`` goes by a metric: it is stepped after each evaluation that puts one more value of it.
+
+    Saves the scheduler's state, and the iteration of the last value that it was given.
 
     Args:
         optimizer: by default the trainer's.
-        scheduler: a torch scheduler that counts iterations, or an fvcore ParamScheduler giving multiples of the
-            optimizer's learning rates; by default the trainer's ``scheduler``.
-        name: of the metric, where several optimizers have a schedule each.
+        scheduler: a torch scheduler that counts iterations, or ``ReduceLROnPlateau``, or an fvcore ParamScheduler
+            giving multiples of the optimizer's learning rates; by default the trainer's ``scheduler``.
+        name: of the rate among the metrics, where several optimizers have a schedule each.
+        metric: for ``ReduceLROnPlateau``, the full name of the metric it goes by, such as ``"digits_test/loss"``.
+
+    Raises:
+        ConfigError: before training, if scheduler, optimizer and metric do not go together.
     """
 
     def __init__(
@@ -34,13 +43,18 @@ class LRScheduler(HookBase):
         optimizer: torch.optim.Optimizer | None = None,
         scheduler: "_TorchScheduler | ParamScheduler | None" = None,
         name: str = "lr",
+        metric: str | None = None,
     ) -> None:
         self._name = name
+        self._metric = metric
+        self._judged_iter: int | None = None
+        self._warned = False
         self._optimizer = optimizer
         self._scheduler = scheduler
 
     def before_train(self) -> None:
         self._optimizer = self._optimizer or self.trainer.optimizer
+        self._check_metric()
         if isinstance(self.scheduler, ParamScheduler):
             self._scheduler = self._multiply(self.scheduler)
         for other in getattr(self.trainer, "find_hooks", lambda cls: [])(LRScheduler):
@@ -50,14 +64,37 @@ class LRScheduler(HookBase):
                 )
         self._group = self.get_best_param_group_id(self._optimizer)
 
+    def _check_metric(self) -> None:
+        scheduler = self.scheduler
+        if isinstance(scheduler, ReduceLROnPlateau):
+            if not self._metric:
+                raise ConfigError(
+                    "LRScheduler: ReduceLROnPlateau goes by a metric: give its name, as in "
+                    'LRScheduler(metric="digits_test/loss"); in a config, SOLVER.LR_SCHEDULER_METRIC'
+                )
+            if self._metric not in self.trainer.storage.latest():  # a new run, not one that goes on
+                self._judged_iter = None
+        elif self._metric:
+            raise ConfigError(
+                f"LRScheduler: metric={self._metric!r} is for ReduceLROnPlateau; {type(scheduler).__name__} counts "
+                "iterations: leave it out"
+            )
+
     def _multiply(self, multiplier: ParamScheduler) -> _TorchScheduler:
         """A torch scheduler that applies ``multiplier`` from the trainer's present iteration on."""
+        optimizer = self._optimizer
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"LRScheduler: a {type(multiplier).__name__} sets the rates of one torch optimizer, not of "
+                f"{type(optimizer).__name__}; where there are several, register one LRScheduler for each, as "
+                'LRScheduler(optimizer, scheduler, name="lr_head")'
+            )
         max_iter, start_iter = self.trainer.max_iter, self.trainer.start_iter
         if start_iter:
-            for group in self._optimizer.param_groups:  # type: ignore[union-attr]
+            for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
         return torch.optim.lr_scheduler.LambdaLR(
-            self._optimizer,  # type: ignore[arg-type]
+            optimizer,
             lambda it: _value_at(multiplier, it / max_iter),
             last_epoch=start_iter - 1,
         )
@@ -80,7 +117,41 @@ class LRScheduler(HookBase):
         lr = self._optimizer.param_groups[self._group]["lr"]  # type: ignore[union-attr]
         trainer = self.trainer
         trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
-        (self._scheduler or trainer.scheduler).step()
+        if self._metric is None:
+            (self._scheduler or trainer.scheduler).step()
+
+    def after_eval(self, results: Mapping[str, Any]) -> None:
+        if self._metric is None or not has_event_storage():  # an evaluation beside training is nothing to go by
+            return
+        latest = self.trainer.storage.latest()
+        if self._metric not in latest:
+            self._warn(latest)
+            return
+        value, iteration = latest[self._metric]
+        if iteration == self._judged_iter:  # this evaluation was of something else
+            return
+        self._judged_iter = iteration
+        before = [float(group["lr"]) for group in self._optimizer.param_groups]  # type: ignore[union-attr]
+        self.scheduler.step(value)
+        after = [float(group["lr"]) for group in self._optimizer.param_groups]  # type: ignore[union-attr]
+        if after != before:
+            logger.info(
+                "%s is %.5g, no better for some time: the learning rate is %g from now on, instead of %g",
+                self._metric,
+                value,
+                after[self._group],
+                before[self._group],
+            )
+
+    def _warn(self, latest: Mapping[str, Any]) -> None:
+        if not self._warned:
+            self._warned = True
+            logger.warning(
+                "LRScheduler goes by %r, which is not among the metrics put so far (%s)%s",
+                self._metric,
+                ", ".join(latest) or "none",
+                suggest(str(self._metric), latest),
+            )
 
     @property
     def scheduler(self) -> Any:
@@ -88,11 +159,17 @@ class LRScheduler(HookBase):
         return self._scheduler or self.trainer.scheduler
 
     def state_dict(self) -> dict[str, Any]:
-        return self.scheduler.state_dict() if isinstance(self.scheduler, _TorchScheduler) else {}
+        if not isinstance(self.scheduler, _TorchScheduler):
+            return {}
+        state = self.scheduler.state_dict()
+        return state if self._metric is None else {"scheduler": state, "judged_iter": self._judged_iter}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if isinstance(self.scheduler, _TorchScheduler):
             logger.debug("Loading scheduler from state_dict ...")
+            if self._metric is not None:
+                self._judged_iter = state_dict["judged_iter"]
+                state_dict = state_dict["scheduler"]
             self.scheduler.load_state_dict(state_dict)
 
 

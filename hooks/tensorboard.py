@@ -34,6 +34,8 @@ class TensorboardXWriter(RowWriter):
         from torch.utils.tensorboard import SummaryWriter  # a second of import time
 
         writer = SummaryWriter(**self._kwargs)
+        # Said once a run: a file opened later, after close(), would have this run's own points dropped.
+        self._kwargs.pop("purge_step", None)
         _write_at_once(writer)
         return writer
 

@@ -9,8 +9,16 @@ For a model, data or hooks of your own, name them in the config ("my_package.net
 subclass DefaultTrainer in it.
 """
 
-import argparse
 import os
+import signal
+
+if __name__ == "__main__":  # the imports take seconds, in which signals have the same meaning: docs/checkpoints.md
+    for name, code in (("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75)):
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_, code=code: os._exit(code))
+
+import argparse
 from datetime import timedelta
 
 from torch import nn
@@ -19,12 +27,14 @@ from hookline.config import CfgNode, ConfigError, Duration, component, get_cfg
 from hookline.engine import (
     DefaultTrainer,
     check_config,
+    choose_seed,
     comm,
     config_errors_exit,
     default_argument_parser,
     default_setup,
     launch,
     seed_all_rng,
+    unchanged_if_refused,
 )
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.evaluation import format_results, predict_dataset, verify_results
@@ -49,10 +59,16 @@ def setup(args: argparse.Namespace) -> CfgNode:
             raise ConfigError(f"DATASETS.TEST: is empty, so there is nothing for {option}")
         if not cfg.MODEL.WEIGHTS and not args.resume:
             raise ConfigError(f"MODEL.WEIGHTS: {option} needs the weights to {task}: a file, or --resume for the last")
-        if args.resume and not os.path.isfile(os.path.join(cfg.OUTPUT_DIR, "last_checkpoint")):
+        if args.resume and not has_checkpoints(cfg.OUTPUT_DIR):
             raise ConfigError(f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} to {task}")
     cfg.freeze()
     return cfg
+
+
+def has_checkpoints(folder: str) -> bool:
+    """Whether there is anything in a run's folder that may be a checkpoint."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return any(name == "last_checkpoint" or name.endswith(".pth") for name in names)
 
 
 def trained_model(cfg: CfgNode, resume: bool) -> nn.Module:
@@ -60,11 +76,15 @@ def trained_model(cfg: CfgNode, resume: bool) -> nn.Module:
     model = DefaultTrainer.build_model(cfg)
     checkpointer = Checkpointer(model, cfg.OUTPUT_DIR)
     checkpointer.resume_or_load(
-        cfg.MODEL.WEIGHTS,
+        "" if resume else cfg.MODEL.WEIGHTS,
         resume=resume,
         strict=cfg.MODEL.WEIGHTS_STRICT,
         weights_from=cfg.MODEL.WEIGHTS_FROM,
     )
+    if resume and not checkpointer.resumed_from:
+        raise ConfigError(
+            f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} that is whole, other than copies of the best"
+        )
     if checkpointer.missing_keys:
         raise ConfigError(
             f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME}: "
@@ -94,22 +114,30 @@ def main(args: argparse.Namespace, cfg: CfgNode) -> None:
     """One process of the run."""
     if args.dry_run:
         check_config(cfg)
+        if args.resume:
+            choose_seed(cfg, resume=True)
         seed_all_rng(max(cfg.SEED, 0))
-        description = describe_run(DefaultTrainer(cfg))
+        trainer = DefaultTrainer(cfg)
+        trainer.resume_or_load(resume=args.resume)  # what is refused then is refused now
+        description = describe_run(trainer)
         if comm.is_main_process():
             print(description)
         return
-    default_setup(cfg, args)
+    with unchanged_if_refused(cfg.OUTPUT_DIR):
+        default_setup(cfg, args)
+        if args.eval_only or args.predict:
+            model = trained_model(cfg, args.resume)
+        else:
+            trainer = DefaultTrainer(cfg)
+            trainer.resume_or_load(resume=args.resume)
     if args.eval_only:
-        results = DefaultTrainer.test(cfg, trained_model(cfg, args.resume))
+        results = DefaultTrainer.test(cfg, model)
         if comm.is_main_process():
             print(f"Results:\n{format_results(results)}")
         raise SystemExit(0 if verify_results(cfg, results) else 1)
     if args.predict:
-        predict(cfg, trained_model(cfg, args.resume))
+        predict(cfg, model)
         return
-    trainer = DefaultTrainer(cfg)
-    trainer.resume_or_load(resume=args.resume)
     exit_code = trainer.train().exit_code
     if exit_code:  # stopped before its end: docs/checkpoints.md says by what
         raise SystemExit(exit_code)

@@ -3,32 +3,53 @@
 import os
 import re
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 
 from ...config import ConfigError
 from .checkpoint_file import verify_checkpoint
 from .torch_files import load_torch_file
 
-__all__ = ["check_resumable", "newest_first"]
+__all__ = ["check_resumable", "newest_first", "saved_config"]
 
 
 def newest_first(paths: Iterable[str]) -> list[str]:
     """The checkpoints that a resume may go on from, in the order they are to be tried in.
 
-    What was saved at a failure comes last; copies of the best weights are left out. Files behind a URI tell no time:
-    there the number in the name counts.
+    By the iteration that they hold; files that cannot be read come last. Copies of the best weights and what was saved
+    at a failure are left out: a run does not go on exactly from those. Of files behind a URI the numbers in their
+    names count.
     """
-    paths = [path for path in paths if "_best" not in os.path.basename(path)]
-    return sorted(paths, key=_age, reverse=True)
+    return sorted(filter(_is_of_the_course, paths), key=_age, reverse=True)
 
 
-def _age(path: str) -> tuple[bool, int, int, str]:
+def _is_of_the_course(path: str) -> bool:
+    return not any(word in os.path.basename(path) for word in ("_best", "_exception"))
+
+
+def _age(path: str) -> tuple[int, int, str]:
     name = os.path.basename(path)
-    numbers = re.findall(r"\d+", name)
     try:
-        modified = os.stat(path).st_mtime_ns
+        return _iteration(path), os.stat(path).st_mtime_ns, name
     except OSError:
-        modified = 0
-    return "_exception" not in name, modified, int(numbers[-1]) if numbers else -1, name
+        numbers = re.findall(r"\d+", name)
+        return int(numbers[-1]) if numbers else -1, 0, name
+
+
+def _iteration(path: str) -> int:
+    """The iteration that a local checkpoint says it holds; -1 if it does not."""
+    os.stat(path)
+    try:
+        content = load_torch_file(_state_of(path), mmap=True)
+        return int(content["iteration"] if "iteration" in content else content["trainer"]["iteration"])
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return -1
+
+
+def _state_of(path: str) -> str:
+    """The file of a checkpoint that is no sharded tensors."""
+    from .sharded import STATE_FILE
+
+    return os.path.join(path, STATE_FILE) if os.path.isdir(path) else path
 
 
 def check_resumable(path: str, needed: Collection[str], name: str = "") -> None:
@@ -43,15 +64,13 @@ def check_resumable(path: str, needed: Collection[str], name: str = "") -> None:
         ConfigError: it does not; the message says what is wrong.
     """
     try:
-        state = path
         if os.path.isdir(path):
-            from .sharded import STATE_FILE, verify_folder
+            from .sharded import verify_folder
 
             verify_folder(path)
-            state = os.path.join(path, STATE_FILE)
         else:
             verify_checkpoint(path)
-        content = load_torch_file(state, mmap=True)
+        content = load_torch_file(_state_of(path), mmap=True)
         if not isinstance(content, dict):
             raise ConfigError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
         missing = {"model", *needed} - content.keys()
@@ -59,3 +78,23 @@ def check_resumable(path: str, needed: Collection[str], name: str = "") -> None:
             raise ConfigError(f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}")
     except ConfigError as error:
         raise ConfigError(str(error).replace(path, name or path)) from None
+
+
+def saved_config(folder: str) -> str:
+    """The config in a run's last checkpoint, or in the newest that has one; what is damaged is passed over.
+
+    Args:
+        folder: a run's, local.
+
+    Returns:
+        The dump of the config; empty if no checkpoint has one.
+    """
+    paths = []
+    with suppress(OSError):
+        paths = newest_first(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
+    with suppress(OSError, UnicodeDecodeError), open(os.path.join(folder, "last_checkpoint")) as file:
+        paths.insert(0, os.path.join(folder, os.path.basename(file.read().strip())))
+    for path in paths:
+        with suppress(ConfigError, OSError, KeyError, TypeError):
+            return str(load_torch_file(_state_of(path), mmap=True)["trainer"]["run"]["config"])
+    return ""

@@ -126,6 +126,8 @@ def _wrong(path: str) -> str:
             return "empty"
         if _read_at(file, 0, 4) != b"PK\x03\x04":
             return "not a checkpoint"
+        if not zipfile.is_zipfile(file):  # the archive's directory is its end
+            return "damaged: it is cut short"
         records = _records(file, size)
         if not any(record.name.endswith("/data.pkl") for record in records):
             return "not a checkpoint, but some other archive"

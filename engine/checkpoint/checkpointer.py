@@ -34,7 +34,7 @@ from fvcore.common.checkpoint import PeriodicCheckpointer, _IncompatibleKeys
 from torch import nn
 
 from ...config import ConfigError
-from ...config.files import remove_leftovers, replace_file
+from ...config.files import put_back, remove_leftovers, replace_file
 from ...hooks.models import unwrap_model
 from .. import comm
 from ..state import to_plain
@@ -339,15 +339,18 @@ class Checkpointer(_FvcoreCheckpointer):
         Raises:
             ConfigError: ``last_checkpoint`` is there, and no checkpoint is whole.
         """
+        if _is_local(self.save_dir):
+            for name in put_back(self.save_dir):
+                self.logger.warning("%s is in its place again: a run was killed as it replaced it", name)
         tagged, last = self.has_checkpoint(), self.get_checkpoint_file()
-        if not tagged and not self.checkpointables:
-            return ""  # a file of weights need not be of this run
+        # Without last_checkpoint a file of weights alone need not be of this run.
+        needed = self.checkpointables.keys() or ({"iteration"} if not tagged else set())
         if tagged and not last:
             self.logger.warning("%s names no file", os.path.join(self.save_dir, "last_checkpoint"))
         others = newest_first(path for path in self._files() if path != last)
         for candidate in [last, *others] if last else others:
             try:
-                check_resumable(self._fetch(candidate), self.checkpointables.keys(), name=candidate)
+                check_resumable(self._fetch(candidate), needed, name=candidate)
             except ConfigError as error:
                 self.logger.warning("%s; trying the checkpoint before it", error)
                 continue

@@ -51,6 +51,8 @@ class DiskWriter:
         Raises:
             OSError: it failed, or something did before.
         """
+        if self.error is not None:  # torch goes on to write the end of a file that has failed
+            raise self.error
         view = memoryview(content).cast("B")
         if len(view) < _LARGE:
             self._write(view)
@@ -148,7 +150,8 @@ class _Worker:
 
     def do(self, job: Callable[[], None]) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name)
+            # A daemon: whoever saves waits for it, and one that is forgotten must not keep the program from ending.
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
         self._jobs.put(job)
 

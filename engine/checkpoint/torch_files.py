@@ -56,7 +56,21 @@ def _explain(path: str, error: Exception) -> str:
         )
     if "TorchScript" in str(error):
         return f"{path} is a TorchScript program, not a checkpoint; save the state_dict() of torch.jit.load(...)"
-    return f"{path} is damaged, or is not a checkpoint ({first_line(error)})"
+    return f"{path} is damaged, or is not a checkpoint{_from_its_ends(path) or f' ({first_line(error)})'}"
+
+
+def _from_its_ends(path: str) -> str:
+    """What the first bytes of a file and its last ones say is wrong with it; empty if nothing."""
+    with open(path, "rb") as file:
+        start = file.read(2 + len(_LEGACY))
+        whole = zipfile.is_zipfile(file)
+    if not start:
+        return ": it is empty"
+    if start[:4] == b"PK\x03\x04" and not whole:
+        return ": it is cut short"
+    if not whole and start[2:] != _LEGACY and start[: len(_LEGACY)] != _LEGACY:
+        return ": it does not begin as files of torch.save() do"
+    return ""
 
 
 def _is_plain_pickle(path: str) -> bool:

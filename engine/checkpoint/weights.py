@@ -50,6 +50,8 @@ def find_checkpoint(path: str) -> str:
     """
     if os.path.isfile(path):
         return path
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ConfigError(f"{path} is neither a file nor a folder, but a device or the like: name a file of weights")
     if not os.path.isdir(path):
         raise ConfigError(f"there is no file {path}{suggest_file(path)}")
     if os.path.isfile(os.path.join(path, ".metadata")):

@@ -208,8 +208,10 @@ def check_compile(key: str, args: CfgNode, ask_for_backends: bool) -> None:
 
 
 def _compile(model: nn.Module, args: dict[str, Any]) -> None:
+    from .inductor import exact_sums  # takes a second, so only where something is compiled
+
     try:
-        model.compile(**args)  # in place: it stays the same module
+        model.compile(**exact_sums(args))  # in place: it stays the same module
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"MODEL.COMPILE.ARGS: {error}") from error
 

@@ -8,7 +8,7 @@ import torch
 from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Registry, get_cfg
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
@@ -101,7 +101,12 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRScheduler:
     name, args = solver.LR_SCHEDULER_NAME, solver.LR_SCHEDULER_ARGS
     if _is_a(LR_SCHEDULER_REGISTRY.get(name), LRScheduler):
         _check_no_warmup(cfg)
-        return LR_SCHEDULER_REGISTRY.build(name, args, positional=(optimizer,), key="SOLVER.LR_SCHEDULER_ARGS")
+        try:
+            return LR_SCHEDULER_REGISTRY.build(name, args, positional=(optimizer,), key="SOLVER.LR_SCHEDULER_ARGS")
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError(f"SOLVER.LR_SCHEDULER_ARGS of {name}: {error}") from error
     schedule = LR_SCHEDULER_REGISTRY.build(name, args, offered={"cfg": cfg}, key="SOLVER.LR_SCHEDULER_ARGS")
     if not isinstance(schedule, ParamScheduler):
         raise ConfigError(
@@ -164,10 +169,21 @@ def _check_optimizer(cfg: CfgNode) -> None:
 
 def _check_scheduler(cfg: CfgNode) -> None:
     name, key = cfg.SOLVER.LR_SCHEDULER_NAME, "SOLVER.LR_SCHEDULER_ARGS"
-    is_torch = _is_a(LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME"), LRScheduler)
+    target = LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME")
+    is_torch, by_metric = _is_a(target, LRScheduler), _is_a(target, ReduceLROnPlateau)
     LR_SCHEDULER_REGISTRY.check(
         name, cfg.SOLVER.LR_SCHEDULER_ARGS, positional=int(is_torch), offered=() if is_torch else ("cfg",), key=key
     )
+    metric = cfg.SOLVER.LR_SCHEDULER_METRIC
+    if metric and not by_metric:
+        raise ConfigError(
+            f"SOLVER.LR_SCHEDULER_METRIC: is {metric!r}, but {name!r} counts iterations: leave it empty, or use "
+            '"torch.optim.lr_scheduler:ReduceLROnPlateau"'
+        )
+    if by_metric and not metric:
+        raise ConfigError(
+            f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of the metric it goes by, such as "digits_test/loss"'
+        )
 
 
 def _check_no_warmup(cfg: CfgNode) -> None:

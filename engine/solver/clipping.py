@@ -1,10 +1,12 @@
 """Gradient clipping: by value, by the global norm, or by each parameter's own norm."""
 
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -86,29 +88,65 @@ def _clip_value(parameters: list[nn.Parameter], limit: float) -> None:
 
 def _clip_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -> torch.Tensor:
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not _batchable(grads):
+    own = _own_parts(grads)
+    if own is None:
         return nn.utils.clip_grad_norm_(parameters, limit, norm_type)
     # torch's own function takes half as long again, in grouping gradients that are alike here.
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads, norm_type)), norm_type)
-    torch._foreach_mul_(grads, _factors(norm, limit))
+    norm = torch.linalg.vector_norm(_norms(grads, own, norm_type), norm_type)
+    torch._foreach_mul_(own, _factors(norm, limit))
     return norm
 
 
 def _clip_each_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -> None:
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not _batchable(grads):
+    own = _own_parts(grads)
+    if own is None:
         for parameter in parameters:
             nn.utils.clip_grad_norm_(parameter, limit, norm_type)
         return
-    norms = torch.stack(torch._foreach_norm(grads, norm_type))
-    torch._foreach_mul_(grads, _factors(norms, limit).unbind())
+    torch._foreach_mul_(own, _factors(_norms(grads, own, norm_type), limit).unbind())
+
+
+def _norms(grads: list[torch.Tensor], own: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """The norm of each gradient; of sharded ones over all parts, in one exchange, for which the host does not wait."""
+    if own is grads:
+        return torch.stack(torch._foreach_norm(own, norm_type))
+    group = cast(Any, grads[0]).device_mesh.get_group()
+    exact = torch.promote_types(own[0].dtype, torch.float32)
+    if norm_type == math.inf:
+        # A rank may have no part of a small parameter. A maximum over ranks would lose a NaN: it counts as infinite.
+        largest = [part.abs().max() if part.numel() else part.new_zeros(()) for part in own]
+        norms = torch.stack(largest).to(exact).nan_to_num(nan=math.inf, posinf=math.inf)
+        dist.all_reduce(norms, dist.ReduceOp.MAX, group=group)
+        return norms.to(own[0].dtype)
+    powers = torch.stack(torch._foreach_norm(own, norm_type)).to(exact).pow(norm_type)
+    dist.all_reduce(powers, group=group)
+    return powers.pow(1.0 / norm_type).to(own[0].dtype)
 
 
 def _factors(norms: torch.Tensor, limit: float) -> torch.Tensor:
     return (limit / (norms + 1e-6)).clamp(max=1.0)  # a NaN stays one: it is not for clipping to hide
 
 
-def _batchable(grads: list[torch.Tensor]) -> bool:
-    """Whether there are gradients, plain tensors (no shards, for example) of one type on one device."""
+def _own_parts(grads: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """What one call can work on: the gradients themselves, or this rank's parts of sharded ones.
+
+    Returns:
+        None if there are no gradients, or they differ in type, device, or in how they are sharded.
+    """
     kinds = {(type(grad), grad.device, grad.dtype) for grad in grads}
-    return len(kinds) == 1 and next(iter(kinds))[0] is torch.Tensor
+    if len(kinds) != 1:
+        return None
+    if next(iter(kinds))[0] is torch.Tensor:
+        return grads
+    if not all(hasattr(grad, "to_local") and _is_cut_once(grad) for grad in grads):
+        return None
+    sharded = cast(list[Any], grads)
+    if any(grad.device_mesh != sharded[0].device_mesh for grad in sharded):
+        return None
+    return [grad.to_local() for grad in sharded]
+
+
+def _is_cut_once(grad: Any) -> bool:
+    """Whether ranks hold parts of it that are apart, and together are all of it."""
+    return len(grad.placements) == 1 and bool(grad.placements[0].is_shard())

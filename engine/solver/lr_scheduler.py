@@ -18,6 +18,7 @@ from fvcore.common.param_scheduler import (
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ...config import ConfigError
 from .schedules import FunctionSchedule
 
 __all__ = ["LRMultiplier", "WarmupParamScheduler"]
@@ -93,7 +94,12 @@ class WarmupParamScheduler(ParamScheduler):
 class LRMultiplier(LRScheduler):
     """A torch scheduler that sets each group's learning rate to its initial one times a schedule's factor.
 
-    Call ``step()`` once after each update. After ``max_iter`` updates the schedule stays at its end.
+    Call ``step()`` once after each update. After ``max_iter`` updates the schedule stays at its end. A group that is
+    added to the optimizer on the way has the rate it was added with as its initial one.
+
+    Of schedules that depend on the progress alone, as hookline's and fvcore's do, 64 factors are computed at a time:
+    what is changed inside such an object in the course of a run counts up to 64 iterations later. One of a class of
+    your own is asked in each step.
 
     Args:
         optimizer: whose learning rates.
@@ -107,11 +113,31 @@ class LRMultiplier(LRScheduler):
             raise TypeError(f"multiplier must be a fvcore ParamScheduler, not {multiplier!r}")
         if max_iter < 1:
             raise ValueError(f"max_iter must be positive, not {max_iter}")
+        self._factors: dict[int, float] = {}  # by iteration: some that follow
         self._multiplier = multiplier
         self._max_iter = max_iter
-        self._ahead = _AHEAD if _depends_on_progress_alone(multiplier) else 1
-        self._factors: dict[int, float] = {}  # by iteration: the present one's and some that follow
         super().__init__(optimizer, last_epoch=last_iter)
+
+    # detectron2's names, which code sets to move a schedule in the course of a run: what was computed ahead is void.
+
+    @property
+    def _multiplier(self) -> ParamScheduler:
+        return self._schedule
+
+    @_multiplier.setter
+    def _multiplier(self, schedule: ParamScheduler) -> None:
+        self._schedule = schedule
+        self._ahead = _AHEAD if _depends_on_progress_alone(schedule) else 1
+        self._factors.clear()
+
+    @property
+    def _max_iter(self) -> int:
+        return self._updates
+
+    @_max_iter.setter
+    def _max_iter(self, updates: int) -> None:
+        self._updates = updates
+        self._factors.clear()
 
     def get_lr(self) -> list[Any]:
         """The learning rate of each group at the present iteration."""
@@ -135,8 +161,14 @@ class LRMultiplier(LRScheduler):
         return self._multiplier(where) if where < BEFORE_END else value_at(self._multiplier, min(where, 1.0))
 
     def step(self, epoch: int | None = None) -> None:
-        """Go on to the next iteration. After the first call, which is torch's, without its checks of every call."""
+        """Go on to the next iteration. After the first call, which is torch's, without its checks of every call.
+
+        Raises:
+            ConfigError: groups were taken out of the optimizer.
+        """
         groups = self.optimizer.param_groups
+        if len(groups) != len(self.base_lrs):
+            self._take_in(groups)
         usual = epoch is None and self._step_count > 1
         for group in groups:  # a tensor, say, is changed in place
             usual = usual and type(group["lr"]) is float
@@ -149,6 +181,17 @@ class LRMultiplier(LRScheduler):
         for group, lr in zip(groups, self._last_lr, strict=True):
             group["lr"] = lr
 
+    def _take_in(self, groups: list[dict[str, Any]]) -> None:
+        """Add the groups that have come to the optimizer since the last step; it puts them behind the others."""
+        known = len(self.base_lrs)
+        if len(groups) < known:
+            raise ConfigError(
+                f"the optimizer has {len(groups)} parameter groups, and had {known} when its learning rates were "
+                "last set: make a new scheduler for it when groups are taken out"
+            )
+        for group in groups[known:]:
+            self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
+
     def state_dict(self) -> dict[str, Any]:
         """Plain numbers; the schedule itself comes from the config."""
         return {"base_lrs": list(self.base_lrs), "last_epoch": self.last_epoch}
@@ -157,6 +200,7 @@ class LRMultiplier(LRScheduler):
         """Go on at a saved position. The optimizer's learning rates are in its own state, and are left alone."""
         self.base_lrs = list(state_dict["base_lrs"])
         self.last_epoch = state_dict["last_epoch"]
+        self._factors.clear()
         self._last_lr = self.get_lr()
 
 

@@ -1,8 +1,10 @@
 import os
+import subprocess
+import sys
 
 import pytest
 
-from hookline.config.files import remove_leftovers, replace_file, replace_text
+from hookline.config.files import displaced, put_back, remove_leftovers, replace_file, replace_text
 
 
 @pytest.fixture
@@ -96,3 +98,41 @@ def test_leftovers_of_killed_processes_are_removed_and_nothing_else(path):
 def test_a_file_that_is_being_written_is_not_a_leftover(path):
     replace_file(str(path), lambda file: remove_leftovers(str(path.parent), ("file",)))
     assert path.exists()
+
+
+def make_folder(path, text):
+    path.mkdir()
+    (path / "content").write_text(text)
+
+
+def test_a_folder_is_replaced_by_another(tmp_path):
+    make_folder(tmp_path / "run", "old")
+    make_folder(tmp_path / "new", "new")
+    with displaced(str(tmp_path / "run")):
+        os.rename(tmp_path / "new", tmp_path / "run")
+    assert (tmp_path / "run/content").read_text() == "new"
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_folder_is_back_if_nothing_came_in_its_place(tmp_path):
+    make_folder(tmp_path / "run", "old")
+    with pytest.raises(OSError, match="disk full"), displaced(str(tmp_path / "run")):
+        raise OSError("disk full")
+    assert (tmp_path / "run/content").read_text() == "old"
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_process_killed_as_it_replaced_a_folder_leaves_the_old_one_or_the_new(tmp_path, arrived):
+    make_folder(tmp_path / "run", "old")
+    make_folder(tmp_path / "new", "new")
+    code = (
+        "import os, sys; from hookline.config.files import displaced\n"
+        f"with displaced({str(tmp_path / 'run')!r}):\n"
+        f"    if {arrived}: os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'run')!r})\n"
+        "    os._exit(9)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=False)
+    assert put_back(str(tmp_path)) == ([] if arrived else ["run"])
+    assert (tmp_path / "run/content").read_text() == ("new" if arrived else "old")
+    assert not [name for name in os.listdir(tmp_path) if ".old." in name]
+    assert put_back(str(tmp_path / "nowhere")) == []

@@ -109,6 +109,31 @@ def test_a_sharded_run_goes_on_in_any_form_and_ends_as_the_whole_one(whole, shar
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["MODEL.COMPILE.ENABLED", "True", "MODEL.COMPILE.ARGS", "{'backend': 'aot_eager'}"],
+        ["MODEL.ACTIVATION_CHECKPOINTING", "['TransformerBlock']"],
+        ["SOLVER.ACCUMULATION_STEPS", 2],
+    ],
+    ids=["compiled", "activation checkpointing", "accumulation"],
+)
+def test_what_makes_a_step_otherwise_gives_the_same_sharded(whole, tmp_path, options):
+    train(tmp_path, 2, "SOLVER.MAX_ITER", 30, *FSDP, *options)
+    for our, their in zip(rows(tmp_path / "run"), rows(whole), strict=True):
+        assert our == pytest.approx({name: their[name] for name in our}, rel=2e-4), our["iteration"]
+
+
+@pytest.mark.slow
+def test_a_step_that_is_one_graph_is_refused(tmp_path):
+    (tmp_path / "small_text.py").write_text(SMALL_TEXT)
+    arguments = tool(*GPT, "--num-gpus", 2, "OUTPUT_DIR", "run", *FSDP, "SOLVER.COMPILE_STEP", "True")
+    code, out = finish(start(arguments, tmp_path))
+    assert code == 2
+    assert "SOLVER.COMPILE_STEP: works in one process only, and there are 2" in out
+
+
+@pytest.mark.slow
 def test_a_checkpoint_of_one_file_goes_on_sharded(whole, tmp_path):
     copy_of(whole, tmp_path)
     (tmp_path / "run/last_checkpoint").write_text("model_0000019.pth")

@@ -265,6 +265,15 @@ def main(folder):
                 torch.testing.assert_close(found, expected)
             for ours, theirs in zip(shared.parameters(), alone.parameters()):
                 torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)
+    # A NaN in the part of one rank is one of all.
+    cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = "norm"
+    for norm_type in (2.0, float("inf")):
+        cfg.SOLVER.CLIP_GRADIENTS.NORM_TYPE = norm_type
+        if comm.get_rank() == 1:
+            next(shared.parameters()).grad.to_local()[0, 0] = float("nan")
+        norm = strategy.clip(build_grad_clipper(cfg), list(shared.parameters()))
+        assert not norm.isfinite()
+        assert not next(shared.parameters()).grad.full_tensor().isfinite().all()
     # Running means that ranks hold apart are rank 0's when the model is judged.
     norms = strategy.wrap(nn.Sequential(nn.Linear(7, 5), nn.BatchNorm1d(5)), torch.device("cpu"))
     norms(batch + comm.get_rank())
@@ -388,3 +397,41 @@ def test_a_rank_that_fails_alone_does_not_wait_for_others_to_save(tmp_path):
     run = tmp_path / "run"
     assert not (run / "model_exception.pth").exists()
     assert (run / "last_checkpoint").read_text() == "model_0000002.pth"
+
+
+CHOOSING = (
+    COMMON
+    + """
+def main(folder):
+    result = {}
+    options = ["CHECKPOINT.BEST.METRIC", "total_loss", "CHECKPOINT.BEST.MODE", "min", "CHECKPOINT.BEST.PERIOD", "1",
+               "CHECKPOINT.BEST.KEEP", "2"]
+    chosen = trainer(folder, "sharded", *options)
+    chosen.train()
+    result["sharded"] = chosen.find_hook("BestCheckpointer").best
+    comm.synchronize()
+    rows = [json.loads(row) for row in (folder / "sharded/metrics.json").read_text().splitlines()]
+    result["losses"] = sorted([row["total_loss"], row["iteration"]] for row in rows if "total_loss" in row)
+    comm.synchronize()
+    if comm.is_main_process():
+        (folder / "sharded/last_checkpoint").write_text("model_0000002.pth")
+    comm.synchronize()
+    other = trainer(folder, "sharded", *options, "SOLVER.BASE_LR", "0.0", resume=True)
+    other.train()
+    result["other"] = other.find_hook("BestCheckpointer").best
+    tell(folder, result)
+"""
+)
+
+
+def test_the_best_by_a_loss_are_chosen_by_its_mean_over_ranks_and_folders_of_another_course_are_kept(tmp_path):
+    code, output, results = run_ranks(CHOOSING, 2, tmp_path)
+    assert code == 0, output
+    assert results[0] == results[1]
+    assert results[0]["sharded"] == [pytest.approx(row) for row in results[0]["losses"][:2]]
+    value, iteration = results[0]["sharded"][0]
+    aside = tmp_path / f"sharded/model_best_{iteration:07d}_aside.pth"
+    assert torch.load(aside / "state.pth", weights_only=True)["best_metric"]["value"] == value
+    assert results[0]["other"][0][0] > value
+    best = torch.load(tmp_path / "sharded/model_best.pth/state.pth", weights_only=True)
+    assert [best["best_metric"]["value"], best["iteration"]] == results[0]["other"][0]

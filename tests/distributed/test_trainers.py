@@ -172,6 +172,60 @@ class Gossip(Strategy):
     def __init__(self, strength: float = 1.0):
         self.strength = strength
 
+class NanBeside(nn.Module):
+    # A loss that no weight has a part in, which is NaN on one rank.
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.steps = 0
+    def forward(self, batch):
+        self.steps += 1
+        nan = comm.get_rank() == 1 and self.steps == 5
+        return {"loss": self.linear(batch[0]).square().mean(), "beside": torch.tensor(float("nan") if nan else 0.0)}
+
+def nan_beside(results):
+    wrapped = DDP().wrap(NanBeside(), torch.device("cpu"))
+    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+    trainer = SimpleTrainer(wrapped, batches(), optimizer, nonfinite="stop")
+    result = trainer.train(0, 100000)
+    results["nan beside"] = all_same([result.reason, result.iteration])[0]
+
+class GivesUp(Steps):
+    def run_step(self):
+        super().run_step()
+        if self.iter == 5:
+            raise StopTraining("given up")
+
+def hook_changes(results):
+    result = GivesUp().train(0, 100)
+    results["given up"] = [all_same(result).reason, result.iteration]
+
+    # On all ranks at the end of one step: with the next one.
+    seen = []
+    def join(trainer):
+        if trainer.iter == 5:
+            time.sleep(0.1 * comm.get_rank())
+            trainer.register_hooks([CallbackHook(before_step=lambda t: seen.append([t.iter, t._agreement.alike]))])
+    agreed([CallbackHook(after_step=join)], 8)
+    results["joined"] = seen
+
+    # On one rank alone, and what it registers asks for something everywhere: at steps that the others do not know of.
+    warned, alike = [], []
+    class Keep(logging.Handler):
+        def emit(self, record):
+            warned.append(record.getMessage())
+    def also(trainer):
+        trainer.register_hooks([hooks.PeriodicWriter([], period=10)])
+    watch = CallbackHook(before_step=lambda t: alike.append(t._agreement.alike))
+    logging.disable(logging.NOTSET)
+    logger, keep = logging.getLogger("hookline.engine.agreement"), Keep()
+    logger.addHandler(keep)
+    _, result = agreed([on_rank(1, 20, also), hooks.PeriodicWriter([], period=20), watch], 200)
+    logger.removeHandler(keep)
+    logging.disable(logging.CRITICAL)
+    results["one has another"] = [result.reason, alike[20], alike[-1], warned]
+    all_same(alike)
+
 def strategies(results):
     cfg = get_cfg()
     results["auto"] = type(build_strategy(cfg)).__name__
@@ -192,6 +246,8 @@ def main(folder):
     logging.disable(logging.CRITICAL)
     results = {}
     decisions(results)
+    hook_changes(results)
+    nan_beside(results)
     detectron2s_way(results, folder)
     shared_losses(results)
     strategies(results)
@@ -230,6 +286,82 @@ def test_periods_in_seconds_end_at_one_step_on_all_ranks(both):
 
 def test_ranks_do_not_ask_each_other_in_every_step(both):
     assert both[0]["exchanges"] < 100  # of 600 steps
+
+
+def test_a_step_that_all_ranks_give_up_ends_the_run_in_good_order(both):
+    assert [results["given up"] for results in both] == [["given up", 5]] * 2
+
+
+def test_hooks_that_join_on_all_ranks_do_so_with_the_next_step_and_ranks_stay_alike(both):
+    assert [results["joined"] for results in both] == [[[6, True], [7, True]]] * 2
+
+
+def test_a_hook_that_joins_on_one_rank_alone_is_named_and_training_goes_on(both):
+    for results in both:
+        reason, alike, alike_in_the_end, warned = results["one has another"]
+        assert (reason, alike, alike_in_the_end) == ("completed", True, False)
+        (warning,) = warned
+        assert "some ranks only (rank 1 has PeriodicWriter, which rank 0 has not)" in warning
+
+
+def test_a_nan_that_no_gradient_shows_stops_all_ranks_at_one_step(both):
+    for results in both:
+        assert results["nan beside"].startswith("on rank 1 the loss is NaN or infinite at iteration 4")
+
+
+ALONE = (
+    TRAINERS.partition("def main(")[0]
+    + """
+from hookline.engine import agreement
+agreement._ALL_COME = 1.0
+
+class Alone(Steps):
+    def run_step(self):
+        if self.iter == 5 and comm.get_rank() == 1:
+            raise {"stop": StopTraining, "interrupt": KeyboardInterrupt}[self.how]("in the step")
+        super().run_step()
+
+def main(folder):
+    how = (folder / "how").read_text()
+    if how == "nan":
+        wrapped = DDP().wrap(NanBeside(), torch.device("cpu"))
+        SimpleTrainer(wrapped, batches(), torch.optim.SGD(wrapped.parameters(), 0.1)).train(0, 100000)
+    trainer = Alone()
+    trainer.how = how
+    trainer.train(0, 100000)
+"""
+)
+
+
+def alone(folder, how):
+    (folder / "how").write_text(how)
+    code, output, _ = run_ranks(ALONE, 2, folder, timeout=50)  # not by the ranks' own timeout, which is 60 s
+    return code, output
+
+
+def test_a_step_that_one_rank_gives_up_is_its_failure_and_what_to_do_instead_is_said_last(tmp_path):
+    code, output = alone(tmp_path, "stop")
+    assert code == 1
+    last = output.rstrip().splitlines()[-1]
+    assert "StopTraining('in the step') was raised in step 5 of rank 1, and not on all ranks" in last
+    assert "rank(s) 0 did not come within 1 s" in last
+    assert "call trainer.request_stop(reason) instead" in last
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_interrupted_alone_is_named_by_the_launcher(tmp_path):
+    code, output = alone(tmp_path, "interrupt")
+    assert code == 130
+    last = output.rpartition("Rank 1 was interrupted first:")[2]
+    assert last.rstrip().endswith("KeyboardInterrupt: in the step")
+    assert "failed first" not in output
+
+
+@pytest.mark.slow
+def test_a_nan_that_no_gradient_shows_is_a_failure_of_its_rank_at_once(tmp_path):
+    code, output = alone(tmp_path, "nan")
+    assert code == 1
+    assert "FloatingPointError: on rank 1 the loss is NaN or infinite at iteration 4:" in output.splitlines()[-1]
 
 
 def test_writers_and_checkpointers_on_the_first_rank_alone_work_as_in_detectron2(both):

@@ -45,6 +45,16 @@ class Mishap(HookBase):
         if self.what == "save":
             self.trainer.request_save()
 
+        if self.what == "raise while saving":
+            while not Path("saving").exists():
+                time.sleep(0.01)
+            raise ValueError("the reason")
+
+    def before_save(self, path):
+        if self.what == "raise while saving" and self.trainer.iter >= self.at - 1:
+            # The disk takes for ever: the file is there, under its temporary name, and not yet whole.
+            os.fsync = os.fdatasync = lambda file: (Path("saving").write_text(path), time.sleep(100))
+
     def after_fetch(self, batch):
         if self.what == "nan" and self.trainer.iter == self.at and self.trainer.comm.get_rank() == self.rank:
             batch[0][0] = float("nan")
@@ -111,6 +121,7 @@ def test_how_the_ranks_times_compare_is_among_the_metrics(two):
     assert row["ranks/slowest"] in (0, 1)
 
 
+@pytest.mark.slow
 def test_evaluating_in_two_processes_prints_the_runs_last_results_once(two, tmp_path):
     arguments = options("eval", "--eval-only", "--num-gpus", "2", "MODEL.WEIGHTS", two[0] / "model_final.pth")
     code, output = finish(start(tool(*arguments), tmp_path))
@@ -138,8 +149,11 @@ def test_digits_are_learnt_in_two_processes_as_in_one(tmp_path):
 
 @pytest.mark.parametrize(
     ("command", "number", "exit_code"),
-    [(tool, signal.SIGTERM, 75), (tool, signal.SIGINT, 130), (torchrun, signal.SIGTERM, 1)],  # torchrun has its own
-    ids=["SIGTERM", "Ctrl-C", "torchrun"],
+    [
+        pytest.param(tool, signal.SIGTERM, 75, id="SIGTERM"),
+        pytest.param(tool, signal.SIGINT, 130, id="Ctrl-C", marks=pytest.mark.slow),
+        pytest.param(torchrun, signal.SIGTERM, 1, id="torchrun", marks=pytest.mark.slow),  # which has its own
+    ],
 )
 def test_a_signal_to_the_launcher_stops_all_at_one_step_which_is_saved(folder, command, number, exit_code):
     arguments = options("run", "SOLVER.MAX_ITER", "20000")
@@ -152,6 +166,7 @@ def test_a_signal_to_the_launcher_stops_all_at_one_step_which_is_saved(folder, c
     assert (folder / "run" / "last_checkpoint").read_text() == f"model_{at - 1:07d}.pth"
 
 
+@pytest.mark.slow
 def test_a_launcher_that_is_killed_leaves_no_process_behind_and_its_ranks_save(folder):
     process = start(
         tool(*options("run", "--num-gpus", "2", "SOLVER.MAX_ITER", "20000", mishap={"what": "none"})), folder
@@ -181,6 +196,7 @@ def wait_for(path, process, timeout=150):
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_what_one_rank_asks_for_all_do_at_one_step_and_a_resumed_run_is_the_same(two, folder):
     code, output = finish(start(tool(*options("run", "--num-gpus", "2", mishap={"what": "stop"})), folder))
     assert code == 75, output
@@ -214,6 +230,7 @@ def test_an_exception_on_one_rank_stands_first_and_last_in_the_log(folder):
 LAST = "(in hook Mishap.before_step, at iteration {1})"
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_others(folder):
     process = start(tool(*options("run", "--num-gpus", "2", mishap={"what": "kill"})), folder)
     wait_for(folder / "kill.1", process)
@@ -229,6 +246,24 @@ def test_a_rank_that_is_killed_ends_the_others(folder):
     assert_gone(folder, "kill")
 
 
+@pytest.mark.slow
+def test_a_rank_that_is_ended_while_it_writes_leaves_whole_checkpoints_to_go_on_from(two, folder):
+    saves = ("SOLVER.CHECKPOINT_PERIOD", "20")
+    arguments = options("run", "--num-gpus", "2", *saves, mishap={"what": "raise while saving", "at": 60})
+    code, output = finish(start(tool(*arguments), folder))
+    assert code == 1
+    run = folder / "run"
+    assert "rank 0 is ended, since rank 1 failed and it did not end by itself" in (run / "log.txt").read_text()
+    assert (folder / "saving").read_text() == "run/model_0000059.pth"
+    assert not (run / "model_0000059.pth").exists()
+    assert (run / "last_checkpoint").read_text() == "model_0000039.pth"
+    code, output = finish(start(tool(*options("run", "--num-gpus", "2", "--resume", *saves)), folder))
+    assert code == 0, output
+    assert rows(run) == rows(two[0])
+    assert not [path.name for path in run.iterdir() if "tmp" in path.name]
+
+
+@pytest.mark.slow
 def test_a_rank_that_does_not_come_to_a_collective_is_shown_where_it_stands(folder):
     arguments = options("run", "--num-gpus", "2", mishap={"what": "sleep"})
     code, output = finish(start(tool(*arguments, "PARALLEL.TIMEOUT", "4s"), folder))
@@ -241,7 +276,9 @@ def test_a_rank_that_does_not_come_to_a_collective_is_shown_where_it_stands(fold
     assert_gone(folder, "sleep")
 
 
-@pytest.mark.parametrize("policy", ["raise", "skip", "stop"])
+@pytest.mark.parametrize(
+    "policy", ["raise", pytest.param("skip", marks=pytest.mark.slow), pytest.param("stop", marks=pytest.mark.slow)]
+)
 def test_a_loss_that_is_nan_on_one_rank_has_all_do_the_same(folder, policy):
     arguments = options("run", "--num-gpus", "2", mishap={"what": "nan"})
     code, output = finish(start(tool(*arguments, "SOLVER.NONFINITE_LOSS", policy), folder))
@@ -272,6 +309,7 @@ def machines(folder, *arguments):
     return [start(tool(*options("run", "--machine-rank", rank, *common)), folder) for rank in ("0", "1")]
 
 
+@pytest.mark.slow
 def test_two_machines_train_together(two, folder):
     ended = [finish(process) for process in machines(folder)]
     assert [code for code, _ in ended] == [0, 0], ended
@@ -283,6 +321,7 @@ def test_two_machines_train_together(two, folder):
 # ---------------------------------------------------------------------------- torchrun
 
 
+@pytest.mark.slow
 def test_torchrun_starts_again_what_was_killed_and_the_end_is_the_same(two, folder):
     arguments = options("run", mishap={"what": "kill once", "at": 110})
     code, output = finish(start(torchrun(2, *arguments, options=("--max-restarts", 1)), folder), timeout=200)
@@ -301,6 +340,7 @@ def test_whichever_rank_is_killed_and_whenever_the_end_is_the_same(two, folder, 
     assert rows(folder / "run") == rows(two[0])
 
 
+@pytest.mark.slow
 def test_torchrun_is_told_of_bad_input_once(folder):
     code, output = finish(start(torchrun(2, *options("run"), "PARALLEL.ARGS.compresion", "bf16"), folder))
     assert code == 1  # torchrun's own

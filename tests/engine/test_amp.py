@@ -2,6 +2,7 @@ import pytest
 import torch
 
 from hookline.engine import AMPTrainer, SimpleTrainer
+from hookline.hooks import CallbackHook
 
 
 class Net(torch.nn.Linear):
@@ -41,6 +42,40 @@ def test_a_nan_is_an_error_of_its_own_step(cls, async_write_metrics):
     with pytest.raises(FloatingPointError, match="iteration 3"):
         made.train(0, 6)
     assert all(p.isfinite().all() for p in made.model.parameters())
+
+
+class Heads(torch.nn.Module):
+    """Two, of which a batch trains those that it names."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+
+    def forward(self, batch):
+        x, names = batch
+        loss = sum((getattr(self, name)(x).pow(2).mean() for name in names), torch.zeros((), requires_grad=True) * 1)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize("clip", [None, lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1.0)])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_optimizers_without_a_gradient_in_a_step_leave_their_weights_alone(scaled, clip):
+    torch.manual_seed(0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
+    net = Heads()
+    optimizers = [torch.optim.SGD(head.parameters(), lr=0.1, momentum=0.9) for head in (net.a, net.b)]
+    named = ["a", "b", "ab", "", "a"]
+    batches = [(x, names) for x, names in zip(data(), named, strict=False)]
+    made = SimpleTrainer(net, batches, optimizers, grad_scaler=scaler, clip_gradients=clip)
+    weights, updated = {"a": net.a.weight.detach().clone(), "b": net.b.weight.detach().clone()}, []
+
+    def compare(t):
+        updated.append("".join(n for n in "ab" if not torch.equal(getattr(net, n).weight, weights[n])))
+        weights.update({n: getattr(net, n).weight.detach().clone() for n in "ab"})
+
+    made.register_hooks([CallbackHook(after_step=compare)])
+    made.train(0, len(named))
+    assert updated == named
 
 
 def test_no_step_reads_a_value_that_is_not_in_the_hosts_memory():

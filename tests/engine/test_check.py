@@ -53,15 +53,42 @@ def test_a_hooks_own_complaint_is_told_with_its_place(cfg):
     )
 
 
-@pytest.mark.parametrize("key", ["CHECKPOINT.BEST.METRIC", "HOOKS[0].ARGS.metric"])
+@pytest.mark.parametrize("key", ["CHECKPOINT.BEST.METRIC", "SOLVER.LR_SCHEDULER_METRIC", "HOOKS[0].ARGS.metric"])
 def test_a_monitor_that_no_evaluation_puts_is_refused_with_the_nearest(cfg, key):
     metric = "digits_test/acuracy"
-    if key == "CHECKPOINT.BEST.METRIC":
+    if key == "SOLVER.LR_SCHEDULER_METRIC":
+        cfg.SOLVER.LR_SCHEDULER_NAME = "torch.optim.lr_scheduler:ReduceLROnPlateau"
+    if not key.startswith("HOOKS"):
         message = refused(cfg, key, metric)
     else:
         message = refused(cfg, "HOOKS", [{"NAME": "EarlyStopping", "ARGS": {"metric": metric}}])
     assert message.startswith(f"{key}: there is no metric 'digits_test/acuracy' among digits_test/accuracy")
     assert message.endswith("did you mean 'digits_test/accuracy'?")
+
+
+@pytest.mark.parametrize("test_sets", [["digits_test"], []])
+@pytest.mark.parametrize("metric", ["total_loss", "loss", "lr", "my_hook/score"])
+def test_the_best_may_be_chosen_by_what_any_hook_puts(cfg, metric, test_sets):
+    cfg.DATASETS.TEST = test_sets
+    cfg.CHECKPOINT.BEST.METRIC = metric
+    check_config(cfg)
+
+
+@pytest.mark.parametrize("metric", ["digits_test/loss_of_weight", "digits_train/accuracy", "digit_test/accuracy"])
+def test_a_set_that_is_not_tested_or_has_no_such_metric_chooses_no_best(cfg, metric):
+    assert f"there is no metric {metric!r}" in refused(cfg, "CHECKPOINT.BEST.METRIC", metric)
+
+
+def test_early_stopping_goes_by_evaluations_only(cfg):
+    stopping = {"NAME": "EarlyStopping", "ARGS": {"metric": "total_loss"}}
+    assert "there is no metric 'total_loss'" in refused(cfg, "HOOKS", [stopping])
+
+
+def test_a_schedule_that_goes_by_evaluations_needs_some(cfg):
+    cfg.SOLVER.LR_SCHEDULER_NAME = "torch.optim.lr_scheduler:ReduceLROnPlateau"
+    cfg.SOLVER.LR_SCHEDULER_METRIC = "digits_test/accuracy"
+    check_config(cfg)
+    assert refused(cfg, "TEST.EVAL_PERIOD", 0).startswith("TEST.EVAL_PERIOD: is 0")
 
 
 def test_a_file_that_holds_no_weights_is_refused(cfg):

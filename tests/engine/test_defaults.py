@@ -193,6 +193,18 @@ def test_the_best_is_chosen_among_the_evaluations_of_the_configs_hooks_too(make)
     assert accuracy[best["iteration"]] == max(accuracy.values())
 
 
+@pytest.mark.parametrize("test_sets", [["synthetic"], []])
+def test_the_best_may_be_chosen_by_the_loss_at_any_step(make, test_sets):
+    best = ("CHECKPOINT.BEST.METRIC", "total_loss", "CHECKPOINT.BEST.MODE", "min", "CHECKPOINT.BEST.PERIOD", 5)
+    trainer = make(*best, "DATASETS.TEST", test_sets, "TEST.EVAL_PERIOD", 0)
+    trainer.train()
+    saved = torch.load(Path(trainer.cfg.OUTPUT_DIR, "model_best.pth"), weights_only=True)
+    losses = {row["iteration"]: row["total_loss"] for row in rows(trainer) if "total_loss" in row}
+    looked_at = {iteration: loss for iteration, loss in losses.items() if (iteration + 1) % 5 == 0}
+    assert saved["best_metric"] == {"name": "total_loss", "value": min(looked_at.values())}
+    assert looked_at[saved["iteration"]] == min(looked_at.values())
+
+
 def test_a_run_without_test_sets_is_not_evaluated(make):
     trainer = make("DATASETS.TEST", [], "CHECKPOINT.BEST.METRIC", "")
     trainer.train()
@@ -265,6 +277,25 @@ def test_an_interrupted_and_resumed_run_is_the_uninterrupted_run(make, at, sampl
     torch.rand(3)
     resumed = make("DATALOADER.SAMPLER_TRAIN", sampler, resume=True)
     assert resumed.start_iter == at + 1
+    resumed.train()
+    assert_same_run(whole, resumed)
+
+
+@pytest.mark.parametrize("at", [8, 9, 17])
+def test_a_resumed_run_whose_rate_goes_by_a_metric_is_the_uninterrupted_run(make, at):
+    schedule = [
+        *("SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:ReduceLROnPlateau", "SOLVER.WARMUP_ITERS", 0),
+        # No loss is so much better than the one before last: the rate is halved at every second evaluation.
+        *("SOLVER.LR_SCHEDULER_ARGS", {"factor": 0.5, "patience": 1, "threshold": 0.99}),
+        *("SOLVER.LR_SCHEDULER_METRIC", "synthetic/loss", "TEST.EVAL_PERIOD", 5),
+    ]
+    whole = make(*schedule, folder="whole")
+    whole.train()
+    assert [row["lr"] for row in rows(whole)[:30]] == [0.1] * 15 + [0.05] * 10 + [0.025] * 5
+    stopped = make(*schedule)
+    stopped.register_hooks([At(at, interrupt, "before_step")])
+    stopped.train()
+    resumed = make(*schedule, resume=True)
     resumed.train()
     assert_same_run(whole, resumed)
 

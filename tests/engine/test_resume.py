@@ -10,7 +10,7 @@ import torch
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, seed_all_rng
-from hookline.engine.resume import EFFECTS, describe_changes
+from hookline.engine.resume import EFFECTS, describe_changes, epochs_at, iteration_of
 from hookline.hooks import BestCheckpointer, CallbackHook, EarlyStopping, EvalHook
 
 
@@ -306,6 +306,12 @@ def test_lengths_in_epochs_end_with_the_epochs_also_after_two_changes_of_the_bat
     until(5, "DATALOADER.BATCH_SIZE", 128)  # the same again
     until(8, "DATALOADER.BATCH_SIZE", 32)  # 32
     assert sizes == [(32, 128, 16), (48, 80, 16), (56, 80, 16), (152, 152, 16)]
+
+
+def test_the_epochs_at_an_iteration_are_the_inverse_of_the_iterations_of_epochs():
+    stretches = [(0, 0.0, 16), (80, 5.0, 8), (100, 7.5, 20)]
+    for epochs in (0.5, 5, 6.25, 7.5, 9):
+        assert epochs_at(iteration_of(epochs, stretches), stretches) == epochs
 
 
 def test_with_another_batch_size_the_learning_rate_is_that_of_the_iteration_in_the_new_length(make):

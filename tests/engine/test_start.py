@@ -11,12 +11,14 @@ import torch
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import (
+    DefaultTrainer,
     check_config,
     config_errors_exit,
     default_argument_parser,
     default_setup,
     default_writers,
     seed_all_rng,
+    unchanged_if_refused,
 )
 from hookline.engine.start import set_aside
 from hookline.hooks import CommonMetricPrinter, JSONWriter, TensorboardXWriter
@@ -116,7 +118,10 @@ def test_the_defaults_pass_the_check():
         (["LOG.WRITERS", ["JSONWritr"]], r"LOG\.WRITERS\[0\].*JSONWriter"),
         (["MODEL.WEIGHTS", "nowhere.pth"], "MODEL.WEIGHTS: there is no file nowhere.pth"),
         (["CHECKPOINT.BEST.METRIC", "synthetic/acuracy"], "CHECKPOINT.BEST.METRIC.*synthetic/accuracy"),
-        (["CHECKPOINT.BEST.METRIC", "a", "DATASETS.TEST", []], "CHECKPOINT.BEST.METRIC.*DATASETS.TEST is empty"),
+        (
+            ["CHECKPOINT.BEST.METRIC", "synthetic/loss", "DATASETS.TEST", []],
+            "CHECKPOINT.BEST.METRIC.*DATASETS.TEST is empty",
+        ),
         (["OUTPUT_DIR", ""], "OUTPUT_DIR: is empty"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
@@ -205,6 +210,18 @@ def test_a_seed_that_is_set_wins_over_the_saved_one(make):
     assert cfg.SEED == 7
 
 
+@pytest.mark.parametrize("lost", ["config.yaml", "last_checkpoint"])
+def test_a_drawn_seed_is_taken_from_the_last_checkpoint_where_the_config_is_lost(make, tmp_path, lost):
+    first, second = make("SOLVER.MAX_ITER", 2, "DATALOADER.BATCH_SIZE", 8), make()
+    default_setup(first, arguments())
+    DefaultTrainer(first).train()
+    for name in {"config.yaml", lost}:
+        (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / "model_0000009.pth").write_bytes(b"damaged")
+    default_setup(second, arguments(resume=True))
+    assert second.SEED == first.SEED
+
+
 def test_an_evaluation_leaves_the_runs_config_alone(make, tmp_path):
     default_setup(make("SEED", "3"), arguments())
     before = (tmp_path / "run" / "config.yaml").read_text()
@@ -274,6 +291,65 @@ def test_resuming_and_evaluating_set_nothing_aside(make, earlier, how):
     default_setup(make("SEED", "1"), arguments(**{how: True}))
     assert (earlier / "metrics.json").read_text() == "metrics.json"
     assert (earlier / "log.txt").read_text().startswith("log.txt[")
+
+
+# ---------------------------------------------------------------------------- what is refused
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != "log.txt"
+    }
+
+
+def set_up_and_fail(cfg, error=ConfigError, **kwargs):
+    with unchanged_if_refused(cfg.OUTPUT_DIR):
+        default_setup(cfg, arguments(**kwargs))
+        raise error("MODEL.WEIGHTS: do not fit")
+
+
+@pytest.mark.parametrize("how", ["new", "resume", "eval_only"])
+def test_what_is_refused_after_the_setup_leaves_the_earlier_run_in_its_place(make, earlier, how):
+    (earlier / "config.yaml").write_text("SEED: 3")
+    before = contents(earlier)
+    with pytest.raises(ConfigError):
+        set_up_and_fail(make("SEED", "5"), **{how: True})
+    assert contents(earlier) == before
+    log = (earlier / "log.txt").read_text()
+    assert log.startswith("log.txt[")
+    assert "SEED = 5" in log
+    assert log.endswith("Refused, and the folder left as it was: MODEL.WEIGHTS: do not fit\n")
+
+
+def test_what_is_refused_after_the_setup_leaves_no_new_folder(make, tmp_path):
+    with pytest.raises(ConfigError):
+        set_up_and_fail(make())
+    assert os.listdir(tmp_path) == []
+
+
+def test_of_a_folder_with_files_of_the_user_these_stay(make, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "notes.md").write_text("")
+    with pytest.raises(ConfigError):
+        set_up_and_fail(make())
+    assert os.listdir(tmp_path / "run") == ["notes.md"]
+
+
+def test_the_next_attempt_has_a_log_again(make, earlier):
+    with pytest.raises(ConfigError):
+        set_up_and_fail(make())
+    default_setup(make("SEED", "8"), arguments())
+    assert "SEED = 8" in (earlier / "log.txt").read_text()
+    assert "SEED = 8" not in (earlier / "previous_001" / "log.txt").read_text()
+
+
+def test_what_is_no_mistake_of_the_user_leaves_what_the_run_wrote(make, earlier):
+    with pytest.raises(ZeroDivisionError):
+        set_up_and_fail(make(), ZeroDivisionError)
+    assert (earlier / "previous_001").is_dir()
+    assert (earlier / "config.yaml").exists()
 
 
 # ---------------------------------------------------------------------------- writers

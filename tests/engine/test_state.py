@@ -5,6 +5,7 @@ import io
 import pathlib
 import random
 from collections import Counter, OrderedDict, defaultdict, deque, namedtuple
+from decimal import Decimal
 from types import MappingProxyType
 
 import numpy as np
@@ -101,6 +102,7 @@ def test_a_captured_state_is_not_changed_by_drawing():
         (np.array(["a", "b"]), ["a", "b"]),
         ({(1, np.int64(2)): 3}, {(1, 2): 3}),
         (2**1999, 2**1999),
+        (Decimal("0.10"), "0.10"),
     ],
     ids=repr,
 )
@@ -162,6 +164,32 @@ def test_a_generator_becomes_its_state():
     assert torch.equal(torch.rand(2, generator=torch.Generator().set_state(state)), expected)
 
 
+@pytest.mark.parametrize("name", ["PCG64", "MT19937", "Philox", "SFC64"])
+def test_numpys_generators_become_their_state(name):
+    generator, again = (np.random.Generator(getattr(np.random, name)(seed)) for seed in (3, 4))
+    generator.integers(10, size=3)  # one half of a 64-bit number is left over
+    plain = through_a_file(to_plain([generator, generator.bit_generator]))
+    expected = generator.integers(1 << 40, size=4).tolist()
+    for state in plain:
+        again.bit_generator.state = state
+        assert again.integers(1 << 40, size=4).tolist() == expected
+
+
+def test_the_older_generators_become_their_state():
+    numpys, pythons = np.random.RandomState(3), random.Random(3)
+    draws = numpys.randn(), pythons.gauss(0, 1)  # each makes two, and keeps one
+    plain = through_a_file(to_plain([numpys, pythons]))
+    expected = numpys.randn(), pythons.gauss(0, 1)
+    numpys.set_state(plain[0])
+    pythons.setstate(plain[1])
+    assert (numpys.randn(), pythons.gauss(0, 1)) == expected != draws
+
+
+def test_a_number_longer_than_a_double_is_refused_by_its_name():
+    with pytest.raises(TypeError, match=r"state\['x'\] is a longdouble, which cannot be saved"):
+        to_plain({"x": np.longdouble(1)})
+
+
 def test_containers_are_copied():
     state = {"list": [1, 2], "nested": {"list": [[1]]}}
     plain = to_plain(state)
@@ -193,6 +221,8 @@ REFUSED = {
     "loader": torch.utils.data.DataLoader([1]),
     "long": 2**3000,
     "long among others": [1, 2**3000],
+    "extended number": np.longdouble(1),
+    "extended complex number": np.clongdouble(1),
     "extended": np.longdouble(1) * np.ones(2, np.longdouble),
     "meta": torch.ones(2, device="meta"),
     "lazy": torch.nn.LazyLinear(2).weight,

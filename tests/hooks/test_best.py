@@ -1,5 +1,6 @@
 import logging
 import math
+from functools import partialmethod
 from pathlib import Path
 
 import pytest
@@ -238,7 +239,7 @@ def test_a_best_that_is_still_to_come_again_is_not_lost_to_one_that_is_worse(rew
     """0.6 is the best there was by then, but 0.9 is on the disk."""
     _, checkpointer, hook = rewound([0.6], stop=6)
     assert hook.best == [(0.6, 6)]
-    assert kept(checkpointer) == {"model_best": (6, 0.6), "model_best_0000007": (7, 0.9)}
+    assert kept(checkpointer) == {"model_best": (6, 0.6), "model_best_0000007_aside": (7, 0.9)}
 
 
 def test_what_was_put_aside_goes_when_its_iteration_is_as_good_again(rewound):
@@ -250,7 +251,7 @@ def test_what_was_put_aside_goes_when_its_iteration_is_as_good_again(rewound):
 def test_what_was_put_aside_stays_when_the_run_takes_another_course(rewound):
     _, checkpointer, hook = rewound([0.6, 0.7, 0.2])
     assert hook.best == [(0.7, 7)]
-    assert kept(checkpointer) == {"model_best": (7, 0.7), "model_best_0000007": (7, 0.9)}
+    assert kept(checkpointer) == {"model_best": (7, 0.7), "model_best_0000007_aside": (7, 0.9)}
 
 
 def test_a_damaged_best_file_is_replaced_with_a_warning(make, log):
@@ -260,6 +261,130 @@ def test_a_damaged_best_file_is_replaced_with_a_warning(make, log):
     _, checkpointer, _ = run(make, [0.6], start=4)
     assert "model_best.pth cannot be read" in log.text
     assert kept(checkpointer) == {"model_best": (6, 0.6)}
+
+
+# ---------------------------------------------------------------------------- another course than before the failure
+
+
+FIRST = {1: 0.5, 3: 0.6, 7: 0.9}  # the checkpoint of 5 lists 0.6 as the best; the run fails at 9
+
+
+@pytest.fixture
+def course(make):
+    """A run whose metric is put at some iterations, with a checkpoint every 6; it goes on from one that has failed."""
+
+    def course(values, fail_at=None, **kwargs):
+        def act(trainer):
+            if trainer.iter == fail_at:
+                raise RuntimeError("broken")
+
+        def put(trainer):
+            if trainer.iter in values:
+                trainer.storage.put_scalar("metric", values[trainer.iter], smoothing_hint=False)
+
+        trainer, checkpointer = make()
+        hook = BestCheckpointer(1, checkpointer, "metric", **kwargs)
+        trainer.register_hooks(
+            [CallbackHook(before_step=act, after_step=put), PeriodicCheckpointer(checkpointer, 6), hook]
+        )
+        checkpointer.resume_or_load("", resume=True)
+        if fail_at is None:
+            trainer.train(trainer.finished_iter + 1, 20)
+            return checkpointer, hook
+        with pytest.raises(RuntimeError, match="broken"):
+            trainer.train(trainer.finished_iter + 1, 20)
+        return checkpointer, hook
+
+    return course
+
+
+def test_a_better_best_of_the_course_before_is_kept_when_a_worse_one_comes(course, log):
+    course(FIRST, fail_at=9)
+    checkpointer, hook = course({**FIRST, 7: 0.4, 13: 0.7})
+    assert hook.best == [(0.7, 13)]
+    assert kept(checkpointer) == {"model_best": (13, 0.7), "model_best_0000007_aside": (7, 0.9)}
+    warnings = [r.getMessage() for r in log.records if "of a course that this run has left" in r.getMessage()]
+    assert len(warnings) == 1
+    assert "model_best_0000007_aside.pth" in warnings[0]
+
+
+def test_the_best_file_is_the_lists_again_once_the_run_has_another_value_there(course):
+    course(FIRST, fail_at=9)
+    checkpointer, hook = course({**FIRST, 7: 0.4}, load_at_end=True)
+    assert hook.best == [(0.6, 3)]
+    assert hook.loaded_iter == 3
+    assert kept(checkpointer) == {"model_best": (3, 0.6), "model_best_0000007_aside": (7, 0.9)}
+
+
+def test_what_was_put_aside_is_known_to_later_runs_and_goes_when_one_is_as_good(course):
+    course(FIRST, fail_at=9)
+    checkpointer, _ = course({**FIRST, 7: 0.4}, fail_at=14)
+    assert kept(checkpointer) == {"model_best": (3, 0.6), "model_best_0000007_aside": (7, 0.9)}
+    checkpointer, _ = course({15: 0.8, 17: 0.95}, fail_at=16)
+    assert kept(checkpointer)["model_best_0000007_aside"] == (7, 0.9)
+    checkpointer, _ = course({15: 0.8, 17: 0.95})
+    assert kept(checkpointer) == {"model_best": (17, 0.95)}
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_files_stay_until_the_next_checkpoint_knows_that_they_are_dropped(course, keep):
+    checkpointer, _ = course(FIRST, fail_at=9, keep=keep)
+    listed = {"model_best": (7, 0.9), "model_best_0000003": (3, 0.6), "model_best_0000001": (1, 0.5)}
+    assert kept(checkpointer) == dict(list(listed.items())[: keep + 1])
+    checkpointer, _ = course(FIRST, fail_at=14, keep=keep)  # the checkpoint of 11 lists 7
+    assert kept(checkpointer) == dict(list(listed.items())[:keep])
+
+
+def test_a_run_that_takes_another_course_finds_every_file_of_its_list(course):
+    course(FIRST, fail_at=9, keep=2)
+    checkpointer, hook = course({**FIRST, 7: 0.4}, keep=2)
+    assert hook.best == [(0.6, 3), (0.5, 1)]
+    assert kept(checkpointer) == {
+        "model_best": (3, 0.6),
+        "model_best_0000001": (1, 0.5),
+        "model_best_0000007_aside": (7, 0.9),
+    }
+
+
+def test_what_is_put_aside_and_one_of_the_best_of_the_same_iteration_both_have_a_file(course):
+    course(FIRST, fail_at=9, keep=2)
+    checkpointer, hook = course({**FIRST, 7: 0.7, 13: 0.8}, keep=2)
+    assert hook.best == [(0.8, 13), (0.7, 7)]
+    assert kept(checkpointer) == {
+        "model_best": (13, 0.8),
+        "model_best_0000007": (7, 0.7),
+        "model_best_0000007_aside": (7, 0.9),
+    }
+
+
+def test_files_of_a_course_that_is_left_go(course):
+    course({1: 0.5, 3: 0.6, 7: 0.8, 8: 0.9}, fail_at=9, keep=2)
+    checkpointer, hook = course({15: 0.95}, keep=2)
+    assert hook.best == [(0.95, 15), (0.6, 3)]
+    assert kept(checkpointer) == {"model_best": (15, 0.95), "model_best_0000003": (3, 0.6)}
+
+
+def test_one_of_the_best_whose_file_is_gone_is_told_of_and_not_counted(course, log):
+    checkpointer, _ = course(FIRST, fail_at=6, keep=2)
+    Path(checkpointer.save_dir, "model_best_0000001.pth").unlink()
+    _, hook = course({9: 0.1}, keep=2)
+    assert "There is no file of iteration 1 any more (metric: 0.5)" in log.text
+    assert hook.best == [(0.6, 3), (0.1, 9)]
+
+
+def test_a_save_that_fails_leaves_the_list_as_it_was(course, monkeypatch):
+    monkeypatch.setattr(Checkpointer, "__init__", partialmethod(Checkpointer.__init__, on_error="continue"))
+    write = Checkpointer._write
+
+    def full(self, path, how):
+        if path.endswith("model_best.pth") and Path(path).exists():
+            raise OSError("disk full")
+        write(self, path, how)
+
+    monkeypatch.setattr(Checkpointer, "_write", full)
+    checkpointer, hook = course({1: 0.5, 7: 0.9})
+    assert hook.best == [(0.5, 1)]
+    assert kept(checkpointer) == {"model_best": (1, 0.5)}
 
 
 # ---------------------------------------------------------------------------- loading it at the end

@@ -246,6 +246,19 @@ def test_a_writer_of_ones_own_may_clear_images_and_histograms(storage):
     assert storage.images() == storage.histograms() == storage._vis_data == []
 
 
+# ---------------------------------------------------------------------------- state
+
+
+def test_single_values_that_no_writer_has_taken_are_there_after_a_resume(storage):
+    put_series(storage, "accuracy", (3, 7, 15), smoothing_hint=False)
+    _, taken = storage.rows()
+    put_series(storage, "accuracy", (20, 24, 31), smoothing_hint=False)
+    with EventStorage(32) as resumed:
+        resumed.load_state_dict(storage.state_dict())
+        assert resumed.rows(since=taken) == storage.rows(since=taken)
+        assert [iteration for iteration, _ in resumed.rows(since=taken)[0]] == [20, 24, 31]
+
+
 # ---------------------------------------------------------------------------- memory
 
 

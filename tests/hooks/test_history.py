@@ -85,3 +85,14 @@ def test_values_are_replaced_by_iteration_and_the_mean_of_all_follows():
     assert history.global_avg() == 13 / 3
     history.replace({})
     assert history.latest() == 7.0
+
+
+def test_its_state_has_the_mean_of_values_no_longer_kept():
+    history, restored = filled([100.0] * 50 + [1.0] * 10), HistoryBuffer()
+    restored.load_state_dict(history.state_dict(most=10))
+    assert len(restored) == 10
+    assert restored.global_avg() == history.global_avg() == pytest.approx(5010 / 60)
+    for buffer in (history, restored):
+        buffer.update(7.0)
+    assert restored.global_avg() == history.global_avg()
+    assert restored.latest_iter() == history.latest_iter() == 60

@@ -6,7 +6,7 @@ from torch import nn
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
-from hookline.hooks import HookBase, LRScheduler
+from hookline.hooks import EvalHook, HookBase, LRScheduler
 
 
 class Net(nn.Module):
@@ -124,3 +124,122 @@ def test_with_one_parameter_a_group_the_rate_shown_is_the_most_common_one():
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
     optimizer = torch.optim.SGD([{"params": [p], "lr": lr} for p, lr in zip(parameters, (9.0, 1.0, 1.0), strict=True)])
     assert LRScheduler.get_best_param_group_id(optimizer) == 1
+
+
+# ---------------------------------------------------------------------- by a metric
+
+PLATEAU = torch.optim.lr_scheduler.ReduceLROnPlateau
+
+
+def train_by_metric(values, stop=12, tmp_path=None, load=None, hooks=(), **args):
+    """Evaluate after every second step, with ``values`` in turn; halve the rate when the loss grows."""
+    trainer, rates = make_trainer(), Rates()
+    trainer.scheduler = PLATEAU(trainer.optimizer, factor=0.5, patience=0)
+    evaluations = iter(values)
+    checkpointer = Checkpointer(trainer.model, str(tmp_path), trainer=trainer) if tmp_path else None
+    trainer.register_hooks([LRScheduler(**args), rates, *hooks])
+    if stop < 12:
+
+        class Stops(HookBase):
+            def after_step(self):
+                if self.trainer.iter + 1 == stop:
+                    self.trainer.request_save()
+
+            def on_save(self):
+                checkpointer.save("model", optimizer=self.trainer.optimizer.state_dict())
+                self.trainer.request_stop("enough")
+
+        trainer.register_hooks([Stops()])
+    trainer.register_hooks([EvalHook(2, lambda: {"test": {"loss": next(evaluations)}})])
+    start = 0
+    if load:
+        trainer.optimizer.load_state_dict(checkpointer.load(load)["optimizer"])
+        start = trainer.iter + 1
+    trainer.train(start, 12)
+    return rates.used, trainer
+
+
+LOSSES = [5.0, 6.0, 4.0, 4.5, 4.2, 9.0]
+
+
+def test_reduce_on_plateau_is_stepped_once_after_each_evaluation():
+    used, trainer = train_by_metric(LOSSES, metric="test/loss")
+    assert used == [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
+    assert [value for value, _ in trainer.storage.history("lr").values()] == used
+    assert trainer.scheduler.last_epoch == len(LOSSES)
+
+
+def test_reduce_on_plateau_is_not_stepped_by_evaluations_of_something_else():
+    others = EvalHook(1, lambda: {"other": {"loss": 1.0}})
+    used, trainer = train_by_metric(LOSSES, metric="test/loss", hooks=[others])
+    assert used == train_by_metric(LOSSES, metric="test/loss")[0]
+    assert trainer.scheduler.last_epoch == len(LOSSES)
+
+
+@pytest.mark.parametrize("stop", [3, 4, 5, 7, 9])
+def test_a_resumed_plateau_goes_on_where_it_was(tmp_path, stop):
+    whole, _ = train_by_metric(LOSSES, metric="test/loss")
+    others = [EvalHook(1, lambda: {"other": {"loss": 1.0}})]  # sees the value from before the resume
+    first, trainer = train_by_metric(LOSSES, stop, tmp_path, metric="test/loss", hooks=others)
+    done = trainer.scheduler.last_epoch
+    second, trainer = train_by_metric(
+        LOSSES[done:], tmp_path=tmp_path, load=str(tmp_path / "model.pth"), metric="test/loss", hooks=others
+    )
+    assert first + second == whole
+    assert trainer.scheduler.last_epoch == len(LOSSES)
+
+
+def test_a_second_run_is_judged_by_its_own_evaluations():
+    trainer = make_trainer()
+    trainer.scheduler = PLATEAU(trainer.optimizer, factor=0.5, patience=0)
+    trainer.register_hooks([LRScheduler(metric="loss"), EvalHook(0, lambda: {"loss": 1.0})])
+    for runs in (1, 2, 3):
+        trainer.train(0, 4)
+        assert trainer.scheduler.last_epoch == runs
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.25
+
+
+def test_a_metric_that_no_evaluation_puts_is_told_once_with_the_nearest(caplog):
+    train_by_metric(LOSSES, metric="test/los")
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
+    assert "goes by 'test/los'" in warnings[0]
+    assert "did you mean 'test/loss'" in warnings[0]
+
+
+def test_reduce_on_plateau_without_a_metric_is_refused_before_training():
+    with pytest.raises(ConfigError, match=r"metric=.*SOLVER\.LR_SCHEDULER_METRIC"):
+        train_by_metric(LOSSES)
+
+
+@pytest.mark.parametrize("make", [_step_lr, lambda optimizer: LinearParamScheduler(1.0, 0.0)])
+def test_a_metric_for_a_scheduler_that_counts_is_refused(make):
+    trainer = make_trainer()
+    trainer.register_hooks([LRScheduler(scheduler=make(trainer.optimizer), metric="test/loss")])
+    with pytest.raises(ConfigError, match="is for ReduceLROnPlateau"):
+        trainer.train(0, 1)
+
+
+# ---------------------------------------------------------------------- several optimizers
+
+
+def make_two():
+    model = Net()
+    optimizers = [torch.optim.SGD([model.fc.weight], lr=1.0), torch.optim.SGD([model.fc.bias], lr=0.1)]
+    return SimpleTrainer(model, [torch.ones(1, 2)], optimizers), optimizers
+
+
+def test_one_param_scheduler_for_several_optimizers_is_refused():
+    trainer, _ = make_two()
+    trainer.register_hooks([LRScheduler(scheduler=LinearParamScheduler(1.0, 0.0))])
+    with pytest.raises(ConfigError, match="one LRScheduler for each"):
+        trainer.train(0, 4)
+
+
+def test_each_of_several_optimizers_may_have_a_param_scheduler():
+    trainer, optimizers = make_two()
+    for name, optimizer in zip(("lr_a", "lr_b"), optimizers, strict=True):
+        trainer.register_hooks([LRScheduler(optimizer, LinearParamScheduler(1.0, 0.0), name=name)])
+    trainer.train(0, 4)
+    assert trainer.storage.latest()["lr_a"][0] == pytest.approx(0.25)
+    assert trainer.storage.latest()["lr_b"][0] == pytest.approx(0.025)

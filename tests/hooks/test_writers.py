@@ -63,6 +63,24 @@ def path(tmp_path):
     return tmp_path / "metrics.json"
 
 
+class Detectron2Writer(EventWriter):
+    """Reads images and histograms as detectron2's writer for TensorBoard does."""
+
+    def __init__(self):
+        self.images, self.histograms = [], []
+
+    def write(self):
+        storage = get_event_storage()
+        if len(storage._vis_data) >= 1:
+            for name, image, step in storage._vis_data:
+                self.images.append((name, tuple(image.shape), step))
+            storage.clear_images()
+        if len(storage._histograms) >= 1:
+            for parameters in storage._histograms:
+                self.histograms.append(parameters)
+            storage.clear_histograms()
+
+
 def run(path, start=0, stop=50, period=20, hooks=(), last_hooks=()):
     trainer = Losses()
     trainer.register_hooks([*hooks, PeriodicWriter([JSONWriter(str(path))], period), *last_hooks])
@@ -376,6 +394,19 @@ def test_after_a_resume_tensorboard_shows_one_line(tmp_path):
     assert steps(tmp_path, "loss") == [9, 19, 29, 39, 49, 59]
 
 
+def test_using_tensorboard_after_the_end_of_a_resumed_run_leaves_its_points_to_be_seen(tmp_path):
+    writer = TensorboardXWriter(str(tmp_path))
+    trainer = Losses()
+    trainer.register_hooks([PeriodicWriter([writer], 10)])
+    trainer.train(0, 30)
+    trainer.register_hooks([CallbackHook(after_run=lambda trainer: writer._writer.add_text("note", "done", 59))])
+    time.sleep(1.1)  # TensorBoard reads files in the order of their names, which have the time in seconds
+    trainer.train(30, 60)
+    writer.close()
+    assert steps(tmp_path, "loss") == [9, 19, 29, 39, 49, 59]
+    assert [event.step for event in scalars(tmp_path).Tensors("note/text_summary")] == [59]
+
+
 def put_media(storage):
     storage.put_image("image", torch.rand(3, 4, 4))
     storage.put_histogram("hist", torch.arange(10.0))
@@ -422,3 +453,69 @@ def test_writers_take_the_runs_folder_where_they_are_given_none(tmp_path):
             writer.close()
     assert len(read(tmp_path / "metrics.json")) == 1
     assert steps(tmp_path, "a") == [0]
+
+
+def test_a_writer_made_for_detectron2_reads_images_and_histograms(tmp_path):
+    writer, trainer = Detectron2Writer(), Losses()
+
+    def put(trainer):
+        if trainer.iter in (3, 5):
+            put_media(trainer.storage)
+
+    trainer.register_hooks([PeriodicWriter([writer], 2), CallbackHook(after_step=put)])
+    trainer.train(0, 10)
+    assert writer.images == [("image", (3, 4, 4), 3), ("image", (3, 4, 4), 5)]
+    assert [(values["tag"], values["global_step"], values["num"]) for values in writer.histograms] == [
+        ("hist", 3, 10),
+        ("hist", 5, 10),
+    ]
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as summary:
+        for values in writer.histograms:
+            summary.add_histogram_raw(**values)
+    assert [event.step for event in scalars(tmp_path).Histograms("hist")] == [3, 5]
+
+
+# ---------------------------------------------------------------------------- state
+
+
+def test_a_resumed_writer_writes_no_value_again(path):
+    """The storage's state has all metrics' latest values: how far they are written, only the writer knows."""
+    first, second = JSONWriter(str(path)), JSONWriter(str(path))
+    with EventStorage() as storage:
+        storage.put_scalar("accuracy", 0.5, smoothing_hint=False, cur_iter=10)
+        storage.put_scalar("loss", 1.0, cur_iter=19)
+        first.write()
+        states = storage.state_dict(), first.state_dict()
+    first.close()
+    with EventStorage(20) as storage:
+        storage.load_state_dict(states[0])
+        second.load_state_dict(states[1])
+        second.resume(20)
+        storage.put_scalar("loss", 2.0, cur_iter=39)
+        second.write()
+    second.close()
+    rows = read(path)
+    assert [row["iteration"] for row in rows] == [10, 19, 39]
+    assert places(rows, "accuracy") == [10]
+
+
+def test_a_resumed_writer_knows_the_last_iteration_it_wrote(path):
+    first, second = JSONWriter(str(path)), JSONWriter(str(path))
+    with EventStorage() as storage:
+        storage.put_scalar("loss", 1.0, cur_iter=15)
+        first.write()
+        storage.put_scalar("sparse", 3.0, smoothing_hint=False, cur_iter=17)  # not written when this is saved
+        states = storage.state_dict(), first.state_dict()
+        first.write()
+    first.close()
+    with EventStorage(20) as storage:
+        storage.load_state_dict(states[0])
+        second.load_state_dict(states[1])
+        second.resume(20)
+        second.write()
+    second.close()
+    rows = read(path)
+    assert [row["iteration"] for row in rows] == [15, 17]
+    assert places(rows, "sparse") == [17]

@@ -146,6 +146,49 @@ def test_a_signal_before_training_is_75_and_leaves_nothing_to_resume(start, tmp_
     assert start("--resume")()[0] == 0
 
 
+# A module in the place of torch, whose import the signal comes in.
+SLOW_IMPORT = """
+import os, time
+open(f"importing.{os.getpid()}", "w").close()
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
+def test_a_signal_during_the_imports_has_the_code_it_has_later(start, tmp_path, name, expected):
+    (tmp_path / "torch.py").write_text(SLOW_IMPORT)
+    finish = start()
+    while not list(tmp_path.glob("importing.*")):
+        time.sleep(0.02)
+    os.kill(finish.pid, getattr(signal, name))
+    code, _, err = finish()
+    assert code == expected, err
+    assert "Traceback" not in err
+
+
+# What Python imports first; of the processes, the ranks that launch() starts take their time.
+SLOW_RANK = """
+import os, sys, time
+if "spawn_main" in " ".join(sys.orig_argv):
+    open(f"importing.{os.getpid()}", "w").close()
+    time.sleep(2)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
+def test_a_signal_while_the_ranks_import_has_the_code_it_has_later(start, tmp_path, name, expected):
+    (tmp_path / "sitecustomize.py").write_text(SLOW_RANK)
+    finish = start("--num-gpus", 2, "MODEL.DEVICE", "cpu")
+    while len(list(tmp_path.glob("importing.*"))) < 2:
+        time.sleep(0.02)
+    os.killpg(finish.pid, getattr(signal, name))
+    code, _, err = finish()
+    assert code == expected, err
+    assert "Traceback" not in err
+    assert not (tmp_path / "run" / "last_checkpoint").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 def test_a_signal_to_the_whole_process_group_leaves_the_workers_to_finish_the_step(start, tmp_path, name):

@@ -3,6 +3,8 @@ import logging
 import os
 import re
 import runpy
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -59,7 +61,10 @@ def tool(tmp_path, monkeypatch, capfd):
         return code, out, err
 
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    return run
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    yield run
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 def start(folder, *arguments):
@@ -125,6 +130,17 @@ def test_eval_only_with_nothing_to_resume_is_an_error(tool, tmp_path):
     assert code == 2
     assert err.startswith("error: ")
     assert "accuracy" not in out
+
+
+def test_eval_only_with_resume_finds_the_newest_checkpoint_where_the_last_is_not_told(tool, tmp_path):
+    folder = tmp_path / "run"
+    tool(*tiny(folder, "SOLVER.MAX_ITER", "1ep"))
+    last = rows(folder)[-1]["digits_test/accuracy"]
+    (folder / "last_checkpoint").unlink()
+    code, out, _ = tool(*tiny(folder), "--eval-only", "--resume")
+    assert code == 0
+    assert f"Resuming from {folder / 'model_final.pth'}, the newest that is whole" in out
+    assert re.search(rf"digits_test +accuracy +{last:.5g}\n", out)
 
 
 @pytest.mark.parametrize("weights", ["--resume", "run", "run/model_final.pth"])
@@ -256,6 +272,94 @@ def test_a_run_killed_and_interrupted_and_resumed_is_the_uninterrupted_run(tmp_p
         assert torch.equal(value, model[name]), name
 
 
+# ---------------------------------------------------------------------------- refused when the run is there
+
+REFUSED = {
+    "another optimizer": (
+        ["--resume", "SOLVER.OPTIMIZER.NAME", "SGD", "SOLVER.OPTIMIZER.ARGS", "{}"],
+        ["SOLVER.OPTIMIZER.NAME", "set it back to AdamW"],
+    ),
+    "another model": (["--resume", "MODEL.ARGS.hidden", "[5]"], ["MODEL: ", "cannot be resumed"]),
+    "weights that do not fit": (
+        ["MODEL.WEIGHTS", "weights.pth", "MODEL.WEIGHTS_STRICT", True, "MODEL.ARGS.hidden", "[5]"],
+        ["weights.pth does not fit the model exactly"],
+    ),
+    "weights of something else": (["MODEL.WEIGHTS", "other.pth"], ["other.pth"]),
+    "an evaluation of another model": (["--eval-only", "--resume", "MODEL.ARGS.hidden", "[5]"], ["another model"]),
+}
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run's folder."""
+    folder = tmp_path_factory.mktemp("finished")
+    code, _, err = finish(
+        start(folder, "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 20, "SEED", -1)
+    )
+    assert code == 0, err
+    torch.save({"something": torch.ones(3)}, folder / "other.pth")
+    shutil.copy(folder / "run" / "model_final.pth", folder / "weights.pth")
+    return folder
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_go_with_the_run_is_refused_and_leaves_its_folder_as_it_was(tool, tmp_path, finished, name):
+    arguments, words = REFUSED[name]
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    before = contents(tmp_path)
+    options = "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 40, "SEED", -1
+    assert_error(tool(*options, *arguments), *words)
+    after = contents(tmp_path)
+    log, old = after.pop("log.txt"), before.pop("log.txt")
+    assert after == before
+    assert log.startswith(old)
+    assert b"Refused, and the folder left as it was" in log
+    assert tool(*options, "--resume")[0] == 0
+
+
+@pytest.mark.parametrize("name", ["another optimizer", "another model", "weights that do not fit"])
+def test_a_dry_run_refuses_what_the_run_would_and_writes_nothing(tool, tmp_path, finished, name):
+    arguments, words = REFUSED[name]
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    before = contents(tmp_path)
+    assert_error(tool("--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "--dry-run", *arguments), *words)
+    assert contents(tmp_path) == before
+
+
+def test_a_dry_run_of_a_resume_tells_what_is_changed_and_writes_nothing(tool, tmp_path, finished):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    before = contents(tmp_path)
+    options = "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "SEED", -1, "SOLVER.MAX_ITER", 40
+    code, out, _ = tool(*options, "--dry-run", "--resume")
+    assert code == 0
+    assert "Resuming with another SOLVER.MAX_ITER: 40 instead of 20" in out
+    assert "another SEED" not in out
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.slow
+def test_ranks_that_are_refused_leave_the_folder_as_it_was(tmp_path, finished):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    before = contents(tmp_path)
+    options = "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "MODEL.DEVICE", "cpu", "--num-gpus", 2
+    result = finish(start(tmp_path, *options, *REFUSED["weights that do not fit"][0]))
+    assert_error(result, "weights.pth does not fit")
+    after = {name: content for name, content in contents(tmp_path).items() if not name.startswith("log.txt")}
+    assert after == {name: content for name, content in before.items() if not name.startswith("log.txt")}
+
+
+def test_with_another_batch_size_the_epochs_are_those_of_the_run(tool, tmp_path):
+    options = "--config-file", SYNTHETIC, "OUTPUT_DIR", tmp_path / "run"
+    assert tool(*options, "SOLVER.MAX_ITER", "2ep")[0] == 0
+    code, out, _ = tool(*options, "SOLVER.MAX_ITER", "4ep", "DATALOADER.BATCH_SIZE", 128, "--resume")
+    assert code == 0
+    assert "Training for 48 iterations (4 epochs), 128 samples each" in out
+
+
 # ---------------------------------------------------------------------------- errors
 
 ERRORS = {
@@ -265,6 +369,8 @@ ERRORS = {
     "key without value": (["SOLVER.BASE_LR"], ["SOLVER.BASE_LR"]),
     "missing weights": (["MODEL.WEIGHTS", "model_finl.pth"], ["MODEL.WEIGHTS", "model_finl.pth"]),
     "weights that are none": (["MODEL.WEIGHTS", "file"], ["MODEL.WEIGHTS", "file is damaged, or is not a checkpoint"]),
+    "a device for weights": (["MODEL.WEIGHTS", "/dev/null"], ["/dev/null is neither a file nor a folder"]),
+    "a text for weights": (["MODEL.WEIGHTS", __file__], ["does not begin as files of torch.save() do"]),
     "a folder without weights": (["MODEL.WEIGHTS", "."], ["MODEL.WEIGHTS", ". is a folder without last_checkpoint"]),
     "weights of an unknown kind": (["MODEL.WEIGHTS_FROM", "ema"], ["MODEL.WEIGHTS_FROM", "'averaged'"]),
     "unknown model": (["MODEL.NAME", "ConvNett"], ["MODEL.NAME", "did you mean 'ConvNet'"]),

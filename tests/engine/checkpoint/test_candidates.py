@@ -7,32 +7,31 @@ from hookline.config import ConfigError
 from hookline.engine.checkpoint.candidates import check_resumable, newest_first
 
 
-def test_files_are_tried_from_the_newest_on_and_that_of_a_failure_last(tmp_path):
-    for seconds, name in enumerate(
-        ("model_0000009.pth", "model_final.pth", "model_0000019.pth", "model_exception.pth")
-    ):
-        path = tmp_path / name
-        path.touch()
-        os.utime(path, (seconds, seconds))
-    (tmp_path / "model_best.pth").touch()
+def test_files_are_tried_from_the_newest_on_by_what_they_hold(tmp_path):
+    contents = {
+        "model_0000009.pth": {"iteration": 9},
+        "model_final.pth": {"trainer": {"iteration": 29}},
+        "model_0000019.pth": {"iteration": 19},
+        "model_exception.pth": {"iteration": 40},
+        "model_best.pth": {"iteration": 40},
+    }
+    for seconds, (name, content) in enumerate(contents.items()):  # times, as a copy of the folder may have made them
+        torch.save(content, tmp_path / name)
+        os.utime(tmp_path / name, (seconds, seconds))
+    (tmp_path / "model_torn.pth").write_bytes(b"PK")
     paths = [str(path) for path in tmp_path.iterdir()]
     assert [os.path.basename(path) for path in newest_first(paths)] == [
-        "model_0000019.pth",
         "model_final.pth",
+        "model_0000019.pth",
         "model_0000009.pth",
-        "model_exception.pth",
+        "model_torn.pth",
     ]
 
 
 def test_behind_a_uri_numbers_tell_which_is_newer():
     names = ["model_9.pth", "model_10.pth", "model_final.pth", "model_best_3.pth", "model_exception.pth"]
     found = newest_first(f"memory://run7/{name}" for name in names)
-    assert [os.path.basename(path) for path in found] == [
-        "model_10.pth",
-        "model_9.pth",
-        "model_final.pth",
-        "model_exception.pth",
-    ]
+    assert [os.path.basename(path) for path in found] == ["model_10.pth", "model_9.pth", "model_final.pth"]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.solver import OPTIMIZER_REGISTRY, build_lr_scheduler, build_optimizer, check_solver
 
+PLATEAU = "torch.optim.lr_scheduler:ReduceLROnPlateau"
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}
 ALL = [*sorted(FUSED), "Adadelta", "Adamax", "NAdam", "RAdam", "RMSprop"]
 
@@ -92,6 +93,8 @@ def test_optimizer_without_the_usual_arguments_is_given_none_of_them():
         (make_cfg(LR_SCHEDULER_NAME="WarmupCosinLR"), "WarmupCosineLR"),
         (make_cfg(LR_SCHEDULER_ARGS={"power": 2.0}), r"SOLVER\.LR_SCHEDULER_ARGS\.power"),
         (make_cfg(LR_SCHEDULER_NAME="torch.optim.lr_scheduler:ExponentialLR"), "gamma"),
+        (make_cfg(LR_SCHEDULER_NAME=PLATEAU), r"SOLVER\.LR_SCHEDULER_METRIC: .*needs the name of the metric"),
+        (make_cfg(LR_SCHEDULER_METRIC="test/loss"), r"SOLVER\.LR_SCHEDULER_METRIC: .*counts iterations"),
     ],
 )
 def test_wrong_settings_are_found_without_building(cfg, message):
@@ -123,6 +126,12 @@ def test_torch_schedulers_are_built_with_their_arguments():
     scheduler = build_lr_scheduler(cfg, optimizer)
     assert isinstance(scheduler, torch.optim.lr_scheduler.StepLR)
     assert scheduler.step_size == 2
+
+
+def test_what_a_torch_scheduler_says_of_its_arguments_is_told_with_the_key():
+    cfg = make_cfg(LR_SCHEDULER_NAME=PLATEAU, LR_SCHEDULER_ARGS={"factor": 1.0}, LR_SCHEDULER_METRIC="test/loss")
+    with pytest.raises(ConfigError, match=r"SOLVER\.LR_SCHEDULER_ARGS of .*ReduceLROnPlateau: Factor should be < 1"):
+        build_lr_scheduler(cfg, build_optimizer(cfg, make_model()))
 
 
 def test_warmup_that_a_schedule_cannot_have_is_an_error():

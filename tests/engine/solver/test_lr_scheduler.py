@@ -3,14 +3,23 @@ import torch
 from fvcore.common.param_scheduler import (
     ConstantParamScheduler,
     CosineParamScheduler,
+    LinearParamScheduler,
     MultiStepParamScheduler,
     ParamScheduler,
     StepWithFixedGammaParamScheduler,
 )
 
+from hookline.config import ConfigError
 from hookline.engine.solver import LRMultiplier, WarmupParamScheduler
 from hookline.engine.solver.lr_scheduler import value_at
 from hookline.engine.solver.schedules import FunctionSchedule
+
+
+class Adjustable(ParamScheduler):
+    factor = 1.0
+
+    def __call__(self, where):
+        return self.factor
 
 
 def make_optimizer(*lrs):
@@ -105,12 +114,6 @@ def test_rates_are_those_of_the_schedule_to_the_bit_however_many_are_computed_at
 
 
 def test_a_schedule_that_changes_in_the_course_of_a_run_is_asked_in_each_step():
-    class Adjustable(ParamScheduler):
-        factor = 1.0
-
-        def __call__(self, where):
-            return self.factor
-
     schedule, optimizer = Adjustable(), make_optimizer()
     multiplier = LRMultiplier(optimizer, WarmupParamScheduler(schedule, 1.0, 0.0), 100)
     for factor in (1.0, 0.5, 0.25):
@@ -174,3 +177,46 @@ def test_wrong_arguments_are_refused():
         LRMultiplier(make_optimizer(), lambda where: 1.0, 10)
     with pytest.raises(ValueError, match="max_iter"):
         LRMultiplier(make_optimizer(), ConstantParamScheduler(1.0), 0)
+
+
+def steps(optimizer, multiplier, count):
+    for _ in range(count):
+        optimizer.step()
+        multiplier.step()
+
+
+def test_another_length_or_schedule_counts_from_the_next_step_on():
+    optimizer = make_optimizer()
+    multiplier = LRMultiplier(optimizer, LinearParamScheduler(1.0, 0.0), 100)
+    steps(optimizer, multiplier, 10)
+    multiplier._max_iter = 1000
+    steps(optimizer, multiplier, 1)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1 - 11 / 1000)
+    multiplier._multiplier = ConstantParamScheduler(0.25)
+    steps(optimizer, multiplier, 1)
+    assert optimizer.param_groups[0]["lr"] == 0.25
+    multiplier._multiplier = schedule = Adjustable()
+    for factor in (0.5, 0.125):
+        schedule.factor = factor
+        steps(optimizer, multiplier, 1)
+        assert optimizer.param_groups[0]["lr"] == factor
+
+
+def test_a_group_added_on_the_way_follows_the_schedule_from_its_own_rate():
+    optimizer = make_optimizer(1.0)
+    multiplier = LRMultiplier(optimizer, LinearParamScheduler(1.0, 0.0), 100)
+    steps(optimizer, multiplier, 10)
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.5})
+    steps(optimizer, multiplier, 10)
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.8, 0.4])
+    assert multiplier.get_last_lr() == [group["lr"] for group in optimizer.param_groups]
+    assert multiplier.state_dict()["base_lrs"] == [1.0, 0.5]
+
+
+def test_groups_taken_out_are_an_error_that_says_what_to_do():
+    optimizer = make_optimizer(1.0, 0.5)
+    multiplier = LRMultiplier(optimizer, LinearParamScheduler(1.0, 0.0), 100)
+    steps(optimizer, multiplier, 3)
+    del optimizer.param_groups[0]
+    with pytest.raises(ConfigError, match=r"has 1 parameter groups, and had 2.*make a new scheduler"):
+        multiplier.step()

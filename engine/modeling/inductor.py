@@ -1,0 +1,91 @@
+"""Inductor without an error of its own: a sum's ``alpha`` is kept where one of the two is a matrix product.
+
+Only imported where something is compiled: importing inductor takes a second.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor import list_mode_options
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+__all__ = ["exact_sums"]
+
+PASS = "post_grad_custom_pre_pass"
+
+
+def exact_sums(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of ``torch.compile`` with which ``torch.add(a, b, alpha=k)`` is ``a + k * b``.
+
+    Inductor makes ``addmm`` of a sum with a matrix product, and forgets ``alpha`` (torch 2.13). Optimizers add weight
+    decay that way to gradients, which are such products for linear layers: it would be 1, whatever was set. A pass
+    that comes before writes the factor as a product.
+
+    Args:
+        args: those asked for. A pass of the user's among the options, or in inductor's config, is run first.
+
+    Returns:
+        The same with the pass among ``options``, which stand for ``mode`` as well: torch takes one of the two. Just
+        ``args`` for another backend, and where torch has to say what is wrong.
+    """
+    args = dict(args)
+    mode, options = args.get("mode"), args.get("options")
+    if args.get("backend", "inductor") != "inductor" or (mode is not None and options is not None):
+        return args
+    options = {name.replace("-", "_"): value for name, value in (options or {}).items()}
+    if mode is not None:
+        if mode not in list_mode_options():
+            return args
+        options = dict(list_mode_options(mode, args.get("dynamic")))
+    own = options.get(PASS, getattr(inductor_config, PASS))
+    passes = own if isinstance(own, list | tuple) else () if own is None else (own,)
+    options[PASS] = _exact(tuple(passes))
+    return {**{name: value for name, value in args.items() if name != "mode"}, "options": options}
+
+
+class _ExactSums(CustomGraphPass):
+    """Writes ``add(a, b, alpha=k)`` as ``add(a, mul(b, k))``, after other passes."""
+
+    def __init__(self, before: tuple[Any, ...]) -> None:
+        self.before = before
+
+    def __call__(self, graph: torch.fx.graph.Graph) -> None:
+        for other in self.before:
+            other(graph)
+        add, mul = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
+        convert = torch.ops.prims.convert_element_type.default
+        for node in graph.find_nodes(op="call_function", target=add):
+            alpha, addend = node.kwargs.get("alpha", 1), node.args[1]
+            if not isinstance(addend, torch.fx.Node) or (not isinstance(alpha, torch.fx.Node) and alpha == 1):
+                continue
+            if not isinstance(addend.meta["val"], torch.Tensor):
+                continue  # a number: that is no matrix product
+            with graph.inserting_before(node):
+                # The product must not be rounded more than the sum is.
+                dtype = node.meta["val"].dtype
+                if addend.meta["val"].dtype != dtype:
+                    addend = _call(graph, convert, addend, dtype)
+                product = _call(graph, mul, addend, alpha)
+            node.args = (node.args[0], product)
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "alpha"}
+
+    def uuid(self) -> Any | None:
+        others = [getattr(other, "uuid", _none)() for other in self.before]
+        return None if None in others else (get_hash_for_files((__file__,)), *others)
+
+
+# One for the same passes: what is compiled by equal backends is not compiled twice.
+_exact = cache(_ExactSums)
+
+
+def _call(graph: torch.fx.graph.Graph, target: Any, *args: Any) -> torch.fx.Node:
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*[arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args])
+    return node
+
+
+def _none() -> None:
+    pass

@@ -1,0 +1,80 @@
+"""Sums with a factor, compiled by inductor: what torch computes without it."""
+
+import pytest
+import torch
+from torch import nn
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from hookline.config import get_cfg
+from hookline.engine.modeling import build_model
+from hookline.engine.modeling.inductor import exact_sums
+
+
+class Sums(nn.Module):
+    """Weighted sums with matrix products, on both sides."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 64).reshape(8, 8))
+
+    def forward(self, x):
+        half = torch.add(x @ self.weight, x, alpha=0.5)
+        double = torch.add(half, x @ self.weight.t(), alpha=2)
+        return torch.add(x @ self.weight, double @ self.weight, alpha=0.25)
+
+
+class Counting(CustomGraphPass):
+    """A pass of the user's."""
+
+    calls = 0
+
+    def __call__(self, graph):
+        self.calls += 1
+
+    def uuid(self):
+        return None  # graphs are not taken from torch's cache: the pass is called
+
+
+def outputs_and_gradients(model):
+    model.zero_grad()
+    outputs = model(torch.linspace(-1, 1, 32).reshape(4, 8))
+    outputs.square().mean().backward()
+    with torch.inference_mode():
+        predictions = model(torch.linspace(-1, 1, 32).reshape(4, 8))
+    return outputs.detach(), model.weight.grad, predictions
+
+
+def test_the_factor_of_a_sum_is_kept_in_training_and_prediction_and_a_pass_of_ones_own_is_run():
+    expected, own = outputs_and_gradients(Sums()), Counting()
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE = "cpu"
+    cfg.MODEL.NAME = f"{__name__}:Sums"
+    cfg.MODEL.COMPILE.ENABLED = True
+    torch._inductor.config.post_grad_custom_pre_pass = own
+    try:
+        found = outputs_and_gradients(build_model(cfg))
+    finally:
+        torch._inductor.config.post_grad_custom_pre_pass = None
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert own.calls > 0
+
+
+def test_options_and_modes_are_merged_with_it():
+    own = Counting()
+    merged = exact_sums({"options": {"max_autotune": True, "post-grad-custom-pre-pass": own}, "dynamic": True})
+    assert merged["dynamic"] is True
+    assert merged["options"]["max_autotune"] is True
+    assert merged["options"]["post_grad_custom_pre_pass"].before == (own,)
+    merged = exact_sums({"mode": "max-autotune-no-cudagraphs"})
+    assert "mode" not in merged
+    assert merged["options"]["coordinate_descent_tuning"] is True
+    torch.compile(nn.Linear(2, 2), **merged)  # refuses options that it does not know
+
+
+def test_equal_arguments_give_equal_backends():
+    assert exact_sums({}) == exact_sums({"mode": "default"})
+
+
+@pytest.mark.parametrize("args", [{"backend": "eager"}, {"mode": "fastest"}, {"mode": "default", "options": {}}])
+def test_arguments_of_other_backends_and_wrong_ones_are_left_to_torch(args):
+    assert exact_sums(args) == args

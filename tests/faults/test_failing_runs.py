@@ -1,0 +1,31 @@
+"""A run that fails ends soon, and its own error is what one reads last."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_run_that_fails_does_not_wait_for_its_loader_workers(tmp_path):
+    command = [sys.executable, ROOT / "tools/train_net.py", "--config-file", ROOT / "configs/digits/mlp.yaml"]
+    options = ["OUTPUT_DIR", tmp_path / "run", "DATALOADER.NUM_WORKERS", 2, "SOLVER.BASE_LR", 1e30]
+    options += ["SOLVER.WARMUP_ITERS", 0, "SOLVER.OPTIMIZER.NAME", "SGD", "SOLVER.OPTIMIZER.ARGS", "{}"]
+    # Workers that do not end are waited for a whole minute.
+    done = subprocess.run(map(str, [*command, *options]), capture_output=True, text=True, timeout=50, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode == 1, output
+    assert "FloatingPointError: the loss is NaN or infinite" in output
+    assert "DataLoader worker" not in output
+
+
+def test_a_run_whose_end_cannot_be_saved_has_failed_also_where_errors_of_saving_are_passed_over(tmp_path):
+    command = f"{sys.executable} {ROOT}/tools/train_net.py --config-file {ROOT}/configs/synthetic/mlp.yaml"
+    options = f"OUTPUT_DIR {tmp_path}/run SOLVER.MAX_ITER 20 SOLVER.CHECKPOINT_PERIOD 0 CHECKPOINT.ON_ERROR continue"
+    # Files of 16 kB at most: room for the log, and for no checkpoint.
+    limited = ["bash", "-c", f"ulimit -f 16; exec {command} {options} CHECKPOINT.BEST.METRIC '' MODEL.ARGS.hidden [99]"]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=100, check=False)
+    output = done.stdout + done.stderr
+    assert done.returncode == 1, output
+    assert "model_final.pth: File too large" in output
+    assert not (tmp_path / "run/model_final.pth").exists()
