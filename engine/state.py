@@ -92,8 +92,10 @@ def _plain(value: Any, where: str) -> Any:
         return _plain_array(value, where)
     if isinstance(value, torch.Generator):
         return value.get_state()
-    if isinstance(value, np.random.Generator | np.random.BitGenerator):
-        return _plain_state(getattr(value, "bit_generator", value).state)
+    if isinstance(value, np.random.Generator):
+        return _plain_state(value.bit_generator.state)
+    if isinstance(value, np.random.BitGenerator):
+        return _plain_state(value.state)
     if isinstance(value, np.random.RandomState):
         return _plain_state(value.get_state(legacy=False))
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):

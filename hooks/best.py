@@ -81,6 +81,7 @@ class BestCheckpointer(HookBase):
         self._counted: frozenset[Entry] = frozenset()
         self._saving: dict[str, frozenset[Entry]] = {}
         self._checked_iter: int | None = None
+        self._first_iter = 0  # values of before, whose weights are gone, do not count
         self._warned = False
         self.loaded_iter: int | None = None
         """The iteration whose weights were loaded at the end; None: none were."""
@@ -100,13 +101,14 @@ class BestCheckpointer(HookBase):
     def before_train(self) -> None:
         self._every.start()
         self._checked_iter = self.loaded_iter = None
+        self._first_iter = 0
         self._saving.clear()
         if not self.trainer.start_iter:
             return
         if self._files.writes:
             self._look_around()
         if getattr(self._checkpointer, "needs_all_ranks", False):  # all must choose alike
-            self.best = self.trainer.comm.broadcast_object(self.best)
+            self.best, self._first_iter = self.trainer.comm.broadcast_object((self.best, self._first_iter))
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if has_event_storage():  # an evaluation beside training is not for keeping weights by
@@ -170,7 +172,7 @@ class BestCheckpointer(HookBase):
             value = sum(values) / len(values)
         if iteration != self._checked_iter and all(iteration != it for _, it in self.best):
             self._checked_iter = iteration
-            if math.isfinite(value):
+            if math.isfinite(value) and iteration >= self._first_iter:
                 self._consider(value, iteration)
         self._settle(iteration)
 
@@ -245,6 +247,7 @@ class BestCheckpointer(HookBase):
         for entry in list(self.best):
             if entry != self._file and entry[1] not in self._named:
                 self.best.remove(entry)
+                self._first_iter = self.trainer.start_iter
                 logger.warning(
                     "There is no file of iteration %d any more (%s: %.5g): it is no longer counted among the best",
                     entry[1],

@@ -372,6 +372,14 @@ def test_one_of_the_best_whose_file_is_gone_is_told_of_and_not_counted(course, l
     assert hook.best == [(0.6, 3), (0.1, 9)]
 
 
+def test_a_value_whose_file_is_gone_does_not_count_for_later_weights(course):
+    checkpointer, _ = course({3: 0.6}, fail_at=6)
+    Path(checkpointer.save_dir, "model_best.pth").unlink()
+    checkpointer, hook = course({9: 0.1})
+    assert hook.best == [(0.1, 9)]
+    assert kept(checkpointer) == {"model_best": (9, 0.1)}
+
+
 def test_a_save_that_fails_leaves_the_list_as_it_was(course, monkeypatch):
     monkeypatch.setattr(Checkpointer, "__init__", partialmethod(Checkpointer.__init__, on_error="continue"))
     write = Checkpointer._write

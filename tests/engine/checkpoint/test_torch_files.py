@@ -132,6 +132,21 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, content):
     assert "is damaged, or is not a checkpoint" in refused(tmp_path / "file.pth")
 
 
+@pytest.mark.parametrize("mmap", [False, True])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"", "it is empty"), (b"root:x:0:0:\n" * 9, "does not begin as files of torch.save() do"), (None, "cut short")],
+)
+def test_what_is_wrong_with_a_file_is_said_in_plain_words(tmp_path, content, message, mmap):
+    path = tmp_path / "file.pth"
+    torch.save({"a": torch.ones(100)}, path)
+    path.write_bytes(path.read_bytes()[:600] if content is None else content)
+    with pytest.raises(ConfigError) as error:
+        load_torch_file(str(path), mmap=mmap)
+    assert message in str(error.value)
+    assert "Errno" not in str(error.value)
+
+
 def test_a_torchscript_program_is_refused_with_what_to_do(tmp_path):
     path = tmp_path / "program.pt"
     with zipfile.ZipFile(path, "w") as archive:
