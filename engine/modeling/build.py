@@ -229,9 +229,22 @@ def _to_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def _to_channels_last(model: nn.Module) -> None:
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    weights = [p for p in model.parameters() if p.dim() in formats]
+    weights = [p for p in model.parameters() if p.dim() in (4, 5)]
     if not weights:
         logger.warning("MODEL.CHANNELS_LAST does nothing: %s has no convolutions", type(model).__name__)
     for weight in weights:
-        weight.data = weight.data.contiguous(memory_format=formats[weight.dim()])
+        # Not torch's contiguous(memory_format=...): it leaves weights of one input channel or of one position as they
+        # are, whose strides say neither, and a network's first convolution then answers in the other order.
+        ordered = torch.empty_strided(
+            weight.shape, _channels_last(weight.shape), dtype=weight.dtype, device=weight.device
+        )
+        weight.data = ordered.copy_(weight.data)
+
+
+def _channels_last(shape: torch.Size) -> tuple[int, ...]:
+    """The strides of a tensor of (N, C, positions ...) whose channels stand side by side."""
+    strides, step = [1] * len(shape), shape[1]
+    for dim in (*range(len(shape) - 1, 1, -1), 0):
+        strides[dim] = step
+        step *= shape[dim]
+    return tuple(strides)

@@ -105,7 +105,9 @@ def test_gradients_are_accumulated_and_clipped_in_the_graph():
 def test_losses_of_a_period_are_those_of_their_own_steps():
     seen = []
     compare(hooks=[CallbackHook(after_step=lambda t: seen.append(t.storage.latest()["loss"][0]))])
-    assert len(set(seen)) == len(seen) // 2  # of two runs, each with other values in each step
+    ordinary, graphed = seen[:14], seen[14:]
+    assert graphed == pytest.approx(ordinary, rel=1e-5)
+    assert len(set(graphed)) == 14  # a graph's loss is copied out before the next replay writes over it
 
 
 def test_gradients_may_be_kept():

@@ -56,7 +56,10 @@ def _common(cfg: CfgNode, folder: str) -> CfgNode:
 def plain_parts(cfg: CfgNode, optimizer: type[torch.optim.Optimizer]) -> tuple[nn.Module, Any, torch.optim.Optimizer]:
     """Model, loader and optimizer as people make them, of a config's model and data."""
     torch.manual_seed(0)
-    model = build_model(cfg)
+    plain = cfg.clone()
+    plain.defrost()
+    plain.MODEL.CHANNELS_LAST = False
+    model = build_model(plain)
     dataset: Any = build_train_loader(cfg).dataset
     loader = DataLoader(TensorDataset(*dataset.tensors), batch_size=cfg.DATALOADER.BATCH_SIZE, shuffle=True)
     return model, loader, optimizer(model.parameters(), lr=cfg.SOLVER.BASE_LR)  # type: ignore[call-arg]

@@ -163,6 +163,24 @@ def test_channels_last_gives_the_same_outputs():
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
+def test_channels_last_begins_with_the_first_convolution_also_where_it_has_one_input_channel():
+    first, pointwise = (
+        build_model(merged(NAME="torch.nn:Conv2d", ARGS=args, CHANNELS_LAST=True))
+        for args in (
+            {"in_channels": 1, "out_channels": 4, "kernel_size": 3},
+            {"in_channels": 3, "out_channels": 4, "kernel_size": 1},
+        )
+    )
+    for model, x in ((first, torch.randn(2, 1, 8, 8)), (pointwise, torch.randn(2, 3, 8, 8))):
+        assert not x.is_contiguous(memory_format=torch.channels_last) or x.shape[1] == 1
+        assert model(x).stride(1) == 1
+    optimizer = torch.optim.AdamW(first.parameters(), lr=0.1, fused=True)
+    first(torch.randn(2, 1, 8, 8)).sum().backward()
+    optimizer.step()
+    assert first.weight.stride() == first.weight.grad.stride() == (9, 1, 3, 1)
+    assert optimizer.state[first.weight]["exp_avg"].stride() == (9, 1, 3, 1)
+
+
 def test_channels_last_without_convolutions_is_told(caplog):
     with caplog.at_level(logging.WARNING, logger="hookline"):
         build_model(merged(NAME="MLP", ARGS={"in_features": 2, "num_classes": 2}, CHANNELS_LAST=True))
