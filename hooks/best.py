@@ -66,6 +66,7 @@ class BestCheckpointer(HookBase):
         self._every = Every(eval_period)
         self._period = eval_period
         self._val_metric = val_metric
+        self._mode = mode
         self._better = operator.gt if mode == "max" else operator.lt
         self._checkpointer = checkpointer
         self._keep = keep
@@ -82,6 +83,7 @@ class BestCheckpointer(HookBase):
         self._saving: dict[str, frozenset[Entry]] = {}
         self._checked_iter: int | None = None
         self._first_iter = 0  # values of before, whose weights are gone, do not count
+        self._judged_otherwise: tuple[str, int | None] | None = None
         self._warned = False
         self.loaded_iter: int | None = None
         """The iteration whose weights were loaded at the end; None: none were."""
@@ -237,6 +239,8 @@ class BestCheckpointer(HookBase):
     def _look_around(self) -> None:
         """A run goes on: find which files there are, and bring the list and them together."""
         files = self._files
+        if self._judged_otherwise is not None:
+            self._leave_those_judged_otherwise(*self._judged_otherwise)
         self._file = files.read(files.path(), untold=self.best[0] if self.best else None)
         self._named, aside = files.find(it for _, it in self.best)
         known = {it: entry for it in aside if (entry := files.read(files.path(it, aside=True)))}
@@ -264,6 +268,22 @@ class BestCheckpointer(HookBase):
                 self._file[0],
             )
         self._settle(-1)
+
+    def _leave_those_judged_otherwise(self, by: str, iteration: int | None) -> None:
+        """The config was changed: keep the best file of before, which this run would soon replace."""
+        kept = ""
+        if iteration is not None and self._checkpointer.path_manager.exists(self._files.path()):
+            path = self._files.path(iteration).removesuffix(".pth") + "_before.pth"
+            self._files.name(self._files.path(), path)
+            kept = f"; what was the best is kept as {path}"
+        logger.warning(
+            "The best weights were chosen by %s, and are by %s (%s) from now on, starting anew%s",
+            by,
+            self._val_metric,
+            self._mode,
+            kept,
+        )
+        self._judged_otherwise = None
 
     def _unneeded(self) -> list[int]:
         """Iterations of named files that neither the list nor the last checkpoint's has a use for."""
@@ -334,7 +354,12 @@ class BestCheckpointer(HookBase):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_metric": self.best_metric, "best_iter": self.best_iter, "best": [list(b) for b in self.best]}
+        return {
+            "best_metric": self.best_metric,
+            "best_iter": self.best_iter,
+            "best": [list(b) for b in self.best],
+            "judged_by": [self._val_metric, self._mode],
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         best = state_dict.get("best")
@@ -342,3 +367,7 @@ class BestCheckpointer(HookBase):
             value, iteration = state_dict["best_metric"], state_dict["best_iter"]
             best = [] if value is None else [(value, iteration)]
         self.best = [(float(value), int(iteration)) for value, iteration in best]
+        name, mode = state_dict.get("judged_by", (self._val_metric, self._mode))
+        if (name, mode) != (self._val_metric, self._mode):
+            self._judged_otherwise = f"{name} ({mode})", self.best_iter
+            self.best = []

@@ -2,11 +2,17 @@
 
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
 from .checkpoint_file import verify_checkpoint
+from .matching import plain_name
 from .torch_files import load_torch_file
 
 __all__ = ["check_resumable", "newest_first", "saved_config"]
@@ -52,13 +58,14 @@ def _state_of(path: str) -> str:
     return os.path.join(path, STATE_FILE) if os.path.isdir(path) else path
 
 
-def check_resumable(path: str, needed: Collection[str], name: str = "") -> None:
+def check_resumable(path: str, needed: Collection[str], name: str = "", model: nn.Module | None = None) -> None:
     """Make sure that a local checkpoint is whole, and holds all that a resume needs.
 
     Args:
         path: the file, or the folder of sharded ones.
         needed: names of what it must hold beside the model.
         name: what to call it, where that is not the path.
+        model: the weights must be of this one, if it is given. (Those of a folder are not looked at.)
 
     Raises:
         ConfigError: it does not; the message says what is wrong.
@@ -76,8 +83,19 @@ def check_resumable(path: str, needed: Collection[str], name: str = "") -> None:
         missing = {"model", *needed} - content.keys()
         if missing:
             raise ConfigError(f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}")
+        if model is not None and not os.path.isdir(path) and not _is_of(content["model"], model):
+            raise ConfigError(f"{path} is a checkpoint of another model")
     except ConfigError as error:
         raise ConfigError(str(error).replace(path, name or path)) from None
+
+
+def _is_of(weights: Any, model: nn.Module) -> bool:
+    """Whether weights have the names and shapes of a model's."""
+    own = {plain_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
+    if not isinstance(weights, Mapping) or weights.keys() != own.keys():
+        return False
+    pairs = [(weights[name], value) for name, value in own.items() if isinstance(value, torch.Tensor)]
+    return all(is_lazy(value) or getattr(there, "shape", None) == value.shape for there, value in pairs)
 
 
 def saved_config(folder: str) -> str:

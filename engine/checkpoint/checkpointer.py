@@ -93,6 +93,7 @@ class Checkpointer(_FvcoreCheckpointer):
         self._saver = Saver(asynchronous, on_error)
         self._staging = Staging()
         self._cleaned = ""
+        self._seen = save_dir if _is_local(save_dir) and os.path.isdir(save_dir) else ""
 
     def save(
         self, name: str, *, tag_last: bool = True, outdated: Iterable[str] = (), then: Then | None = None, **kwargs: Any
@@ -187,8 +188,7 @@ class Checkpointer(_FvcoreCheckpointer):
     def _write(self, path: str, write: Callable[[IO[bytes]], Any]) -> None:
         """Have a file of ``save_dir`` written by ``write``, which is given a local one."""
         if _is_local(path):
-            os.makedirs(self.save_dir, exist_ok=True)
-            self._clean()
+            self._prepare_folder()
             replace_file(path, write)
             return
         with tempfile.NamedTemporaryFile() as file:
@@ -204,8 +204,18 @@ class Checkpointer(_FvcoreCheckpointer):
             except Exception as error:  # handlers have errors of their own
                 raise OSError(f"{type(error).__name__}: {error}") from error
 
-    def _clean(self) -> None:
-        """Before the first save: remove what a run that was killed left half written."""
+    def _prepare_folder(self) -> None:
+        """Make the folder and, before the first save, remove what a run that was killed left half written there.
+
+        Raises:
+            OSError: it cannot be made; or it was there and is gone: where a disk was unmounted or somebody removed it,
+                a new folder of that name is not what the run was to write to.
+        """
+        if self._seen == self.save_dir:
+            os.stat(self.save_dir)
+        else:
+            os.makedirs(self.save_dir, exist_ok=True)
+        self._seen = self.save_dir
         if self._cleaned != self.save_dir:
             removed = remove_leftovers(self.save_dir, (".pth", "last_checkpoint"))
             if removed:
@@ -350,7 +360,9 @@ class Checkpointer(_FvcoreCheckpointer):
         others = newest_first(path for path in self._files() if path != last)
         for candidate in [last, *others] if last else others:
             try:
-                check_resumable(self._fetch(candidate), needed, name=candidate)
+                # The last one is this run's, whatever the model is now; others may have been put there.
+                model = None if candidate == last else self.model
+                check_resumable(self._fetch(candidate), needed, name=candidate, model=model)
             except ConfigError as error:
                 self.logger.warning("%s; trying the checkpoint before it", error)
                 continue

@@ -71,8 +71,9 @@ class ShardedCheckpointer(Checkpointer):
             shards = with_parts(shards, dict(zip(shards, parts, strict=True)))
 
         def write() -> None:
-            if comm.is_main_process():
-                self._clean()
+            with fail_together(self._group):
+                if comm.is_main_process():
+                    self._prepare_folder()
             write_folder(path, rest, shards, self._group)
 
         return write

@@ -208,6 +208,25 @@ def test_the_list_of_the_best_survives_a_resume(make):
     assert kept(checkpointer) == {"model_best": (12, 0.6), "model_best_0000003": (3, 0.5)}
 
 
+def test_another_metric_on_a_resume_starts_anew_and_keeps_the_best_by_the_one_before(make, log):
+    trainer, checkpointer = make()
+    trainer.register_hooks(best_hooks(checkpointer, [5.0, 9.0]))
+    trainer.train(0, 4)
+    before = saved(checkpointer, "model_best")["model"]["fc.weight"]
+
+    trainer, checkpointer = make()
+    hook = BestCheckpointer(1, checkpointer, "total_loss", "min")
+    trainer.register_hooks([hook, PeriodicCheckpointer(checkpointer, 2)])
+    checkpointer.resume_or_load("", resume=True)
+    trainer.train(trainer.finished_iter + 1, 6)
+    [warning] = [message for message in log.messages if "chosen by" in message]
+    assert "chosen by metric (max), and are by total_loss (min) from now on, starting anew" in warning
+    assert "model_best_0000004_before.pth" in warning
+    assert torch.equal(saved(checkpointer, "model_best_0000004_before")["model"]["fc.weight"], before)
+    assert saved(checkpointer, "model_best")["best_metric"]["name"] == "total_loss"
+    assert [iteration for _, iteration in hook.best] == [5]
+
+
 def test_keeping_no_best_is_an_error(make):
     with pytest.raises(ConfigError, match="at least 1"):
         BestCheckpointer(1, make()[1], "a", keep=0)

@@ -2,8 +2,10 @@ import os
 
 import pytest
 import torch
+from torch import nn
 
 from hookline.config import ConfigError
+from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.candidates import check_resumable, newest_first
 
 
@@ -52,3 +54,25 @@ def test_a_whole_file_without_the_runs_state_is_not_one_to_resume_from(tmp_path,
 def test_a_whole_checkpoint_is_one_to_resume_from(tmp_path):
     torch.save({"model": {}, "trainer": {}}, tmp_path / "model.pth")
     check_resumable(str(tmp_path / "model.pth"), ["trainer"])
+
+
+@pytest.mark.parametrize("other", [nn.Linear(3, 4), nn.Linear(2, 4, bias=False), nn.Sequential(nn.Linear(2, 4))])
+def test_a_checkpoint_of_another_model_is_not_one_to_resume_from(tmp_path, other):
+    path, own = str(tmp_path / "model.pth"), nn.Linear(2, 4)
+    torch.save({"model": other.state_dict(), "trainer": {}}, path)
+    with pytest.raises(ConfigError, match=r"model\.pth is a checkpoint of another model"):
+        check_resumable(path, ["trainer"], model=own)
+    torch.save({"model": own.state_dict(), "trainer": {}}, path)
+    check_resumable(path, ["trainer"], model=own)
+    check_resumable(path, ["trainer"], model=nn.LazyLinear(4))
+
+
+def test_a_newer_checkpoint_of_another_model_is_passed_over_for_one_of_this_run(tmp_path):
+    def saved(model, name, iteration):
+        Checkpointer(model, str(tmp_path)).save(name, iteration=iteration)
+
+    saved(nn.Linear(2, 4), "model_0000009", 9)
+    saved(nn.Linear(5, 5), "model_0000029", 29)
+    (tmp_path / "last_checkpoint").unlink()
+    checkpointer = Checkpointer(nn.Linear(2, 4), str(tmp_path))
+    assert checkpointer.resume_or_load("")["iteration"] == 9

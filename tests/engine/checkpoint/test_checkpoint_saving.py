@@ -220,12 +220,19 @@ def test_a_disk_that_is_full_for_a_moment_is_tried_again(folder, log):
     assert resumed(folder) == (2, 1.0)
 
 
-def test_a_folder_that_is_gone_is_made_again(folder):
+@pytest.mark.parametrize("saved_before", [False, True])
+def test_a_folder_that_is_gone_is_told_and_not_replaced_by_another(folder, saved_before):
+    folder.mkdir(exist_ok=True)
     checkpointer = Checkpointer(net(1.0), str(folder))
-    checkpointer.save("model_1")
+    if saved_before:
+        checkpointer.save("model_1")
     shutil.rmtree(folder)
-    checkpointer.save("model_2", iteration=2)
-    assert resumed(folder) == (2, 1.0)
+    with pytest.raises(CheckpointError, match=r"model_2\.pth: No such file.*its folder is gone; make it again"):
+        checkpointer.save("model_2", iteration=2)
+    assert not folder.exists()
+    folder.mkdir()
+    checkpointer.save("model_3", iteration=3)
+    assert resumed(folder) == (3, 1.0)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -244,6 +251,7 @@ def test_a_run_may_go_on_without_a_checkpoint_until_the_next_is_due(folder, log,
     assert "model_2.pth" in message
     assert "its folder is gone" in message
     folder.unlink()
+    folder.mkdir()
     checkpointer.save("model_3", iteration=3)
     checkpointer.wait()
     assert resumed(folder) == (3, 1.0)
