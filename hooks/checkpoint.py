@@ -105,10 +105,16 @@ class PeriodicCheckpointer(HookBase):
         self._poll = getattr(self.checkpointer, "poll", None)
 
     def after_step(self) -> None:
-        if self._poll is not None:  # tells of asynchronous saves that have ended
-            self._poll()
+        if self._poll is not None and self._poll():  # tells of asynchronous saves that have ended
+            self._save_anew()
         if self._every(self.trainer):
             self.trainer.request_save(everywhere=True)
+
+    def _save_anew(self) -> None:
+        """Have what all ranks wrote parts of, in vain, be saved once more at the same step on all of them."""
+        trainer = self.trainer
+        if trainer.ranks_alike or trainer.comm.get_world_size() == 1:
+            trainer.request_save()
 
     def after_train(self) -> None:
         trainer = self.trainer

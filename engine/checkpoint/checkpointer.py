@@ -4,7 +4,8 @@ What hooks may count on::
 
     checkpointer = Checkpointer(model, folder, asynchronous=False, on_error="stop", trainer=trainer)
     checkpointer.save(name, tag_last=True, outdated=paths, then=call, **data)
-    checkpointer.poll()     # at the end of each step: an attribute is looked at, unless a write has ended meanwhile
+    checkpointer.poll()     # at the end of each step: an attribute is looked at, unless a write has ended meanwhile;
+                            # True: it failed, and what it came to is told by the next save, which all ranks must begin
     checkpointer.wait()     # at the end of a run, whatever ended it: until what was begun is on the disk
     checkpointer.close()    # wait(), and the memory of asynchronous saves is given back
 
@@ -151,14 +152,19 @@ class Checkpointer(_FvcoreCheckpointer):
         for old in outdated:
             self._remove(old)
 
-    def poll(self) -> None:
+    def poll(self) -> bool:
         """If an asynchronous save has ended since, do what is to be done then; at next to no cost if none has.
+
+        Returns:
+            Whether it failed and cannot be told of here: call :meth:`save`, on all ranks together. (Of checkpoints
+            that one process writes: never.)
 
         Raises:
             CheckpointError: it failed, and ``on_error`` is "stop".
         """
         if self._saver.pending is not None:
             self._saver.poll()
+        return False
 
     def wait(self) -> None:
         """Wait until what was saved is on the disk.

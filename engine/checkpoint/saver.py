@@ -93,6 +93,11 @@ class Saver:
         if self.pending is not None and not self.pending.is_alive():
             self._end(self.pending)
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether the write that has not been told of has ended with an error."""
+        return self.pending is not None and not self.pending.is_alive() and self.pending.error is not None
+
     def wait(self) -> None:
         """Wait for the write that is on its way, and tell of it.
 

@@ -56,9 +56,13 @@ class ShardedCheckpointer(Checkpointer):
         # Of their own: asynchronous saves exchange while training does.
         self._group: dist.ProcessGroup = dist.new_group(backend="gloo")
 
-    def poll(self) -> None:
-        """Does nothing. Parts are on the disk sooner on one rank than on another, and what a save came to must be
-        known on all of them from the same step on: the next :meth:`save`, :meth:`wait` or :meth:`close` tells."""
+    def poll(self) -> bool:
+        """Whether the asynchronous save under way has failed.
+
+        Parts are on the disk sooner on one rank than on another, and what a save came to must be known on all of them
+        from the same step on: the next :meth:`save`, :meth:`wait` or :meth:`close` tells.
+        """
+        return self._saver.has_failed
 
     @property
     def _takes_part(self) -> bool:
