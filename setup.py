@@ -17,6 +17,7 @@ for folder in FOLDERS:
 EXTRAS = {
     "digits": ["scikit-learn>=1.3"],
     "metrics": ["torchmetrics>=1.4"],
+    "rich": ["rich>=13.4"],
     "safetensors": ["safetensors>=0.4"],
 }
 EXTRAS["all"] = sorted({name for names in EXTRAS.values() for name in names})

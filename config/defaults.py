@@ -233,6 +233,9 @@ _C.LOG = CN()
 _C.LOG.PERIOD = Typed(20, Duration.parse)
 # Losses are put every so many iterations. They never wait for a device; this is for steps of a few microseconds.
 _C.LOG.GATHER_METRIC_PERIOD = 1
+# A bar at the bottom of the terminal, of the first process, that costs the steps nothing. "auto": if rich is installed.
+# A file or pipe never gets one, with True neither.
+_C.LOG.PROGRESS_BAR = Typed("auto", one_of("auto", True, False))
 # Components of WRITER_REGISTRY.
 _C.LOG.WRITERS = Typed(["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], components)
 

@@ -34,6 +34,8 @@ class Typed:
         """The type that strings are decoded for, and that lists and tuples are converted to."""
         if isinstance(self.kind, type):
             return self.kind
+        if isinstance(self.kind, _OneOf) and len(set(map(type, self.kind.choices))) > 1:
+            return _ANY
         return _ANY if self.default is None else type(self.default)
 
     def check(self, value: Any) -> Any:

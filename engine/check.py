@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from ..config import CfgNode, ConfigError, Duration, UnknownKeyError, component, get_cfg, suggest
-from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, check_hooks
+from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, ProgressBar, check_hooks
 from .checkpoint.weights import check_weights
 from .data import DATASET_REGISTRY, check_data
 from .evaluation import build_metrics, check_evaluation
@@ -130,6 +130,9 @@ def _check_output_dir(cfg: CfgNode) -> None:
 
 def _check_hooks(cfg: CfgNode) -> None:
     ours = []
+    if cfg.LOG.PROGRESS_BAR is True:
+        with _naming("LOG.PROGRESS_BAR"):
+            ProgressBar()
     for index, entry in enumerate(cfg.HOOKS):
         name, args = component(entry)
         key = f"HOOKS[{index}].ARGS"

@@ -276,6 +276,9 @@ class DefaultTrainer(PortedTrainer):
                     load_at_end=cfg.CHECKPOINT.LOAD_BEST_AT_END,
                 )
             )
+        # After those of HOOKS, where one with other arguments may stand: the first to start is the one that is shown.
+        if cfg.LOG.PROGRESS_BAR is True or (cfg.LOG.PROGRESS_BAR == "auto" and hooks.progress.rich_is_installed()):
+            ret.append(hooks.ProgressBar())
         # Acts at the end of the step too: what any hook puts is written with the step.
         writers = self.build_writers() if comm.is_main_process() else []
         ret.append(hooks.PeriodicWriter(writers, period=cfg.LOG.PERIOD))

@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from ..config import ConfigError
-from ..hooks.guards import EXIT_AGAIN
+from ..hooks.guards import EXIT_AGAIN, tell_workers_of_the_end
 from .rank import GOOD_ORDER, Failure, Place, environment, log_file, run_rank, watch_parent
 
 __all__ = ["DEFAULT_TIMEOUT", "launch", "launched_by_torchrun", "restarted"]
@@ -224,6 +224,7 @@ def _start(
     result: Path,
 ) -> list[Any]:
     method = _start_method(main_func)
+    workers = multiprocessing.get_start_method(allow_none=True)
     context: Any = torch.multiprocessing.get_context(method)
     processes: list[Any] = []
     if method == "spawn":
@@ -232,7 +233,7 @@ def _start(
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for place in places:
-            process = context.Process(target=_child, args=(place, address, main_func, args, result, method))
+            process = context.Process(target=_child, args=(place, address, main_func, args, result, method, workers))
             process.start()
             processes.append(process)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -267,10 +268,14 @@ def _child(
     args: tuple[Any, ...],
     result: Path,
     method: str,
+    workers: str | None,
 ) -> None:
     os.setpgrp()  # Ctrl-C goes to the launcher alone, which passes it on: once, and to all
     torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)  # type: ignore[attr-defined]
     watch_parent(multiprocessing.parent_process())
+    tell_workers_of_the_end()
+    # Loader workers are started as they would be by the launcher itself, and as under torchrun: forked, on Linux.
+    multiprocessing.set_start_method(workers, force=True)
     os.environ.update(environment(place, *address))
     if method == "fork":
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork

@@ -17,6 +17,7 @@ from .host import HookHost
 from .order import HookOrderError, check_hooks
 from .precise_bn import PreciseBN
 from .profiling import AutogradProfiler, GarbageCollection, MemoryMonitor, TorchMemoryStats, TorchProfiler
+from .progress import ProgressBar
 from .schedule import LRScheduler
 from .spikes import LossSpike
 from .swa import SWA
@@ -60,6 +61,7 @@ __all__ = [
     "PeriodicCheckpointer",
     "PeriodicWriter",
     "PreciseBN",
+    "ProgressBar",
     "RowWriter",
     "SanityCheck",
     "SignalHandler",

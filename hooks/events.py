@@ -225,6 +225,14 @@ class EventStorage:
         self._resolve()
         return self._history
 
+    def peek(self, name: str) -> float | None:
+        """The last value of a scalar that somebody has read already; None if there is none.
+
+        Waits for nothing, and may be called by another thread than the one that trains.
+        """
+        history = self._history.get(name)
+        return history.latest() if history else None
+
     def latest(self) -> dict[str, tuple[float, int]]:
         """The last value of every scalar and the iteration it was put at."""
         self._resolve()

@@ -1,10 +1,9 @@
 """What ends a run before its time: signals, and the time that a job has."""
 
-import atexit
 import contextlib
 import logging
 import mmap
-import multiprocessing.util  # noqa: F401 (before atexit.register below)
+import multiprocessing.util
 import os
 import signal
 import threading
@@ -55,6 +54,7 @@ class StopSignals:
         """Begin."""
         self.reason, self.exit_code = "", 0
         self._process = os.getpid()
+        tell_workers_of_the_end()
         if threading.current_thread() is threading.main_thread():
             for number in _SIGNALS:
                 self._before[number] = signal.signal(number, self._handle)
@@ -106,13 +106,29 @@ def leave_signals_to_parent(worker_id: int = 0) -> None:
         signal.signal(signal.SIGALRM, _end_now)
 
 
-# One byte that workers which were forked share with the process that trains: whether that one is about to end.
+# One byte that a process shares with the workers it forks: whether it is about to end.
 _ending = mmap.mmap(-1, 1)
+_at_the_end: multiprocessing.util.Finalize | None = None
 
 
-@atexit.register  # called before multiprocessing's own, which was registered earlier
+def tell_workers_of_the_end() -> None:
+    """Have the loader workers that this process forks from now on know when it is about to end.
+
+    To be called in processes that multiprocessing has started: what their imports had registered for their end is
+    dropped before they begin, and they do without atexit.
+    """
+    global _ending, _at_the_end
+    if _at_the_end is None or not _at_the_end.still_active():
+        _ending = mmap.mmap(-1, 1)  # another than that of the process which this one was forked from
+        # Of a high priority: called before multiprocessing ends its workers.
+        _at_the_end = multiprocessing.util.Finalize(None, _say_that_it_ends, exitpriority=100)
+
+
 def _say_that_it_ends() -> None:
     _ending[0] = 1
+
+
+tell_workers_of_the_end()
 
 
 def _end_in_a_minute(number: int, frame: FrameType | None) -> None:
@@ -129,7 +145,9 @@ def _end_now(number: int, frame: FrameType | None) -> None:
 def _tell(text: str) -> None:
     """Write a line at once. The log could be in the middle of writing one, where the signal came."""
     with contextlib.suppress(OSError):  # nobody reads it
-        os.write(2, f"{text}\n".encode())
+        # In a terminal the cursor may stand behind a progress bar, or behind the ^C that was typed.
+        begin = "\n" if os.isatty(2) else ""
+        os.write(2, f"{begin}{text}\n".encode())
 
 
 @HOOK_REGISTRY.register()

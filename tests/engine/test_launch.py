@@ -99,6 +99,21 @@ print(launch(main, 2, args=("hello",), device="cpu"))
     assert ended.stdout == "[(0, 'hello'), (1, 'hello')]\n", ended.stderr
 
 
+def test_ranks_start_loader_workers_as_their_launcher_would(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        """
+import multiprocessing
+from hookline.engine import launch
+
+if __name__ == "__main__":
+    assert launch(multiprocessing.get_start_method, 2, device="cpu") == multiprocessing.get_start_method()
+"""
+    )
+    done = run_python(script)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_the_default_timeout_is_detectron2s():
     from hookline.engine.launch import DEFAULT_TIMEOUT
 

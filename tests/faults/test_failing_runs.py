@@ -1,5 +1,6 @@
 """A run that fails ends soon, and its own error is what one reads last."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,30 @@ def test_a_run_that_fails_does_not_wait_for_its_loader_workers(tmp_path):
     assert done.returncode == 1, output
     assert "FloatingPointError: the loss is NaN or infinite" in output
     assert "DataLoader worker" not in output
+
+
+def test_ranks_that_are_interrupted_do_not_wait_for_their_loader_workers(tmp_path):
+    command = [sys.executable, ROOT / "tools/train_net.py", "--config-file", ROOT / "configs/digits/mlp.yaml"]
+    command += ["--num-gpus", 2, "MODEL.DEVICE", "cpu", "OUTPUT_DIR", tmp_path / "run", "DATALOADER.NUM_WORKERS", 1]
+    process = subprocess.Popen(
+        [*map(str, command), "SOLVER.MAX_ITER", "1000000", "TEST.EVAL_PERIOD", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # shells may ignore it
+    )
+    try:
+        output = ""
+        while " iter: " not in output:
+            line = process.stdout.readline()
+            assert line, output
+            output += line
+        process.send_signal(signal.SIGINT)
+        output += process.communicate(timeout=50)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 130, output
+    assert "Training ended at iteration" in output
 
 
 def test_a_run_whose_end_cannot_be_saved_has_failed_also_where_errors_of_saving_are_passed_over(tmp_path):
