@@ -144,6 +144,8 @@ def _end_now(number: int, frame: FrameType | None) -> None:
 
 def _tell(text: str) -> None:
     """Write a line at once. The log could be in the middle of writing one, where the signal came."""
+    if os.environ.get("RANK", "0") != "0":  # all processes of a run get it; one says so
+        return
     with contextlib.suppress(OSError):  # nobody reads it
         # In a terminal the cursor may stand behind a progress bar, or behind the ^C that was typed.
         begin = "\n" if os.isatty(2) else ""

@@ -41,6 +41,7 @@ def test_ranks_that_are_interrupted_do_not_wait_for_their_loader_workers(tmp_pat
     finally:
         process.kill()
     assert process.returncode == 130, output
+    assert output.count("Ctrl-C: stopping after this step") == 1
     assert "Training ended at iteration" in output
 
 
