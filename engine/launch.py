@@ -227,15 +227,20 @@ def _start(
     workers = multiprocessing.get_start_method(allow_none=True)
     context: Any = torch.multiprocessing.get_context(method)
     processes: list[Any] = []
+    # A fork in the moment that the store's thread takes another rank in would copy a lock that is held: no rank goes
+    # there before all are forked.
+    forked = context.Event() if method == "fork" else None
     if method == "spawn":
         resource_tracker.ensure_running()  # or its start, with that of the first process, would undo what follows
     # They inherit this: Ctrl-C on a terminal waits until their imports are done, and _child() can say what it means.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for place in places:
-            process = context.Process(target=_child, args=(place, address, main_func, args, result, method, workers))
+            process = context.Process(target=_child, args=(place, address, main_func, args, result, forked, workers))
             process.start()
             processes.append(process)
+        if forked is not None:
+            forked.set()
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         for process in processes:
             process.kill()
@@ -267,7 +272,7 @@ def _child(
     main_func: Callable[..., Any],
     args: tuple[Any, ...],
     result: Path,
-    method: str,
+    forked: Any,
     workers: str | None,
 ) -> None:
     os.setpgrp()  # Ctrl-C goes to the launcher alone, which passes it on: once, and to all
@@ -277,8 +282,9 @@ def _child(
     # Loader workers are started as they would be by the launcher itself, and as under torchrun: forked, on Linux.
     multiprocessing.set_start_method(workers, force=True)
     os.environ.update(environment(place, *address))
-    if method == "fork":
+    if forked is not None:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+        forked.wait()
     elif "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, _cores() // place.local_size))
     try:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks import ROOT, finish, rows, run_ranks, start, tool
+from ranks import ROOT, finish, fork, rows, run_ranks, tool
 
 GPT = [
     "--config-file", ROOT / "configs/language/gpt.yaml",
@@ -33,7 +33,7 @@ def test():
 def train(folder, ranks, *options, output="run"):
     (folder / "small_text.py").write_text(SMALL_TEXT)
     arguments = tool(*GPT, "--num-gpus", ranks, "OUTPUT_DIR", folder / output, *options)
-    code, out = finish(start(arguments, folder))
+    code, out = finish(fork(arguments, folder))
     assert code == 0, out
     return out
 
@@ -63,7 +63,7 @@ def sharded(tmp_path_factory):
     )
     (folder / "small_text.py").write_text(SMALL_TEXT)
     arguments = tool(*GPT, "--num-gpus", 2, "OUTPUT_DIR", folder / "run", "SOLVER.MAX_ITER", 30, *FSDP)
-    code, out = finish(start([*arguments, "HOOKS", "[{'NAME': 'stop:Stop'}]"], folder))
+    code, out = finish(fork([*arguments, "HOOKS", "[{'NAME': 'stop:Stop'}]"], folder))
     assert code == 75, out
     return folder
 
@@ -128,7 +128,7 @@ def test_what_makes_a_step_otherwise_gives_the_same_sharded(whole, tmp_path, opt
 def test_a_step_that_is_one_graph_is_refused(tmp_path):
     (tmp_path / "small_text.py").write_text(SMALL_TEXT)
     arguments = tool(*GPT, "--num-gpus", 2, "OUTPUT_DIR", "run", *FSDP, "SOLVER.COMPILE_STEP", "True")
-    code, out = finish(start(arguments, tmp_path))
+    code, out = finish(fork(arguments, tmp_path))
     assert code == 2
     assert "SOLVER.COMPILE_STEP: works in one process only, and there are 2" in out
 
@@ -145,12 +145,12 @@ def test_a_checkpoint_of_one_file_goes_on_sharded(whole, tmp_path):
 @pytest.mark.slow
 def test_a_sharded_checkpoint_is_exported_and_evaluated_to_the_same_loss(sharded, tmp_path):
     export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", sharded / "run/model_0000019.pth"]
-    code, out = finish(start([*export, "--output", tmp_path / "gpt.pth"], tmp_path))
+    code, out = finish(fork([*export, "--output", tmp_path / "gpt.pth"], tmp_path))
     assert code == 0, out
     trained = next(row for row in rows(sharded / "run") if row["iteration"] == 19)["small_text:test/loss"]
     (tmp_path / "small_text.py").write_text(SMALL_TEXT)
     evaluate = tool(*GPT, "--eval-only", "MODEL.WEIGHTS", tmp_path / "gpt.pth", "OUTPUT_DIR", tmp_path / "eval")
-    code, out = finish(start(evaluate, tmp_path))
+    code, out = finish(fork(evaluate, tmp_path))
     assert code == 0, out
     assert f"{trained:.5g}" in out, (trained, out)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks import SYNTHETIC, finish, rows, start, tool
+from ranks import SYNTHETIC, finish, fork, rows, start, tool
 
 
 def ip(*arguments):
@@ -46,7 +46,7 @@ def namespaces():
 @pytest.mark.slow
 def test_two_machines_train_over_a_network_what_one_process_trains(namespaces, tmp_path):
     common = ["--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "SEED", "3"]
-    code, output = finish(start(tool(*common, "OUTPUT_DIR", "alone"), tmp_path))
+    code, output = finish(fork(tool(*common, "OUTPUT_DIR", "alone"), tmp_path))
     assert code == 0, output
     together = [*common, "--num-machines", 2, "--dist-url", "tcp://10.213.7.1:29511", "OUTPUT_DIR", "together"]
     processes = []

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks import SYNTHETIC, finish, run_ranks, start, tool
+from ranks import SYNTHETIC, finish, fork, run_ranks, tool
 
 # Three samples in batches of two on two ranks, then seven: uneven shares; one: a rank without any.
 CODE = """
@@ -62,18 +62,18 @@ def test_all_samples_are_there_once_and_in_order_on_uneven_shares(tmp_path):
 @pytest.mark.slow
 def test_the_tool_predicts_the_same_in_two_processes_as_in_one(tmp_path):
     common = ["--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "SEED", "3"]
-    code, output = finish(start(tool(*common, "SOLVER.MAX_ITER", "5", "OUTPUT_DIR", "run"), tmp_path))
+    code, output = finish(fork(tool(*common, "SOLVER.MAX_ITER", "5", "OUTPUT_DIR", "run"), tmp_path))
     assert code == 0, output
     found = []
     for ranks in (1, 2):
         options = ["--predict", "--num-gpus", ranks, "MODEL.WEIGHTS", "run/model_final.pth", "OUTPUT_DIR", f"p{ranks}"]
-        code, output = finish(start(tool(*common, *options), tmp_path))
+        code, output = finish(fork(tool(*common, *options), tmp_path))
         assert code == 0, output
         path = tmp_path / f"p{ranks}/inference/synthetic/predictions.jsonl"
         assert f"p{ranks}/inference/synthetic/predictions.jsonl: 256 samples" in output
         found.append([json.loads(line)["prediction"] for line in path.read_text().splitlines()])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
     # A format that is unknown stops before anything is done.
-    code, output = finish(start(tool(*common, *options, "TEST.PREDICTIONS_FORMAT", "cvs"), tmp_path))
+    code, output = finish(fork(tool(*common, *options, "TEST.PREDICTIONS_FORMAT", "cvs"), tmp_path))
     assert code == 2
     assert output.startswith("error: TEST.PREDICTIONS_FORMAT: unknown format 'cvs'")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks import ROOT, finish, run_ranks, start
+from ranks import ROOT, finish, fork, run_ranks
 
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.weights import averaged_weights, read_checkpoint
@@ -143,7 +143,7 @@ def test_averaged_weights_of_a_sharded_run_are_exported_whole(trained):
     folder, _ = trained
     path = folder / "through/model_0000011.pth"
     export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", path, "--weights", "averaged"]
-    code, output = finish(start([*export, "--output", folder / "averaged.pth"], folder))
+    code, output = finish(fork([*export, "--output", folder / "averaged.pth"], folder))
     assert code == 0, output
     exported = torch.load(folder / "averaged.pth", weights_only=True)
     checkpoint = read_checkpoint(str(path))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks import DIGITS, SYNTHETIC, finish, rows, start, tool, torchrun
+from ranks import DIGITS, SYNTHETIC, finish, fork, forked_torchrun, rows, start, tool, torchrun
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -96,7 +96,7 @@ def assert_gone(folder, what):
 
 
 def test_two_processes_compute_what_one_computes(two, tmp_path):
-    code, output = finish(start(tool(*options("run")), tmp_path))
+    code, output = finish(fork(tool(*options("run")), tmp_path))
     assert code == 0, output
     alone, together = rows(tmp_path / "run"), rows(two[0])
     assert [row.keys() for row in together] == [row.keys() for row in alone]
@@ -124,7 +124,7 @@ def test_how_the_ranks_times_compare_is_among_the_metrics(two):
 @pytest.mark.slow
 def test_evaluating_in_two_processes_prints_the_runs_last_results_once(two, tmp_path):
     arguments = options("eval", "--eval-only", "--num-gpus", "2", "MODEL.WEIGHTS", two[0] / "model_final.pth")
-    code, output = finish(start(tool(*arguments), tmp_path))
+    code, output = finish(fork(tool(*arguments), tmp_path))
     assert code == 0, output
     last = rows(two[0])[-1]
     results = [line.split() for line in output.splitlines() if line.startswith("  synthetic")]
@@ -137,7 +137,7 @@ def test_digits_are_learnt_in_two_processes_as_in_one(tmp_path):
     accuracy = []
     for ranks in ("1", "2"):
         arguments = ["--config-file", DIGITS, "--num-gpus", ranks, "OUTPUT_DIR", f"run{ranks}", "MODEL.DEVICE", "cpu"]
-        code, output = finish(start(tool(*arguments, "SOLVER.MAX_ITER", "6ep"), tmp_path), timeout=300)
+        code, output = finish(fork(tool(*arguments, "SOLVER.MAX_ITER", "6ep"), tmp_path), timeout=300)
         assert code == 0, output
         accuracy.append(rows(tmp_path / f"run{ranks}")[-1]["digits_test/accuracy"])
     assert min(accuracy) > 0.95
@@ -198,15 +198,15 @@ def wait_for(path, process, timeout=150):
 
 @pytest.mark.slow
 def test_what_one_rank_asks_for_all_do_at_one_step_and_a_resumed_run_is_the_same(two, folder):
-    code, output = finish(start(tool(*options("run", "--num-gpus", "2", mishap={"what": "stop"})), folder))
+    code, output = finish(fork(tool(*options("run", "--num-gpus", "2", mishap={"what": "stop"})), folder))
     assert code == 75, output
     ended(folder / "run", "one rank asked")
     shutil.copytree(folder / "run", folder / "one")
-    code, output = finish(start(tool(*options("run", "--num-gpus", "2", "--resume")), folder))
+    code, output = finish(fork(tool(*options("run", "--num-gpus", "2", "--resume")), folder))
     assert code == 0, output
     assert rows(folder / "run") == rows(two[0])
     # On another number of ranks it is the same run too, but for the order that numbers are added in.
-    code, output = finish(start(tool(*options("one", "--resume")), folder))
+    code, output = finish(fork(tool(*options("one", "--resume")), folder))
     assert code == 0, output
     for ours, theirs in zip(rows(folder / "one"), rows(two[0]), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
@@ -232,7 +232,7 @@ LAST = "(in hook Mishap.before_step, at iteration {1})"
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_others(folder):
-    process = start(tool(*options("run", "--num-gpus", "2", mishap={"what": "kill"})), folder)
+    process = fork(tool(*options("run", "--num-gpus", "2", mishap={"what": "kill"})), folder)
     wait_for(folder / "kill.1", process)
     killed = time.monotonic()
     code, output = finish(process)
@@ -250,14 +250,14 @@ def test_a_rank_that_is_killed_ends_the_others(folder):
 def test_a_rank_that_is_ended_while_it_writes_leaves_whole_checkpoints_to_go_on_from(two, folder):
     saves = ("SOLVER.CHECKPOINT_PERIOD", "20")
     arguments = options("run", "--num-gpus", "2", *saves, mishap={"what": "raise while saving", "at": 60})
-    code, output = finish(start(tool(*arguments), folder))
+    code, output = finish(fork(tool(*arguments), folder))
     assert code == 1
     run = folder / "run"
     assert "rank 0 is ended, since rank 1 failed and it did not end by itself" in (run / "log.txt").read_text()
     assert (folder / "saving").read_text() == "run/model_0000059.pth"
     assert not (run / "model_0000059.pth").exists()
     assert (run / "last_checkpoint").read_text() == "model_0000039.pth"
-    code, output = finish(start(tool(*options("run", "--num-gpus", "2", "--resume", *saves)), folder))
+    code, output = finish(fork(tool(*options("run", "--num-gpus", "2", "--resume", *saves)), folder))
     assert code == 0, output
     assert rows(run) == rows(two[0])
     assert not [path.name for path in run.iterdir() if "tmp" in path.name]
@@ -266,7 +266,7 @@ def test_a_rank_that_is_ended_while_it_writes_leaves_whole_checkpoints_to_go_on_
 @pytest.mark.slow
 def test_a_rank_that_does_not_come_to_a_collective_is_shown_where_it_stands(folder):
     arguments = options("run", "--num-gpus", "2", mishap={"what": "sleep"})
-    code, output = finish(start(tool(*arguments, "PARALLEL.TIMEOUT", "4s"), folder))
+    code, output = finish(fork(tool(*arguments, "PARALLEL.TIMEOUT", "4s"), folder))
     assert code == 1
     assert "Rank 0 failed first" in output
     assert "imed out" in output
@@ -281,7 +281,7 @@ def test_a_rank_that_does_not_come_to_a_collective_is_shown_where_it_stands(fold
 )
 def test_a_loss_that_is_nan_on_one_rank_has_all_do_the_same(folder, policy):
     arguments = options("run", "--num-gpus", "2", mishap={"what": "nan"})
-    code, output = finish(start(tool(*arguments, "SOLVER.NONFINITE_LOSS", policy), folder))
+    code, output = finish(fork(tool(*arguments, "SOLVER.NONFINITE_LOSS", policy), folder))
     logs = [(folder / "run" / name).read_text() for name in ("log.txt", "log.txt.rank1")]
     if policy == "raise":
         assert code == 1
@@ -306,7 +306,7 @@ def machines(folder, *arguments):
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     common = ("--num-machines", "2", "--dist-url", url, *arguments)
-    return [start(tool(*options("run", "--machine-rank", rank, *common)), folder) for rank in ("0", "1")]
+    return [fork(tool(*options("run", "--machine-rank", rank, *common)), folder) for rank in ("0", "1")]
 
 
 @pytest.mark.slow
@@ -335,8 +335,9 @@ def test_torchrun_starts_again_what_was_killed_and_the_end_is_the_same(two, fold
 @pytest.mark.parametrize("rank", [0, 1])
 def test_whichever_rank_is_killed_and_whenever_the_end_is_the_same(two, folder, rank, at):
     arguments = options("run", mishap={"what": "kill once", "at": at, "rank": rank})
-    code, output = finish(start(torchrun(2, *arguments, options=("--max-restarts", 1)), folder), timeout=200)
+    code, output = finish(forked_torchrun(2, *arguments, restarts=1, folder=folder))
     assert code == 0, output
+    assert (folder / "killed").exists()
     assert rows(folder / "run") == rows(two[0])
 
 

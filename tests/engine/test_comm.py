@@ -1,10 +1,13 @@
 import json
 import os
-import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from forker import forker
 
 from hookline.engine import comm
 
@@ -92,13 +95,10 @@ for turn in range(2):
 def run_ranks(code, folder):
     """Run ``code`` in two processes; returns their exit codes and what they printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
+    script = folder / "rank.py"
+    script.write_text(code)
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(rank), str(folder / "store")],
-            env={**environment, "LOCAL_RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        forker.start([script, rank, folder / "store"], folder, {**environment, "LOCAL_RANK": str(rank)}, apart=True)
         for rank in range(2)
     ]
     outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]

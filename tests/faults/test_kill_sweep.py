@@ -4,9 +4,7 @@ import hashlib
 import json
 import os
 import random
-import select
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from forker import Forked, forker
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -41,48 +42,17 @@ CONFIG = {
 }
 
 
-class Forker:
-    """The process that starts the runs, see ``forker.py``."""
-
-    def __init__(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, str(HERE / "forker.py"), str(ROOT / "tools/train_net.py")],
-            cwd=HERE,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            bufsize=0,  # select() sees what has not been read
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-
-    def start(self, argv: list[str], log: Path) -> int:
-        """Start a run; its process number."""
-        self.process.stdin.write((json.dumps({"argv": argv, "log": str(log)}) + "\n").encode())
-        return int(self.process.stdout.readline())
-
-    def ended_within(self, seconds: float) -> bool:
-        return bool(select.select([self.process.stdout], [], [], seconds)[0])
-
-    def status(self) -> int:
-        """Wait for the run's end; its exit status."""
-        return int(self.process.stdout.readline())
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-
-
-@pytest.fixture(scope="module")
-def forker():
-    forker = Forker()
-    yield forker
-    forker.close()
-
-
 def arguments(folder: Path, config: dict, **loader) -> list[str]:
     folder.mkdir()
     config = {**config, "OUTPUT_DIR": str(folder / "run"), "DATALOADER": {**config["DATALOADER"], **loader}}
     (folder / "config.yaml").write_text(yaml.safe_dump(config))
     return ["--config-file", str(folder / "config.yaml")]
+
+
+def start(argv: list[str], log: Path) -> Forked:
+    """Start a run."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    return forker.start([ROOT / "tools/train_net.py", *argv], HERE, environment, log=log)
 
 
 def result(folder: Path) -> tuple[str, str, list[dict]]:
@@ -110,8 +80,7 @@ def temporary_files(run: Path) -> list[str]:
 class Sweep:
     """Kills runs with SIGKILL at random instants until there were enough kills; each run is carried to its end."""
 
-    def __init__(self, forker: Forker, seed: int) -> None:
-        self.forker = forker
+    def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.kills = 0
         self.kills_while_saving = 0
@@ -120,43 +89,42 @@ class Sweep:
         """One run, killed ``max_kills`` times or until it ends."""
         kills = 0
         while True:
-            pid = self.forker.start([*argv, "--resume"], folder / "log.txt")
-            if kills < max_kills and not self._ended_before_kill(folder / "run", startup):
-                os.killpg(pid, signal.SIGKILL)
+            run = start([*argv, "--resume"], folder / "log.txt")
+            if kills < max_kills and not self._ended_before_kill(run, folder / "run", startup):
+                os.killpg(run.pid, signal.SIGKILL)  # its loader workers too
                 kills += 1
-            status = self.forker.status()
+            status = run.wait()
             if status == 0:
                 break
             assert status == -signal.SIGKILL, (folder / "log.txt").read_text()[-3000:]
         self.kills += kills
 
-    def _ended_before_kill(self, run: Path, startup: float) -> bool:
+    def _ended_before_kill(self, run: Forked, folder: Path, startup: float) -> bool:
         """Wait for the instant: any instant of the run's life or, each third time, one while a file is written."""
-        before = set(temporary_files(run))
+        before = set(temporary_files(folder))
         life = startup * self.random.uniform(0.2, 1.8)
         if self.random.random() < 0.33:
             # Just after the start nothing is saved: look for a file in the making once training is under way.
             deadline = time.monotonic() + 3 * startup
-            while time.monotonic() < deadline and not self.forker.ended_within(0):
-                if set(temporary_files(run)) - before:
+            while time.monotonic() < deadline and not run.ended_within(0.0005):
+                if set(temporary_files(folder)) - before:
                     self.kills_while_saving += 1
                     return False
-            return self.forker.ended_within(0)
-        return self.forker.ended_within(life)
+            return run.ended_within(0)
+        return run.ended_within(life)
 
 
-def sweep(forker: Forker, tmp_path: Path, kills: int, seed: int, config: dict, **loader) -> Sweep:
+def sweep(tmp_path: Path, kills: int, seed: int, config: dict, **loader) -> Sweep:
     """Kill runs ``kills`` times; each must end as the reference does."""
     for name in ("first", "whole"):  # the first one of a process is slow: the second tells how long a start takes
         argv = arguments(tmp_path / name, config, **loader)
-        start = time.monotonic()
-        forker.start(argv, tmp_path / name / "log.txt")
-        assert forker.status() == 0, (tmp_path / name / "log.txt").read_text()[-3000:]
-        seconds = time.monotonic() - start
+        begin = time.monotonic()
+        assert start(argv, tmp_path / name / "log.txt").wait() == 0, (tmp_path / name / "log.txt").read_text()[-3000:]
+        seconds = time.monotonic() - begin
     whole = result(tmp_path / "whole")
     assert len(whole[2]) > 5
     assert result(tmp_path / "first") == whole
-    done = Sweep(forker, seed)
+    done = Sweep(seed)
     number = 0
     while done.kills < kills:
         folder = tmp_path / f"killed{number}"
@@ -170,19 +138,19 @@ def sweep(forker: Forker, tmp_path: Path, kills: int, seed: int, config: dict, *
 
 
 @pytest.mark.parametrize(("workers", "asynchronous"), [(0, False), (2, True)])
-def test_a_run_killed_ten_times_ends_as_the_untouched_one(forker, tmp_path, workers, asynchronous):
+def test_a_run_killed_five_times_ends_as_the_untouched_one(tmp_path, workers, asynchronous):
     config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 50}}
     config["CHECKPOINT"] = {**CONFIG["CHECKPOINT"], "ASYNC": asynchronous}
-    done = sweep(forker, tmp_path, kills=10, seed=workers, config=config, NUM_WORKERS=workers)
-    assert done.kills >= 10
+    done = sweep(tmp_path, kills=5, seed=workers, config=config, NUM_WORKERS=workers)
+    assert done.kills >= 5
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("workers", "asynchronous"), [(0, False), (0, True), (2, False), (2, True)])
-def test_runs_killed_two_hundred_times_end_as_the_untouched_one(forker, tmp_path, workers, asynchronous):
-    config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 200}}
+def test_runs_killed_two_hundred_times_end_as_the_untouched_one(tmp_path, workers, asynchronous):
+    config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 100}}
     config["CHECKPOINT"] = {**CONFIG["CHECKPOINT"], "ASYNC": asynchronous}
-    done = sweep(forker, tmp_path, kills=50, seed=100 + workers, config=config, NUM_WORKERS=workers)
+    done = sweep(tmp_path, kills=50, seed=100 + workers, config=config, NUM_WORKERS=workers)
     assert done.kills >= 50
     assert done.kills_while_saving >= 5

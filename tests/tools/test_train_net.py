@@ -12,6 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from forker import forker
+
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "train_net.py"
 DIGITS = ROOT / "configs" / "digits" / "convnet.yaml"
@@ -67,17 +70,13 @@ def tool(tmp_path, monkeypatch, capfd):
         signal.signal(number, handler)
 
 
+def environment_in(folder):
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
+
+
 def start(folder, *arguments):
     """Start the tool in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
-    return subprocess.Popen(
-        [sys.executable, str(TOOL), *map(str, arguments)],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return forker.start([TOOL, *arguments], folder, environment_in(folder), apart=True)
 
 
 def finish(process):
@@ -444,8 +443,10 @@ def test_what_every_run_needs_is_asked_for(tool, tmp_path, arguments, key):
 
 
 def test_as_a_process_of_its_own_a_mistake_ends_it_with_code_two(tmp_path):
-    result = finish(start(tmp_path, "--config-file", SYNTHETIC, "SOLVER.BASE_LRR", "0.1"))
-    assert_error(result, "SOLVER.BASE_LRR", "did you mean 'SOLVER.BASE_LR'")
+    command = [sys.executable, TOOL, "--config-file", SYNTHETIC, "SOLVER.BASE_LRR", "0.1"]
+    environment = environment_in(tmp_path)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert_error((done.returncode, done.stdout, done.stderr), "SOLVER.BASE_LRR", "did you mean 'SOLVER.BASE_LR'")
     assert os.listdir(tmp_path) == []
 
 

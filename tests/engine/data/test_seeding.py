@@ -1,16 +1,19 @@
 """What samples draw depends on their place alone: not on kills, workers, ranks, or on what else the process draws."""
 
 import json
+import os
 import random
-import shutil
-import subprocess
 import sys
 from itertools import chain, islice
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from forker import forker
 
 from hookline.config import get_cfg
 from hookline.engine import SimpleTrainer
@@ -321,7 +324,7 @@ def test_a_run_with_dropout_and_accumulation_ends_with_the_same_weights_whatever
 
 SCRIPT = """
 import json, sys
-from tests_of_seeding import EpochIterator, make_loader, read, torch, PER_EPOCH
+from test_seeding import EpochIterator, make_loader, read, torch, PER_EPOCH
 workers, number, file, state = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])
 iterator = EpochIterator(make_loader(workers))
 if state:
@@ -333,17 +336,13 @@ print(json.dumps(iterator.state_dict()))
 
 
 def test_processes_one_after_the_other_read_what_one_process_reads(tmp_path):
-    shutil.copy(__file__, tmp_path / "tests_of_seeding.py")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     (tmp_path / "part.py").write_text(SCRIPT)
     file, state = tmp_path / "bytes", "null"
     for workers, number in ((2, 5), (0, 7)):
-        done = subprocess.run(
-            [sys.executable, "part.py", str(workers), str(number), str(file), state],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        state = done.stdout
+        command = [tmp_path / "part.py", workers, number, file, state]
+        process = forker.start(command, tmp_path, environment, apart=True)
+        state, err = process.communicate(60)
+        assert process.returncode == 0, err
     assert json.loads(state)["epoch"] == 2
     assert file.read_bytes() == b"".join(read(EpochIterator(make_loader()), 12))

@@ -4,6 +4,7 @@ import gc
 import logging
 import random
 import weakref
+from functools import cache
 from itertools import chain, islice
 
 import numpy as np
@@ -216,11 +217,16 @@ def test_a_resume_on_other_ranks_and_with_another_batch_size_sees_every_sample_o
     assert sorted(row[0] for batch in seen + rest for row in batch) == list(range(SIZE))
 
 
+@cache
+def whole_run(dataset, workers):
+    return read(EpochIterator(make_loader(dataset(), workers)), 15)
+
+
 @pytest.mark.parametrize("dataset", [OwnShards, OwnShardsRemembered])
 @pytest.mark.parametrize("workers", [0, 2, 3])
 @pytest.mark.parametrize("killed_after", [1, 3, 5, 9])
 def test_a_set_that_shares_itself_out_goes_on_in_each_worker(dataset, workers, killed_after):
-    whole = read(EpochIterator(make_loader(dataset(), workers)), 15)
+    whole = whole_run(dataset, workers)
     assert len({row[1] for batch in whole[:6] for row in batch}) == sum(map(len, whole[:6]))
     iterator = EpochIterator(make_loader(dataset(), workers))
     assert read(iterator, killed_after) == whole[:killed_after]

@@ -1,0 +1,263 @@
+"""Runs scripts in processes that start at once: forked from one that has imported all they import.
+
+A new interpreter takes seconds to import ``hookline.engine``; a fork takes milliseconds. Such a script is ``__main__``
+and has a process, signals, outputs and an end like any other, with one difference: its ``__main__`` has no
+``__file__``, as in a notebook, and so ``launch()`` forks the ranks instead of starting new interpreters. Tests of how
+processes are started, or of what happens meanwhile, do not use this.
+
+The processes cannot be forked from the one the tests run in, which has threads that a fork would lose.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+# ---------------------------------------------------------------------- in the tests' process
+
+
+class Forked:
+    """A process, with what is needed of ``subprocess.Popen``'s interface.
+
+    Attributes:
+        pid: its number, and that of its session.
+        returncode: once it has ended, its exit code; negative: the signal that ended it.
+    """
+
+    def __init__(self, channel: socket.socket, out: IO[bytes], err: IO[bytes] | None) -> None:
+        self._channel, self._out, self._err = channel, out, err
+        self.returncode: int | None = None
+        self.pid = self._answer()
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        return self.returncode if not self.ended_within(0) else self.wait()
+
+    def ended_within(self, seconds: float) -> bool:
+        """Wait so long for its end; whether it came."""
+        return self.returncode is not None or bool(select.select([self._channel], [], [], max(0, seconds))[0])
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, once it has ended; ``subprocess.TimeoutExpired`` if it does not in time."""
+        if timeout is not None and not self.ended_within(timeout):
+            raise subprocess.TimeoutExpired(str(self.pid), timeout)
+        if self.returncode is None:
+            self.returncode = self._answer()
+            self._channel.close()
+        return self.returncode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str | None]:
+        """Wait for its end; standard output and, where it was to be apart, standard error."""
+        self.wait(timeout)
+        return _text(self._out), self._err and _text(self._err)
+
+    def send_signal(self, number: int) -> None:
+        """Send it to the process alone."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill it, and all the processes that it has started."""
+        while alive := _session(self.pid):
+            for pid in alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+
+    def _answer(self) -> int:
+        line = b""
+        while not line.endswith(b"\n"):
+            part = self._channel.recv(1)
+            if not part:
+                raise RuntimeError("the process that forks the others has failed; what it said is above")
+            line += part
+        return int(line)
+
+
+def _text(file: IO[bytes]) -> str:
+    # Not by read(): the position is that of the process as well, which may have left others that still write.
+    return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()
+
+
+def _session(number: int) -> list[int]:
+    """The processes of a session that are still alive."""
+    members = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+            if int(session) == number and state != "Z":
+                members.append(int(folder.name))
+    return members
+
+
+class Forker:
+    """Starts processes. What they are forked from is started when the first one is, and ends with this process."""
+
+    def __init__(self) -> None:
+        self._orders: socket.socket | None = None
+
+    def start(
+        self,
+        command: Sequence[Any],
+        folder: Path,
+        environment: Mapping[str, str],
+        *,
+        log: Path | None = None,
+        apart: bool = False,
+    ) -> Forked:
+        """Run a script.
+
+        Args:
+            command: its file and its arguments.
+            folder: where it runs.
+            environment: all its variables; PYTHONPATH has its meaning.
+            log: a file that is to get its outputs, at the end; otherwise ``communicate()`` returns them.
+            apart: whether standard error is kept apart from standard output.
+        """
+        if self._orders is None:
+            self._orders = self._serve()
+        # Both are closed with what is returned.
+        out = tempfile.TemporaryFile() if log is None else log.open("ab")  # noqa: SIM115
+        err = tempfile.TemporaryFile() if apart else None  # noqa: SIM115
+        ours, theirs = socket.socketpair()
+        with theirs:
+            files = [theirs.fileno(), out.fileno(), (err or out).fileno()]
+            socket.send_fds(self._orders, [b"."], files)
+        order = [[str(part) for part in command], str(folder), dict(environment)]
+        ours.sendall(json.dumps(order).encode() + b"\n")
+        return Forked(ours, out, err)
+
+    def _serve(self) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        # Without PYTHONPATH, which each order has its own of; in a session that Ctrl-C on a terminal does not reach.
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        process = subprocess.Popen(
+            [sys.executable, "-P", __file__, str(theirs.fileno())],
+            env={**environment, "OMP_NUM_THREADS": "1"},  # threads of OpenMP's own would not survive a fork
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        theirs.close()
+
+        def close() -> None:
+            ours.close()
+            process.wait()
+
+        atexit.register(close)
+        return ours
+
+
+forker = Forker()
+
+# ---------------------------------------------------------------------- in the process that forks
+
+
+def serve(orders: socket.socket) -> tuple[str, str] | None:
+    """Fork a process for each order; returns in each of them, as that process, and at the end of orders.
+
+    Returns:
+        The script's file and its text, or None where there is nothing more to do.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the keepers need not be waited for
+    while True:
+        message, files, _, _ = socket.recv_fds(orders, 1, 3)
+        if not message:
+            return None
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            orders.close()
+            return keep(socket.socket(fileno=files[0]), *files[1:])
+        for file in files:
+            os.close(file)
+
+
+def keep(channel: socket.socket, out: int, err: int) -> tuple[str, str] | None:
+    """Fork the process that runs the script, and tell its number and how it ended."""
+    with channel.makefile("rb") as lines:
+        command, folder, environment = json.loads(lines.readline())
+    pid = os.fork()
+    if not pid:
+        channel.close()
+        prepare(command, folder, environment, out, err)
+        return command[0], Path(command[0]).read_text()
+    os.close(out)
+    os.close(err)
+    channel.sendall(b"%d\n" % pid)
+    channel.sendall(b"%d\n" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    os._exit(0)
+
+
+def prepare(command: list[str], folder: str, environment: dict[str, str], out: int, err: int) -> None:
+    """Make this process one that a shell has just started for the command."""
+    import numpy as np
+
+    os.setsid()
+    with open(os.devnull) as nothing:
+        for file, number in ((nothing.fileno(), 0), (out, 1), (err, 2)):
+            os.dup2(file, number)
+    os.close(out)
+    os.close(err)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = command
+    paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:0] = [os.path.dirname(os.path.abspath(command[0])), *paths]
+    np.random.seed()  # Python's own generator does so in each fork
+    sys.modules["__main__"] = types.ModuleType("__main__")
+
+
+def run(file: str, text: str) -> None:
+    """Run the script, and end as the interpreter does: threads are waited for, exit functions called."""
+    code = 0
+    try:
+        exec(compile(text, file, "exec"), vars(sys.modules["__main__"]))
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(*sys.exc_info())
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # the interpreter would take every object apart, for half a second
+
+
+def warm_up() -> None:
+    """Import what scripts may import, and what torch imports when it is first needed."""
+    import gc
+
+    import sklearn.datasets  # noqa: F401
+    import torch._dynamo
+    import torch.distributed.checkpoint
+    import torch.distributed.fsdp
+    import torch.distributed.tensor
+    import torch.utils.tensorboard  # noqa: F401
+    import torchmetrics  # noqa: F401
+
+    import hookline.engine  # noqa: F401
+
+    gc.freeze()  # the collector does not write to pages that the processes share
+
+
+if __name__ == "__main__":
+    warm_up()
+    script = serve(socket.socket(fileno=int(sys.argv[1])))
+    if script is not None:
+        run(*script)
