@@ -60,10 +60,11 @@ class ProgressBar(HookBase):
         self._line: BottomLine | None = None
         self._evaluating = False
         self._batches = 0
+        self._evaluations = 0.0  # seconds they took
 
     def before_train(self) -> None:
         self._evaluating = False
-        self._evaluations = 0.0  # seconds they took
+        self._evaluations = 0.0
         # What was seen: when, and which iteration. The samples' clock, for the rate, stands still during evaluations.
         self._samples: deque[tuple[float, int]] = deque()
         self._first: tuple[float, int] | None = None

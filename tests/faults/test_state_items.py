@@ -541,6 +541,10 @@ COPIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 """Items for other readers of the file: where detectron2 looks for them. They say what another item says."""
 
 ELSEWHERE = {
+    "trainer/hooks/BestCheckpointer/judged_by": (
+        "hooks/test_best.py",
+        "test_another_metric_on_a_resume_starts_anew_and_keeps_the_best_by_the_one_before",
+    ),
     "trainer/rng_of_ranks": (
         "distributed/test_training.py",
         "test_whichever_rank_is_killed_and_whenever_the_end_is_the_same",
@@ -555,7 +559,7 @@ ELSEWHERE = {
         "test_a_set_that_shares_itself_out_cannot_go_on_with_other_workers_or_ranks",
     ),
 }
-"""Items whose use shows with several processes or loader workers only, and where that is tested: file and test."""
+"""Items whose use shows only with several processes, loader workers or another config, and where: file and test."""
 
 
 def items(state: dict[str, Any], path: str = "") -> Iterator[str]:

@@ -41,11 +41,15 @@ def terminal(monkeypatch):
         yield terminal
 
 
+@pytest.fixture(autouse=True)
+def no_console(monkeypatch):
+    """The logger as it is before a run sets it up; other tests of this process may have."""
+    monkeypatch.setattr(logging.getLogger("hookline"), "handlers", [])
+
+
 @pytest.fixture
-def log(monkeypatch):
-    """A logger set up as at the start of a run; its console is what ``sys.stdout`` is then."""
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [])
+def log(no_console):
+    """Sets the logger up as at the start of a run; its console is what ``sys.stdout`` is then."""
     return setup_logger
 
 
@@ -126,6 +130,13 @@ def test_it_shows_the_epoch_where_there_are_such(terminal):
     train(bar(), shows(terminal, 1, "^epoch 1/3  ━"), shows(terminal, 5, "^epoch 2/3  ━"), trainer=trainer, end=12)
     terminal.close()
     assert terminal.screen()[-2].startswith("epoch 3/3  ━")
+
+
+def test_an_evaluation_outside_of_training_is_not_its_concern():
+    trainer = Trainer()
+    trainer.register_hooks([bar()])
+    for event in ("before_eval", "on_eval_end"):
+        trainer.emit(event)
 
 
 def test_it_says_when_it_evaluates(terminal):
