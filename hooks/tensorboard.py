@@ -1,6 +1,7 @@
 """Where metrics go to be looked at: TensorBoard's event files."""
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -46,6 +47,7 @@ class TensorboardXWriter(RowWriter):
         self._kwargs.pop("purge_step", None)
         if start_iter > 0:
             self._kwargs["purge_step"] = self._first_to_write(start_iter)
+            _wait_for_a_later_name(self._kwargs["log_dir"])
         self._writer  # noqa: B018 (imported now, not in the middle of training)
 
     def collect(self, storage: EventStorage) -> Callable[[], None] | None:
@@ -85,6 +87,18 @@ class TensorboardXWriter(RowWriter):
         if "_writer" in self.__dict__:
             self._writer.close()
             del self.__dict__["_writer"]
+
+
+def _wait_for_a_later_name(folder: str) -> None:
+    """TensorBoard reads files in the order of their names, which have the time in seconds: let another one begin, if
+    a run that ended just now has written in this one."""
+    stamps = [
+        int(name.split(".")[3])
+        for name in (os.listdir(folder) if os.path.isdir(folder) else [])
+        if re.match(r"events\.out\.tfevents\.\d+\.", name)
+    ]
+    if stamps and max(stamps) == int(time.time()):
+        time.sleep(max(stamps) + 1 - time.time())
 
 
 class _EventFile:
