@@ -341,8 +341,8 @@ def test_the_next_attempt_has_a_log_again(make, earlier):
     with pytest.raises(ConfigError):
         set_up_and_fail(make())
     default_setup(make("SEED", "8"), arguments())
-    assert "SEED = 8" in (earlier / "log.txt").read_text()
-    assert "SEED = 8" not in (earlier / "previous_001" / "log.txt").read_text()
+    assert "SEED = 8\n" in (earlier / "log.txt").read_text()
+    assert "SEED = 8\n" not in (earlier / "previous_001" / "log.txt").read_text()
 
 
 def test_what_is_no_mistake_of_the_user_leaves_what_the_run_wrote(make, earlier):
