@@ -30,11 +30,18 @@ class Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
         return SIZE
 
 
+class PureSamples(Samples):
+    """The same, said to draw no random numbers: nothing is seeded for its samples."""
+
+    deterministic = True
+
+
 def loader(args: argparse.Namespace) -> dict[str, Any]:
     """Batches a second: 64 samples of (1, 8, 8), with 0 and 2 workers, which stay from epoch to epoch."""
     entries: dict[str, Any] = {
         "arrays": {"NAME": "synthetic", "ARGS": {"size": SIZE, "shape": list(SHAPE)}},
         "samples": {"NAME": f"{__name__}:Samples", "ARGS": {}},
+        "deterministic samples": {"NAME": f"{__name__}:PureSamples", "ARGS": {}},
     }
     results: dict[str, Any] = {}
     for name, entry in entries.items():
