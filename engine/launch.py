@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -113,6 +114,7 @@ def launch(
             processes = _start(places, (address, store.port), main_func, args, result)
             forwarding.to(processes)
             codes = _wait(processes, places, store)
+        _end_what_is_left(processes, codes)
         asked_to_end = [code for code in codes.values() if -code in forwarding.passed_on]
         if asked_to_end:  # before training, or after it: the ranks have no handlers of their own then
             again = {getattr(signal, name, 0) for name in ("SIGTERM", "SIGUSR1")}
@@ -241,9 +243,11 @@ def _start(
             processes.append(process)
         if forked is not None:
             forked.set()
-    except (pickle.PicklingError, AttributeError, TypeError) as error:
+    except BaseException as error:
         for process in processes:
             process.kill()
+        if not isinstance(error, pickle.PicklingError | AttributeError | TypeError):
+            raise
         raise TypeError(
             f"launch() gives main_func and args to new processes, which takes a function at the top of a module and "
             f"picklable arguments: {error}"
@@ -376,6 +380,14 @@ def _wait(processes: Sequence[Any], places: Sequence[Place], store: dist.TCPStor
                 processes[index].join()
             return codes
     return codes
+
+
+def _end_what_is_left(processes: Sequence[Any], codes: Mapping[int, int]) -> None:
+    """End what ranks that were killed, or failed, left behind: their loader workers would hold on to the terminal."""
+    for index, process in enumerate(processes):
+        if codes.get(index) not in GOOD_ORDER:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)  # a group of the rank's own, see _child()
 
 
 def _how_killed(process: Any) -> str:

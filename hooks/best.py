@@ -83,7 +83,8 @@ class BestCheckpointer(HookBase):
         self._saving: dict[str, frozenset[Entry]] = {}
         self._checked_iter: int | None = None
         self._first_iter = 0  # values of before, whose weights are gone, do not count
-        self._judged_otherwise: tuple[str, int | None] | None = None
+        # What the list of the checkpoint was chosen by, and that list, if it was something else.
+        self._judged_otherwise: tuple[str, list[Entry]] | None = None
         self._warned = False
         self.loaded_iter: int | None = None
         """The iteration whose weights were loaded at the end; None: none were."""
@@ -103,12 +104,13 @@ class BestCheckpointer(HookBase):
     def before_train(self) -> None:
         self._every.start()
         self._checked_iter = self.loaded_iter = None
-        self._first_iter = 0
+        self._first_iter = self.trainer.start_iter if self._judged_otherwise else 0
         self._saving.clear()
         if not self.trainer.start_iter:
             return
         if self._files.writes:
             self._look_around()
+        self._judged_otherwise = None
         if getattr(self._checkpointer, "needs_all_ranks", False):  # all must choose alike
             self.best, self._first_iter = self.trainer.comm.broadcast_object((self.best, self._first_iter))
 
@@ -230,7 +232,7 @@ class BestCheckpointer(HookBase):
             tag_last=False,
             outdated=outdated if files.writes else (),
             iteration=iteration,
-            best_metric={"name": self._val_metric, "value": value},
+            best_metric={"name": self._val_metric, "value": value, "mode": self._mode},
         )
         return path
 
@@ -239,8 +241,9 @@ class BestCheckpointer(HookBase):
     def _look_around(self) -> None:
         """A run goes on: find which files there are, and bring the list and them together."""
         files = self._files
-        if self._judged_otherwise is not None:
-            self._leave_those_judged_otherwise(*self._judged_otherwise)
+        chosen_by, listed = self._judged_otherwise or ("", self.best)
+        if chosen_by:
+            self._keep_what_was_best(chosen_by)
         self._file = files.read(files.path(), untold=self.best[0] if self.best else None)
         self._named, aside = files.find(it for _, it in self.best)
         known = {it: entry for it in aside if (entry := files.read(files.path(it, aside=True)))}
@@ -258,7 +261,7 @@ class BestCheckpointer(HookBase):
                     self._val_metric,
                     entry[0],
                 )
-        self._counted = frozenset(self.best)
+        self._counted = frozenset(self.best or listed)
         if self._file is not None and self._file[1] >= self.trainer.start_iter and self._file not in self.best:
             logger.info(
                 "%s holds iteration %d (%s: %.5g), which this run has yet to come to again: it is kept until then",
@@ -269,21 +272,25 @@ class BestCheckpointer(HookBase):
             )
         self._settle(-1)
 
-    def _leave_those_judged_otherwise(self, by: str, iteration: int | None) -> None:
-        """The config was changed: keep the best file of before, which this run would soon replace."""
-        kept = ""
-        if iteration is not None and self._checkpointer.path_manager.exists(self._files.path()):
-            path = self._files.path(iteration).removesuffix(".pth") + "_before.pth"
+    def _keep_what_was_best(self, chosen_by: str) -> None:
+        """The config was changed: give the best file of before, which this run would soon replace, a second name."""
+        kept, held = "", self._files.content(self._files.path())
+        if held is not None and "iteration" in held and self._judged_by(held) != (self._val_metric, self._mode):
+            path = self._files.path(int(held["iteration"])).removesuffix(".pth") + "_before.pth"
             self._files.name(self._files.path(), path)
             kept = f"; what was the best is kept as {path}"
         logger.warning(
             "The best weights were chosen by %s, and are by %s (%s) from now on, starting anew%s",
-            by,
+            chosen_by,
             self._val_metric,
             self._mode,
             kept,
         )
-        self._judged_otherwise = None
+
+    def _judged_by(self, content: Mapping[str, Any]) -> tuple[str | None, str]:
+        """The metric and the mode that a best file says it was chosen by."""
+        told = content.get("best_metric", {})
+        return told.get("name"), told.get("mode", self._mode)
 
     def _unneeded(self) -> list[int]:
         """Iterations of named files that neither the list nor the last checkpoint's has a use for."""
@@ -367,7 +374,8 @@ class BestCheckpointer(HookBase):
             value, iteration = state_dict["best_metric"], state_dict["best_iter"]
             best = [] if value is None else [(value, iteration)]
         self.best = [(float(value), int(iteration)) for value, iteration in best]
+        self._judged_otherwise = None
         name, mode = state_dict.get("judged_by", (self._val_metric, self._mode))
         if (name, mode) != (self._val_metric, self._mode):
-            self._judged_otherwise = f"{name} ({mode})", self.best_iter
+            self._judged_otherwise = f"{name} ({mode})", self.best
             self.best = []

@@ -4,7 +4,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -82,16 +82,24 @@ class BestFiles:
         Returns:
             The value and the iteration; None if there is no file, it is damaged, or of another metric.
         """
+        content = self.content(path)
+        if content is None:
+            return None
+        if "best_metric" not in content:
+            return untold
+        return _entry(content) if content["best_metric"].get("name") == self._metric else None
+
+    def content(self, path: str) -> Mapping[str, Any] | None:
+        """What is in a file; None if there is none, or it is damaged."""
         if not self._checkpointer.path_manager.exists(path):
             return None
         try:
             local = self._checkpointer.path_manager.get_local_path(path)
             local = os.path.join(local, "state.pth") if os.path.isdir(local) else local
             content = torch.load(local, map_location="cpu", weights_only=True, mmap=True)
-            if "best_metric" not in content:
-                return untold
-            told, iteration = content["best_metric"], int(content["iteration"])
-            return (float(told["value"]), iteration) if told["name"] == self._metric else None
+            if "best_metric" in content:
+                _entry(content)
+            return content
         except Exception as error:  # of any kind, as the bytes happen to be
             logger.warning("%s cannot be read, and will be replaced: %s", path, error)
             return None
@@ -126,6 +134,11 @@ class BestFiles:
                 self._checkpointer.path_manager.rm(path)
         except Exception as error:  # of the disk, or a handler's own; no reason to end a run
             logger.warning("Cannot remove %s, which is no longer one of the best: %s", path, error)
+
+
+def _entry(content: Mapping[str, Any]) -> Entry:
+    told, iteration = content["best_metric"], int(content["iteration"])
+    return float(told["value"]), iteration
 
 
 def _link_file(source: str, target: str) -> None:

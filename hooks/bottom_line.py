@@ -3,6 +3,7 @@
 import atexit
 import contextlib
 import functools
+import logging
 import os
 import sys
 import threading
@@ -79,6 +80,7 @@ class BottomLine:
             if before is stream or _same_terminal(before, stream):
                 self._streams[name] = before, _Above(before, self)
                 setattr(sys, name, self._streams[name][1])
+                self._move_handlers(before, self._streams[name][1])
         self._thread = threading.Thread(target=self._keep_drawing, name="hookline-bottom-line", daemon=True)
         self._thread.start()
         atexit.register(self.end)  # where an interruption comes between everything
@@ -101,11 +103,27 @@ class BottomLine:
             for name, (before, ours) in self._streams.items():
                 if getattr(sys, name) is ours:  # else somebody put another one there, and will put ours back
                     setattr(sys, name, before)
+                self._move_handlers(ours, before)
             self._streams.clear()
             atexit.unregister(self.end)
             _Lines.release(self)
             with contextlib.suppress(*_GONE):
                 self._write(self._stream, ("\n" if self._unfinished else "\r") + self._rendered() + f"{_ERASE_REST}\n")
+
+    @staticmethod
+    def _move_handlers(source: Any, target: Any) -> None:
+        """Have logging's handlers that hold one stream, as those of ``logging.basicConfig()`` do, write to another."""
+        for logger in (logging.root, *logging.root.manager.loggerDict.copy().values()):
+            for handler in getattr(logger, "handlers", ()):  # some are placeholders
+                if isinstance(handler, logging.StreamHandler) and handler.__dict__.get("stream") is source:
+                    handler.stream = target
+
+    def stand_aside(self) -> None:
+        """Take the line away until there is something new to show: somebody is about to ask for input."""
+        with self._lock:
+            if self._running and not self._unfinished:
+                self._shown = self._moment()
+                self._write(self._stream, _ERASE_LINE)
 
     def print_above(self, stream: Any, text: str) -> int:
         """Write a text above the line.
@@ -172,9 +190,18 @@ class _Above:
     def __init__(self, stream: Any, line: BottomLine) -> None:
         self._stream = stream
         self._line = line
+        self._written = False
 
     def write(self, text: str) -> int:
+        self._written = True
         return self._line.print_above(self._stream, text)
+
+    def flush(self) -> None:
+        # input(), which debuggers ask by, flushes both streams, also the one that nothing was written to.
+        if not self._written:
+            self._line.stand_aside()
+        self._written = False
+        self._stream.flush()
 
     def writelines(self, lines: Any) -> None:
         for line in lines:

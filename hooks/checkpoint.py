@@ -100,20 +100,23 @@ class PeriodicCheckpointer(HookBase):
         self.max_iter = self.trainer.max_iter
         self._ending = False
         self._saved_iter = -1
+        self._scheduled = self._may_be_made_up_for = False
         self._lost: OSError | None = None
         self._every.start()
         self._poll = getattr(self.checkpointer, "poll", None)
 
     def after_step(self) -> None:
         if self._poll is not None and self._poll():  # tells of asynchronous saves that have ended
-            self._save_anew()
+            self._make_up_for_it()
         if self._every(self.trainer):
+            self._scheduled = True
             self.trainer.request_save(everywhere=True)
 
-    def _save_anew(self) -> None:
-        """Have what all ranks wrote parts of, in vain, be saved once more at the same step on all of them."""
+    def _make_up_for_it(self) -> None:
+        """Have what all ranks wrote parts of, in vain, be saved once more at the same step on all of them: once, as
+        the next one that is due tells of this one's failure."""
         trainer = self.trainer
-        if trainer.ranks_alike or trainer.comm.get_world_size() == 1:
+        if self._may_be_made_up_for and (trainer.ranks_alike or trainer.comm.get_world_size() == 1):
             trainer.request_save()
 
     def after_train(self) -> None:
@@ -132,6 +135,7 @@ class PeriodicCheckpointer(HookBase):
 
     def on_save(self) -> None:
         trainer = self.trainer
+        self._may_be_made_up_for, self._scheduled = self._scheduled, False
         iteration = trainer.finished_iter
         if self._ending and not trainer.interrupted:
             self.save(f"{self.file_prefix}_final", iteration=iteration)

@@ -94,7 +94,8 @@ def leave_signals_to_parent(worker_id: int = 0) -> None:
     """To be called first in a data loader's worker (``worker_init_fn``): the process that trains decides when to end.
 
     Schedulers, and terminals, signal all processes of a job. A worker that ended at once would have the step fail that
-    is to be finished. After SIGTERM it stays for a minute, or until the program ends, which sends it this, too.
+    is to be finished. After SIGTERM it stays for a minute, or until the program ends, which sends it this, too. If the
+    process that trains is killed the worker ends with it: torch's own watch begins later, and may miss that.
 
     Args:
         worker_id: of no meaning here.
@@ -104,21 +105,26 @@ def leave_signals_to_parent(worker_id: int = 0) -> None:
         signal.signal(number, _end_in_a_minute if number == signal.SIGTERM else signal.SIG_IGN)
     if hasattr(signal, "SIGALRM"):
         signal.signal(signal.SIGALRM, _end_now)
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), name="hookline-parent", daemon=True).start()
 
 
 # One byte that a process shares with the workers it forks: whether it is about to end.
 _ending = mmap.mmap(-1, 1)
 _at_the_end: multiprocessing.util.Finalize | None = None
+_process = 0
 
 
 def tell_workers_of_the_end() -> None:
     """Have the loader workers that this process forks from now on know when it is about to end.
 
     To be called in processes that multiprocessing has started: what their imports had registered for their end is
-    dropped before they begin, and they do without atexit.
+    dropped before they begin, and they do without atexit. In one that was forked otherwise it is the parent's alone.
     """
-    global _ending, _at_the_end
-    if _at_the_end is None or not _at_the_end.still_active():
+    global _ending, _at_the_end, _process
+    if _process != os.getpid() or _at_the_end is None or not _at_the_end.still_active():
+        _process = os.getpid()
         _ending = mmap.mmap(-1, 1)  # another than that of the process which this one was forked from
         # Of a high priority: called before multiprocessing ends its workers.
         _at_the_end = multiprocessing.util.Finalize(None, _say_that_it_ends, exitpriority=100)
@@ -137,6 +143,11 @@ def _end_in_a_minute(number: int, frame: FrameType | None) -> None:
     signal.alarm(60)
 
 
+def _end_with(parent: Any) -> None:
+    parent.join()
+    os._exit(0)
+
+
 def _end_now(number: int, frame: FrameType | None) -> None:
     # Without an error, which torch would report of a worker that a signal has ended.
     os._exit(0)
@@ -144,7 +155,7 @@ def _end_now(number: int, frame: FrameType | None) -> None:
 
 def _tell(text: str) -> None:
     """Write a line at once. The log could be in the middle of writing one, where the signal came."""
-    if os.environ.get("RANK", "0") != "0":  # all processes of a run get it; one says so
+    if os.environ.get("LOCAL_RANK", "0") != "0":  # all processes of a run get it; one of each machine says so
         return
     with contextlib.suppress(OSError):  # nobody reads it
         # In a terminal the cursor may stand behind a progress bar, or behind the ^C that was typed.

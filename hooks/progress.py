@@ -90,8 +90,8 @@ class ProgressBar(HookBase):
 
     def on_eval_end(self) -> None:
         if self._evaluating:
-            self._evaluating = False
             self._evaluations += time.monotonic() - self._evaluation_began
+            self._evaluating = False
 
     def after_run(self) -> None:
         if self._line is not None:

@@ -97,8 +97,9 @@ def _wait_for_a_later_name(folder: str) -> None:
         for name in (os.listdir(folder) if os.path.isdir(folder) else [])
         if re.match(r"events\.out\.tfevents\.\d+\.", name)
     ]
-    if stamps and max(stamps) == int(time.time()):
-        time.sleep(max(stamps) + 1 - time.time())
+    now = time.time()
+    if stamps and max(stamps) == int(now):
+        time.sleep(max(stamps) + 1 - now)
 
 
 class _EventFile:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
@@ -15,7 +14,11 @@ from .checkpoint_file import verify_checkpoint
 from .matching import plain_name
 from .torch_files import load_torch_file
 
-__all__ = ["check_resumable", "newest_first", "saved_config"]
+__all__ = ["OtherModelError", "check_resumable", "newest_first", "saved_config"]
+
+
+class OtherModelError(ConfigError):
+    """A checkpoint is whole, and of another model."""
 
 
 def newest_first(paths: Iterable[str]) -> list[str]:
@@ -68,7 +71,7 @@ def check_resumable(path: str, needed: Collection[str], name: str = "", model: n
         model: the weights must be of this one, if it is given. (Those of a folder are not looked at.)
 
     Raises:
-        ConfigError: it does not; the message says what is wrong.
+        ConfigError: it does not; the message says what is wrong. OtherModelError, which is one: it is whole.
     """
     try:
         if os.path.isdir(path):
@@ -84,17 +87,17 @@ def check_resumable(path: str, needed: Collection[str], name: str = "", model: n
         if missing:
             raise ConfigError(f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}")
         if model is not None and not os.path.isdir(path) and not _is_of(content["model"], model):
-            raise ConfigError(f"{path} is a checkpoint of another model")
+            raise OtherModelError(f"{path} is a checkpoint of another model")
     except ConfigError as error:
-        raise ConfigError(str(error).replace(path, name or path)) from None
+        raise type(error)(str(error).replace(path, name or path)) from None
 
 
 def _is_of(weights: Any, model: nn.Module) -> bool:
-    """Whether weights have the names and shapes of a model's."""
+    """Whether weights have the names of a model's, and the shapes. Buffers may grow in training."""
     own = {plain_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
     if not isinstance(weights, Mapping) or weights.keys() != own.keys():
         return False
-    pairs = [(weights[name], value) for name, value in own.items() if isinstance(value, torch.Tensor)]
+    pairs = [(weights[name], value) for name, value in own.items() if isinstance(value, nn.Parameter)]
     return all(is_lazy(value) or getattr(there, "shape", None) == value.shape for there, value in pairs)
 
 

@@ -39,7 +39,7 @@ from ...config.files import put_back, remove_leftovers, replace_file
 from ...hooks.models import unwrap_model
 from .. import comm
 from ..state import to_plain
-from .candidates import check_resumable, newest_first
+from .candidates import OtherModelError, check_resumable, newest_first
 from .checkpoint_file import write_checkpoint
 from .matching import LoadReport, load_weights, plain_name
 from .saver import CheckpointError, OnError, Saver, Then
@@ -94,6 +94,7 @@ class Checkpointer(_FvcoreCheckpointer):
         self._saver = Saver(asynchronous, on_error)
         self._staging = Staging()
         self._cleaned = ""
+        self._tagged = False
         self._seen = save_dir if _is_local(save_dir) and os.path.isdir(save_dir) else ""
 
     def save(
@@ -222,6 +223,14 @@ class Checkpointer(_FvcoreCheckpointer):
         else:
             os.makedirs(self.save_dir, exist_ok=True)
         self._seen = self.save_dir
+        last = os.path.join(self.save_dir, "last_checkpoint")
+        if self._tagged and not os.path.exists(last):
+            self._tagged = False
+            self.logger.warning(
+                "%s is gone, which this run has written: somebody removed or replaced the folder, or a disk is not "
+                "mounted. The run goes on in what is there now",
+                last,
+            )
         if self._cleaned != self.save_dir:
             removed = remove_leftovers(self.save_dir, (".pth", "last_checkpoint"))
             if removed:
@@ -232,6 +241,7 @@ class Checkpointer(_FvcoreCheckpointer):
         """Have ``last_checkpoint`` point to a file of ``save_dir``."""
         content = last_filename_basename.encode()
         self._write(os.path.join(self.save_dir, "last_checkpoint"), lambda file: file.write(content))
+        self._tagged = True
 
     def _remove(self, path: str) -> None:
         try:
@@ -364,6 +374,7 @@ class Checkpointer(_FvcoreCheckpointer):
         if tagged and not last:
             self.logger.warning("%s names no file", os.path.join(self.save_dir, "last_checkpoint"))
         others = newest_first(path for path in self._files() if path != last)
+        of_another_model = False
         for candidate in [last, *others] if last else others:
             try:
                 # The last one is this run's, whatever the model is now; others may have been put there.
@@ -371,11 +382,17 @@ class Checkpointer(_FvcoreCheckpointer):
                 check_resumable(self._fetch(candidate), needed, name=candidate, model=model)
             except ConfigError as error:
                 self.logger.warning("%s; trying the checkpoint before it", error)
+                of_another_model |= isinstance(error, OtherModelError)
                 continue
             if candidate != last:
                 self.logger.warning("Resuming from %s, the newest that is whole", candidate)
             return candidate
         if tagged:
+            if of_another_model:
+                raise ConfigError(
+                    f"{self.save_dir}: no checkpoint of this model is whole there; resume with the model that the run "
+                    "had (MODEL), or start without --resume, from its weights (MODEL.WEIGHTS) if you like"
+                )
             raise ConfigError(f"{self.save_dir}: no checkpoint there is whole; start without --resume")
         return ""
 

@@ -1,6 +1,7 @@
 """Reading the tensors in a folder of torch.distributed.checkpoint, without running code in it."""
 
 import collections
+import enum
 import os
 import pathlib
 import pickle
@@ -91,7 +92,15 @@ class _MetadataUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"it holds an object that {module}.{name} makes")
 
 
+def _member(source: Any, name: str) -> Any:
+    """``getattr`` for what some versions of Python pickle by it: members of enumerations."""
+    if isinstance(source, enum.EnumMeta) and source.__module__ == dcp_metadata.__name__:
+        return source[name]
+    raise pickle.UnpicklingError("it holds an object that builtins.getattr makes")
+
+
 _OTHERS: dict[tuple[str, str], Any] = {
+    ("builtins", "getattr"): _member,
     ("torch", "Size"): torch.Size,
     ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     ("collections", "OrderedDict"): collections.OrderedDict,

@@ -130,3 +130,26 @@ def test_a_rank_that_is_done_waits_for_those_that_are_not(tmp_path):
     code, output, pids = end("is late", tmp_path)
     assert (code, output) == (0, "")
     assert_gone(pids)
+
+
+LEFT_BEHIND = """
+def main(folder):
+    child = os.fork()
+    if not child:
+        time.sleep(100)
+        os._exit(0)
+    (folder / f"{comm.get_rank()}.json").write_text(json.dumps(child))
+    comm.synchronize()
+    if comm.get_rank() == 1:
+        raise ValueError("the reason")
+    time.sleep(100)
+"""
+
+
+def test_what_ranks_that_failed_have_started_ends_with_them(tmp_path):
+    code, output, children = run_ranks(LEFT_BEHIND, 2, tmp_path, timeout=60)
+    assert code == 1
+    assert "ValueError: the reason" in output
+    for child in children:
+        stat = Path(f"/proc/{child}/stat")
+        assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"

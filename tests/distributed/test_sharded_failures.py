@@ -15,7 +15,7 @@ from hookline.hooks import HookBase
 saver.RETRY_AFTER = 0.0
 
 class FolderGone(HookBase):
-    # It is away when the first save begins, and back once that has failed; the next one is due much later.
+    # It is away when the first save begins, and back once that has failed, or not; the next one is due much later.
     def before_save(self, path):
         run = Path(self.trainer.checkpointer.save_dir)
         if comm.is_main_process() and self.trainer.iter == 79:
@@ -29,7 +29,7 @@ class FolderGone(HookBase):
         run, end = Path(checkpointer.save_dir), time.monotonic() + 30
         while not checkpointer.poll() and time.monotonic() < end:
             time.sleep(0.01)
-        if comm.is_main_process():
+        if comm.is_main_process() and COMES_BACK:
             Path(f"{{run}}.away").rename(run)
 
 def main(folder):
@@ -49,8 +49,9 @@ def main(folder):
 """
 
 
-def run(folder, on_error):
-    code, output, _ = run_ranks(f"ON_ERROR = {on_error!r}\n{CODE}", 2, folder, timeout=120)
+def run(folder, on_error, comes_back=True):
+    given = f"ON_ERROR, COMES_BACK = {on_error!r}, {comes_back}\n"
+    code, output, _ = run_ranks(given + CODE, 2, folder, timeout=120)
     return code, output, sorted(int(path.stem[6:]) for path in (folder / "run").glob("model_0*.pth"))
 
 
@@ -70,3 +71,12 @@ def test_it_is_made_up_for_soon_after_if_the_run_is_to_go_on(tmp_path):
     anew, due = saved
     assert 79 < anew < due == 159
     assert (tmp_path / "run/last_checkpoint").read_text() == "model_final.pth"
+
+
+def test_it_is_made_up_for_once_and_then_waits_for_the_next_that_is_due(tmp_path):
+    code, output, saved = run(tmp_path, "continue", comes_back=False)
+    assert code == 1  # the end cannot be saved either
+    assert saved == []
+    failed = {int(iteration) for iteration in re.findall(r"cannot save \S+/model_(\d+)\.pth", output)}
+    assert failed >= {79, 159}
+    assert len([iteration for iteration in failed if 79 < iteration < 159]) == 1

@@ -227,6 +227,40 @@ def test_another_metric_on_a_resume_starts_anew_and_keeps_the_best_by_the_one_be
     assert [iteration for _, iteration in hook.best] == [5]
 
 
+def test_the_best_by_another_metric_is_kept_also_when_the_run_is_killed_before_its_next_checkpoint(make):
+    trainer, checkpointer = make()
+    trainer.register_hooks(best_hooks(checkpointer, [5.0, 9.0]))
+    trainer.train(0, 4)
+    for _ in range(2):
+        trainer, checkpointer = make()
+        killed = CallbackHook(before_step=lambda trainer: trainer.iter == 6 and 1 / 0)
+        trainer.register_hooks([killed, BestCheckpointer(1, checkpointer, "total_loss", "min")])
+        checkpointer.resume_or_load("", resume=True)
+        with pytest.raises(ZeroDivisionError):
+            trainer.train(trainer.finished_iter + 1, 8)
+        assert saved(checkpointer, "model_best")["best_metric"]["name"] == "total_loss"
+        assert saved(checkpointer, "model_best_0000004_before")["best_metric"]["name"] == "metric"
+
+
+def test_a_value_of_before_a_resume_with_another_metric_is_not_that_of_later_weights(make):
+    def put(trainer):
+        if trainer.iter == 1:
+            trainer.storage.put_scalar("other", 0.9)
+
+    def hooks(checkpointer, metric, mode):
+        best = BestCheckpointer(1, checkpointer, metric, mode)
+        return [CallbackHook(after_step=put), PeriodicCheckpointer(checkpointer, 2), best]
+
+    trainer, checkpointer = make()
+    trainer.register_hooks(hooks(checkpointer, "total_loss", "min"))
+    trainer.train(0, 4)
+    trainer, checkpointer = make()
+    trainer.register_hooks(hooks(checkpointer, "other", "max"))
+    checkpointer.resume_or_load("", resume=True)
+    trainer.train(trainer.finished_iter + 1, 6)
+    assert trainer.find_hook(BestCheckpointer).best == []
+
+
 def test_keeping_no_best_is_an_error(make):
     with pytest.raises(ConfigError, match="at least 1"):
         BestCheckpointer(1, make()[1], "a", keep=0)

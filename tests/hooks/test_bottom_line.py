@@ -1,4 +1,5 @@
 import io
+import logging
 import os
 import sys
 import threading
@@ -95,6 +96,35 @@ def test_while_nothing_gets_on_nothing_is_drawn_so_that_a_debugger_can_be_used(t
         time.sleep(0.05)
         terminal.until("(Pdb)")
         assert terminal.screen() == ["-> code", "and its value", "(Pdb)"]
+
+
+def test_whoever_asks_for_input_has_a_line_without_what_was_drawn_after_his_text(terminal):
+    terminal.take_output()
+    with Counted(period=60) as counted:
+        counted.line._line = "drawn before"
+        counted.number = 1
+        print("-> code")
+        terminal.until("drawn before")
+        sys.stderr.flush()  # input() begins so
+        sys.stdout.flush()
+        os.write(terminal.slave, b"(Pdb) ")
+        terminal.until("(Pdb)")
+        assert terminal.screen() == ["-> code", "(Pdb)"]
+
+
+def test_handlers_of_before_write_above_the_line_too_and_have_their_stream_again_after_it(terminal):
+    terminal.take_output()
+    stream = sys.stderr
+    logger, handler = logging.getLogger("of somebody else"), logging.StreamHandler()
+    logger.addHandler(handler)
+    with Counted() as counted:
+        counted.next(terminal)
+        logger.warning("a warning")
+        counted.next(terminal)
+    assert handler.stream is stream
+    logger.removeHandler(handler)
+    terminal.close()
+    assert terminal.screen() == ["a warning", "number 2", ""]
 
 
 def test_a_stream_is_otherwise_what_it_was(terminal):

@@ -1,5 +1,7 @@
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -189,6 +191,38 @@ def test_an_interrupted_run_leaves_a_checkpoint_to_resume_from(tmp_path):
     assert again.iter == 4
     for name, value in trainer.model.state_dict().items():
         assert torch.equal(value, again.model.state_dict()[name])
+
+
+WORKERS = """
+import multiprocessing, os, signal, sys, time
+from hookline.hooks.guards import StopSignals, leave_signals_to_parent
+
+def work(ready, late):
+    time.sleep(late)
+    leave_signals_to_parent()
+    ready.set()
+    time.sleep(100)
+
+def start(late=0.0):
+    ready = multiprocessing.Event()
+    multiprocessing.Process(target=work, args=(ready, late), daemon=True).start()
+    return ready
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [
+        ("if os.fork():\n    os.wait()\nelse:\n    with StopSignals():\n        start().wait()\n        sys.exit()", 0),
+        ("start().wait(); os.kill(os.getpid(), signal.SIGKILL)", -9),
+        ("start(0.5); os.kill(os.getpid(), signal.SIGKILL)", -9),
+    ],
+    ids=["of a process that was forked", "of one that is killed", "of one that is killed before they look after it"],
+)
+def test_workers_end_with_the_process(code, exit_code):
+    # Whoever is left keeps the output open, which run() waits for.
+    command = [sys.executable, "-c", f"{WORKERS}\n{code}"]
+    assert subprocess.run(command, capture_output=True, timeout=50, check=False).returncode == exit_code
 
 
 def test_outside_of_the_main_thread_signals_are_left_alone():

@@ -91,7 +91,8 @@ def test_storage(benchmark):
 
 def test_loader(benchmark):
     results = benchmark("loader", "--steps", 5, "--rounds", 1)
-    assert set(results) == {f"{data}, {workers} workers" for data in ("arrays", "samples") for workers in (0, 2)}
+    kinds = ("arrays", "samples", "deterministic samples")
+    assert set(results) == {f"{kind}, {workers} workers" for kind in kinds for workers in (0, 2)}
     assert all(set(numbers) == {"plain_per_s", "hookline_per_s", "time_ratio"} for numbers in results.values())
 
 

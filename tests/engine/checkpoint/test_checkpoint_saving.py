@@ -235,6 +235,18 @@ def test_a_folder_that_is_gone_is_told_and_not_replaced_by_another(folder, saved
     assert resumed(folder) == (3, 1.0)
 
 
+def test_an_empty_folder_in_the_place_of_the_one_there_was_is_told(folder, log):
+    checkpointer = Checkpointer(net(1.0), str(folder))
+    checkpointer.save("model_1")
+    shutil.rmtree(folder)
+    folder.mkdir()
+    for iteration in (2, 3):
+        checkpointer.save(f"model_{iteration}", iteration=iteration)
+    (warning,) = messages(log, logging.WARNING)
+    assert "last_checkpoint is gone, which this run has written" in warning
+    assert resumed(folder) == (3, 1.0)
+
+
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_run_may_go_on_without_a_checkpoint_until_the_next_is_due(folder, log, asynchronous):
     checkpointer = Checkpointer(net(1.0), str(folder), asynchronous=asynchronous, on_error="continue")

@@ -9,6 +9,7 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from hookline.config import ConfigError
@@ -155,3 +156,29 @@ def test_a_folder_that_lost_a_file_is_refused(folder):
     os.remove(os.path.join(folder, "__0_0.distcp"))
     with pytest.raises(ConfigError, match="is damaged"):
         read_checkpoint(folder)
+
+
+class Got:
+    """Is pickled as ``getattr(source, name)``."""
+
+    def __init__(self, source, name):
+        self.made_by = getattr, (source, name)
+
+    def __reduce__(self):
+        return self.made_by
+
+
+def test_members_of_enumerations_are_read_as_each_python_writes_them(folder):
+    kind = dcp_metadata._MEM_FORMAT_ENCODING
+    path = os.path.join(folder, ".metadata")
+    for value in (kind.TORCH_CONTIGUOUS_FORMAT, Got(kind, "TORCH_CONTIGUOUS_FORMAT")):
+        with open(path, "wb") as file:
+            pickle.dump(dcp_metadata.Metadata(state_dict_metadata={}, planner_data={"format": value}), file)
+        assert read_metadata(folder).planner_data == {"format": kind.TORCH_CONTIGUOUS_FORMAT}
+
+
+def test_other_attributes_are_not_got(folder):
+    with open(os.path.join(folder, ".metadata"), "wb") as file:
+        pickle.dump(Got(dcp_metadata.Metadata, "__init__"), file)
+    with pytest.raises(ConfigError, match=r"it holds an object that builtins\.getattr makes"):
+        read_metadata(folder)
