@@ -1,5 +1,6 @@
 """How the tests are shared out: a file goes to one of the processes, so that its fixtures are made once."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -7,6 +8,10 @@ import pytest
 
 # What takes longest comes first: the process that is done sooner then has short files to go on with.
 FIRST = ("faults", "distributed", "test_readme.py", "test_package.py", "tools")
+
+
+# Before torch is imported, and for all processes that tests start: several at a time share the cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:

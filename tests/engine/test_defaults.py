@@ -201,7 +201,7 @@ def test_the_best_may_be_chosen_by_the_loss_at_any_step(make, test_sets):
     saved = torch.load(Path(trainer.cfg.OUTPUT_DIR, "model_best.pth"), weights_only=True)
     losses = {row["iteration"]: row["total_loss"] for row in rows(trainer) if "total_loss" in row}
     looked_at = {iteration: loss for iteration, loss in losses.items() if (iteration + 1) % 5 == 0}
-    assert saved["best_metric"] == {"name": "total_loss", "value": min(looked_at.values())}
+    assert saved["best_metric"] == {"name": "total_loss", "value": min(looked_at.values()), "mode": "min"}
     assert looked_at[saved["iteration"]] == min(looked_at.values())
 
 
