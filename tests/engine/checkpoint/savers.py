@@ -1,7 +1,4 @@
-"""Processes that save, for tests that kill them: each line ``[function, arguments]`` on standard input forks one.
-
-A process of their own forks them, since one in which tests have run has threads that a fork would lose.
-"""
+"""A process that saves, for tests that kill it: the first argument is a function here, the second its arguments."""
 
 import json
 import logging
@@ -55,16 +52,5 @@ def save_and_end(folder):
     threading.Timer(0.2, Slow.gate.set).start()
 
 
-def main():
-    for line in sys.stdin:
-        name, arguments = json.loads(line)
-        child = os.fork()
-        if not child:
-            return globals()[name](*arguments)
-        print(child, flush=True)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-    return None
-
-
 if __name__ == "__main__":
-    main()
+    globals()[sys.argv[1]](*json.loads(sys.argv[2]))

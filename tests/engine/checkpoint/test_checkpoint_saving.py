@@ -9,7 +9,6 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,6 +20,9 @@ import pytest
 import torch
 from iopath.common.file_io import PathHandler
 from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from forker import forker
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer, CheckpointError, saver
@@ -51,30 +53,10 @@ class Gated(Checkpointer):
         super()._write(path, write)
 
 
-class Savers:
-    """The process that starts those of ``savers.py``."""
-
-    def __init__(self):
-        script = Path(__file__).parent / "savers.py"
-        self.process = subprocess.Popen(
-            [sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-
-    def __call__(self, function, *arguments):
-        """Have a process call it; the process's number."""
-        self.process.stdin.write(json.dumps([function, arguments]) + "\n")
-        return int(self.process.stdout.readline())
-
-    def status(self):
-        return int(self.process.stdout.readline())
-
-
-@pytest.fixture(scope="module")
-def savers():
-    savers = Savers()
-    yield savers
-    savers.process.stdin.close()
-    savers.process.wait(30)
+def start_saver(function, *arguments):
+    """Have a process call a function of ``savers.py``."""
+    script = Path(__file__).parent / "savers.py"
+    return forker.start([script, function, json.dumps(arguments)], script.parent, os.environ)
 
 
 def net(value=0.0, size=3):
@@ -527,9 +509,8 @@ def test_a_state_that_cannot_be_saved_is_an_error_at_once(folder):
     checkpointer.close()
 
 
-def test_a_program_that_ends_waits_for_its_last_save(folder, savers):
-    savers("save_and_end", str(folder))
-    assert savers.status() == 0
+def test_a_program_that_ends_waits_for_its_last_save(folder):
+    assert start_saver("save_and_end", str(folder)).wait(60) == 0
     assert resumed(folder) == (1, 1.0)
 
 
@@ -537,18 +518,18 @@ def test_a_program_that_ends_waits_for_its_last_save(folder, savers):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_run_killed_at_any_moment_leaves_a_whole_checkpoint(folder, asynchronous, savers):
+def test_a_run_killed_at_any_moment_leaves_a_whole_checkpoint(folder, asynchronous):
     draw, tag, done = random.Random(3), folder / "last_checkpoint", 0
     for _ in range(6):
         before = tag.read_text() if done else ""
-        pid = savers("save_for_ever", str(folder), asynchronous, done + 1)
+        process = start_saver("save_for_ever", str(folder), asynchronous, done + 1)
         deadline = time.monotonic() + 60
         while not tag.exists() or tag.read_text() == before:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         time.sleep(draw.uniform(0, 0.1))
-        os.kill(pid, signal.SIGKILL)
-        assert savers.status() == -signal.SIGKILL
+        process.kill()
+        assert process.wait(60) == -signal.SIGKILL
         model = net(size=600)
         extra = Checkpointer(model, str(folder), counter=Counter()).resume_or_load("")
         assert model.weight.unique().tolist() == [float(extra["iteration"])]
