@@ -1,9 +1,13 @@
-"""Reading the tensors in a folder of torch.distributed.checkpoint, without running code in it."""
+"""Reading the tensors in a folder of torch.distributed.checkpoint (DCP), without running code in it.
+
+DCP keeps its metadata in a pickle and unpickles it without restriction. Here the pickle is read once, into records
+that do nothing. Torch's classes are then built from checked values, and DCP's reader is given that object. DCP itself
+unpickles nothing: tensors are read with ``weights_only=True``, and entries that are no tensors are never read.
+"""
 
 import collections
-import enum
+import math
 import os
-import pathlib
 import pickle
 import warnings
 from collections.abc import Callable
@@ -11,39 +15,81 @@ from typing import Any
 
 import torch
 from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint import filesystem
-from torch.distributed.checkpoint import metadata as dcp_metadata
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint import CheckpointException  # not an Exception
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from ...config import ConfigError
 from .torch_files import first_line
 
-__all__ = ["read_metadata", "read_tensors"]
+__all__ = ["load_tensors", "read_metadata", "read_tensors", "tensor_places"]
 
 
 def read_metadata(path: str) -> Metadata:
-    """What the folder holds. It is a pickle, of which only the classes that belong there are made.
-
-    Raises:
-        ConfigError: it is damaged, or holds something else.
-    """
-    try:
-        with open(os.path.join(path, ".metadata"), "rb") as file:
-            metadata = _MetadataUnpickler(file).load()
-    except Exception as error:  # of any kind, as the bytes happen to be
-        raise ConfigError(f"{path}: its .metadata is damaged ({first_line(error)})") from error
-    if not isinstance(metadata, Metadata):
-        raise ConfigError(f"{path}: its .metadata is a {type(metadata).__name__}, not that of a checkpoint")
-    return metadata
-
-
-def read_tensors(path: str, wanted: Callable[[tuple[Any, ...]], bool]) -> dict[str, Any]:
-    """Read tensors whole, whatever number of processes wrote them. Where several ranks run, all call this together.
+    """Read which tensors a folder holds, and where in its files they are.
 
     Args:
         path: the folder.
-        wanted: whether a tensor is to be read, by the keys it was saved under, such as ``("model", "fc.weight")``.
-            What is no tensor would have to be unpickled, and is never read.
+
+    Returns:
+        Torch's record, built from checked values. It names only files in the folder that hold as many bytes.
+
+    Raises:
+        ConfigError: the metadata is damaged, or holds anything but such a record.
+    """
+    try:
+        _check_is_file(path, ".metadata")
+        with open(os.path.join(path, ".metadata"), "rb") as file:
+            return _checked(_MetadataUnpickler(file).load(), path)
+    except Exception as error:  # of any kind, as the bytes happen to be
+        raise ConfigError(f"{path}: its .metadata is damaged ({first_line(error)})") from error
+
+
+def tensor_places(metadata: Metadata) -> dict[tuple[str, ...], tuple[str, TensorStorageMetadata]]:
+    """The tensors of a folder, by the keys they were saved under: DCP's name for each, and its record."""
+    places = metadata.planner_data or {}
+    return {
+        places.get(name, (name,)): (name, entry)
+        for name, entry in metadata.state_dict_metadata.items()
+        if isinstance(entry, TensorStorageMetadata)
+    }
+
+
+def load_tensors(path: str, metadata: Metadata, tensors: dict[str, Any]) -> None:
+    """Read tensors in place. All ranks call this together.
+
+    Args:
+        path: the folder.
+        metadata: what :func:`read_metadata` returned for it.
+        tensors: tensors of the right shapes, in nested dicts or by DCP's names.
+
+    Raises:
+        ConfigError: the folder is damaged.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is")  # a single process is fine
+            dcp.load(tensors, storage_reader=_Reader(path, metadata), planner=_Planner())
+    except CheckpointException as error:  # of some rank, with its traceback
+        cause = next(iter(error.failures.values()))[0] if error.failures else error
+        raise ConfigError(f"{path} is damaged ({first_line(cause)})") from error
+    except Exception as error:  # of any kind, as the bytes happen to be
+        raise ConfigError(f"{path} is damaged ({first_line(error)})") from error
+
+
+def read_tensors(path: str, wanted: Callable[[tuple[str, ...]], bool]) -> dict[str, Any]:
+    """Read tensors whole, whatever number of processes wrote them. All ranks call this together.
+
+    Args:
+        path: the folder.
+        wanted: whether to read a tensor, by the keys it was saved under, such as ``("model", "fc.weight")``.
 
     Returns:
         Tensors on the CPU, in dicts as they were saved.
@@ -52,61 +98,218 @@ def read_tensors(path: str, wanted: Callable[[tuple[Any, ...]], bool]) -> dict[s
         ConfigError: the folder is damaged.
     """
     metadata = read_metadata(path)
-    places = {}
-    for name, entry in metadata.state_dict_metadata.items():
-        keys = (metadata.planner_data or {}).get(name, (name,))
-        if isinstance(entry, TensorStorageMetadata) and wanted(keys):
-            places[name] = keys
-    entries: Any = metadata.state_dict_metadata
-    tensors = {name: torch.empty(entries[name].size, dtype=entries[name].properties.dtype) for name in places}
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is")  # a single process is fine
-            dcp.load(tensors, storage_reader=dcp.FileSystemReader(path))
-    except dcp.api.CheckpointException as error:  # of some rank, with its traceback; it is no Exception
-        cause = next(iter(error.failures.values()))[0]
-        raise ConfigError(f"{path} is damaged ({first_line(cause)})") from error
+    places = {keys: place for keys, place in tensor_places(metadata).items() if wanted(keys)}
+    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in places.values()}
+    load_tensors(path, metadata, tensors)
     content: dict[str, Any] = {}
-    for name, (*parents, last) in places.items():
+    for (*parents, last), (name, _) in places.items():
         place = content
         for parent in parents:
             place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                raise ConfigError(f"{path} is damaged (it has a tensor and a dict under '{parent}')")
         place[last] = tensors[name]
     return content
 
 
+class _Reader(dcp.FileSystemReader):
+    """Gives DCP the metadata that was checked, where torch's class would unpickle the file again."""
+
+    def __init__(self, path: str, metadata: Metadata) -> None:
+        super().__init__(path)
+        self._metadata = metadata
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        return self._metadata
+
+
+class _Planner(dcp.DefaultLoadPlanner):
+    """Reads tensors only: torch's class would unpickle anything else."""
+
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        raise ValueError(f"'{read_item.dest_index.fqn}' is not a tensor")
+
+
+# ---------------------------------------------------------------------------- from the pickle to records
+
+
+class _Record:
+    """Stands in for a class: keeps the state that the pickle holds, and does nothing.
+
+    The pickle cannot change the stand-in itself: for that it would call ``__setstate__`` without an instance.
+    """
+
+    state: Any = None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+    def fields(self) -> dict[str, Any]:
+        if not isinstance(self.state, dict):
+            raise ValueError(f"a {type(self).__name__} without fields")
+        return self.state
+
+
+class _Metadata(_Record):
+    pass
+
+
+class _Tensor(_Record):
+    pass
+
+
+class _Bytes(_Record):
+    pass
+
+
+class _Properties(_Record):
+    pass
+
+
+class _Chunk(_Record):
+    pass
+
+
+class _Index(_Record):
+    pass
+
+
+class _Info(_Record):
+    pass
+
+
+class _Ignored(_Record):
+    """Stands in for what reading tensors does not need, such as the path that the folder had."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+
+class _MemoryFormat(_Ignored):
+    pass
+
+
+class _Getattr(_Record):
+    """Stands in for ``getattr``, by which some versions of Python pickle members of enumerations."""
+
+    def __new__(cls, source: Any, name: Any) -> Any:
+        if source is not _MemoryFormat:
+            raise pickle.UnpicklingError("it holds an object that builtins.getattr makes")
+        return _MemoryFormat()
+
+
+_METADATA = "torch.distributed.checkpoint.metadata"
+_ALLOWED: dict[tuple[str, str], Any] = {
+    (_METADATA, "Metadata"): _Metadata,
+    (_METADATA, "TensorStorageMetadata"): _Tensor,
+    (_METADATA, "BytesStorageMetadata"): _Bytes,
+    (_METADATA, "TensorProperties"): _Properties,
+    (_METADATA, "ChunkStorageMetadata"): _Chunk,
+    (_METADATA, "MetadataIndex"): _Index,
+    (_METADATA, "StorageMeta"): _Ignored,
+    (_METADATA, "_MEM_FORMAT_ENCODING"): _MemoryFormat,
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Info,
+    ("torch.serialization", "_get_layout"): _Ignored,
+    ("torch", "Size"): torch.Size,
+    ("collections", "OrderedDict"): collections.OrderedDict,
+    ("builtins", "getattr"): _Getattr,
+    ("pathlib", "PosixPath"): _Ignored,
+    ("pathlib", "WindowsPath"): _Ignored,
+    ("pathlib._local", "PosixPath"): _Ignored,
+    ("pathlib._local", "WindowsPath"): _Ignored,
+    **{("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
+}
+
+
 class _MetadataUnpickler(pickle.Unpickler):
-    """Makes torch's records of tensors, and refuses all else."""
+    """Reads torch's records of tensors into stand-ins, and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) in _OTHERS:
-            return _OTHERS[module, name]
-        found = vars(torch).get(name) if module == "torch" else None
-        if isinstance(found, torch.dtype):
-            return found
-        source = {part.__name__: part for part in (dcp_metadata, filesystem)}.get(module)
-        found = vars(source).get(name) if source else None
-        known = source is dcp_metadata or name == "_StorageInfo"
-        if known and isinstance(found, type) and found.__module__ == module:
-            return found
-        raise pickle.UnpicklingError(f"it holds an object that {module}.{name} makes")
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it holds an object that {module}.{name} makes") from None
 
 
-def _member(source: Any, name: str) -> Any:
-    """``getattr`` for what some versions of Python pickle by it: members of enumerations."""
-    if isinstance(source, enum.EnumMeta) and source.__module__ == dcp_metadata.__name__:
-        return source[name]
-    raise pickle.UnpicklingError("it holds an object that builtins.getattr makes")
+# ---------------------------------------------------------------------------- from records to torch's classes
 
 
-_OTHERS: dict[tuple[str, str], Any] = {
-    ("builtins", "getattr"): _member,
-    ("torch", "Size"): torch.Size,
-    ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
-    ("collections", "OrderedDict"): collections.OrderedDict,
-    # A path is data, and PurePosixPath one of any system.
-    ("pathlib", "PosixPath"): pathlib.PurePosixPath,
-    ("pathlib", "WindowsPath"): pathlib.PureWindowsPath,
-    ("pathlib._local", "PosixPath"): pathlib.PurePosixPath,
-    ("pathlib._local", "WindowsPath"): pathlib.PureWindowsPath,
-}
+def _checked(record: Any, folder: str) -> Metadata:
+    fields = _of(record, _Metadata).fields()
+    entries = {_text(name): _entry(entry) for name, entry in _of(fields.get("state_dict_metadata"), dict).items()}
+    places = {_text(name): _keys(keys) for name, keys in _of(fields.get("planner_data") or {}, dict).items()}
+    storage = {_index(key): _info(info) for key, info in _of(fields.get("storage_data") or {}, dict).items()}
+    sizes = {name: _check_is_file(folder, name) for name in {info.relative_path for info in storage.values()}}
+    for info in storage.values():
+        if info.offset + info.length > sizes[info.relative_path]:
+            raise ValueError(f"{info.relative_path} is cut short")
+    tensors = [entry for entry in entries.values() if isinstance(entry, TensorStorageMetadata)]
+    if sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in tensors) > sum(sizes.values()):
+        raise ValueError("its tensors are larger than all its files")
+    return Metadata(state_dict_metadata=entries, planner_data=places, storage_data=storage)
+
+
+def _entry(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
+    if type(record) is _Bytes:
+        return BytesStorageMetadata()
+    fields = _of(record, _Tensor).fields()
+    dtype = _of(_of(fields.get("properties"), _Properties).state, tuple)[0]
+    chunks = [_of(chunk, _Chunk).fields() for chunk in _of(fields.get("chunks"), list)]
+    return TensorStorageMetadata(
+        properties=TensorProperties(dtype=_of(dtype, torch.dtype)),
+        size=_size(fields.get("size")),
+        chunks=[ChunkStorageMetadata(_size(chunk.get("offsets")), _size(chunk.get("sizes"))) for chunk in chunks],
+    )
+
+
+def _index(record: Any) -> MetadataIndex:
+    fields = _of(record, _Index).fields()
+    offset, index = fields.get("offset"), fields.get("index")
+    return MetadataIndex(
+        _text(fields.get("fqn")),
+        None if offset is None else _size(offset),
+        None if index is None else _of(index, int),
+    )
+
+
+def _info(record: Any) -> _StorageInfo:
+    fields = _of(record, _Info).fields()
+    if fields.get("transform_descriptors"):
+        raise ValueError("its files are compressed; save it without DCP's extensions")
+    offset, length = _of(fields.get("offset"), int), _of(fields.get("length"), int)
+    if offset < 0 or length < 0:
+        raise ValueError("a part of a file with a negative position")
+    return _StorageInfo(_text(fields.get("relative_path")), offset, length)
+
+
+def _keys(value: Any) -> tuple[str, ...]:
+    keys = tuple(_of(value, tuple))
+    if not keys or not all(type(key) in (str, int) for key in keys):
+        raise ValueError("keys that are neither text nor numbers")
+    return tuple(map(str, keys))
+
+
+def _size(value: Any) -> torch.Size:
+    size = _of(value, torch.Size)
+    if any(length < 0 for length in size):
+        raise ValueError("a negative size")
+    return size
+
+
+def _text(value: Any) -> str:
+    return _of(value, str)
+
+
+def _of(value: Any, kind: Any) -> Any:
+    """The value, if it is exactly of a kind; dicts may be ordered."""
+    if type(value) is kind or (kind is dict and type(value) is collections.OrderedDict):
+        return value
+    raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
+
+
+def _check_is_file(folder: str, name: str) -> int:
+    """Make sure that a name is that of a file directly in the folder; its size."""
+    path = os.path.join(folder, name)
+    if os.path.basename(name) != name or not os.path.isfile(path):
+        raise ValueError(f"there is no file {name!r}")
+    return os.path.getsize(path)

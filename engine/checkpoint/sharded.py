@@ -13,7 +13,6 @@ Tensors are found again by their place in the state, so a folder is read on any 
 import json
 import os
 import shutil
-import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,7 +29,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from ...config import ConfigError
 from ...config.files import displaced, replace_file, replace_text, sync_directory
 from .checkpoint_file import verify_checkpoint, write_checkpoint
-from .distributed_files import read_metadata
+from .distributed_files import load_tensors, read_metadata, tensor_places
 from .torch_files import first_line, load_torch_file
 
 __all__ = [
@@ -267,12 +266,19 @@ def verify_folder(path: str) -> None:
     try:
         with open(os.path.join(path, _CHECKSUMS), encoding="utf-8") as file:
             sums = dict(json.load(file))
-        for name, crc in _checksums(path, [str(name) for name in sums]).items():
+        for name in sums:
+            if os.path.basename(name) != name or not os.path.isfile(os.path.join(path, name)):
+                raise ConfigError(f"{path} is damaged: there is no file {name!r}")
+        for name, crc in _checksums(path, sums).items():
             if crc != sums[name]:
                 raise ConfigError(f"{path} is damaged: the checksum of {name} is wrong")
-    except (OSError, ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged ({first_line(error)})") from error
-    read_metadata(path)
+    except ConfigError:
+        raise
+    except Exception as error:  # of any kind, as the bytes happen to be
+        raise ConfigError(f"{path} is damaged: its {_CHECKSUMS} cannot be read ({first_line(error)})") from error
+    used = {info.relative_path for info in read_metadata(path).storage_data.values()}
+    if unknown := {STATE_FILE, ".metadata", *used} - sums.keys():
+        raise ConfigError(f"{path} is damaged: {_CHECKSUMS} has no checksum of {min(unknown)}")
 
 
 def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bool] | None = None) -> Any:
@@ -290,34 +296,26 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
         ConfigError: it is damaged.
     """
     state = load_torch_file(os.path.join(path, STATE_FILE))
-    read_metadata(path)  # a pickle, which DCP would read without looking what it does
+    metadata = read_metadata(path)
+    there = tensor_places(metadata)
     tensors: dict[Keys, torch.Tensor] = {}
-    kinds = _dtypes(path)
 
     def place(keys: Keys, value: Any) -> Any:
         if not _is_mark(value) or not (wanted is None or wanted(keys)):
             return value
-        shape = torch.Size(value[_SHARD])
-        one = None if like is None else like(keys, shape)
-        dtype = kinds.get(keys, torch.float32)
-        tensors[keys] = torch.empty(shape, dtype=dtype) if one is None else torch.empty_like(one, dtype=dtype).detach()
+        entry = there[keys][1] if keys in there else None
+        if entry is None or list(entry.size) != value[_SHARD]:
+            raise ConfigError(f"{path} is damaged: its files do not hold {'.'.join(keys)} as {STATE_FILE} says")
+        one = None if like is None else like(keys, entry.size)
+        dtype = entry.properties.dtype
+        tensors[keys] = (
+            torch.empty(entry.size, dtype=dtype) if one is None else torch.empty_like(one, dtype=dtype).detach()
+        )
         return value
 
     _walk(state, place)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is")  # a single process is fine
-            dcp.load(_nested(tensors), storage_reader=dcp.FileSystemReader(path))
-    except (Exception, CheckpointException) as error:  # of any kind, as the bytes happen to be
-        raise ConfigError(f"{path} is damaged ({first_line(error)})") from error
+    load_tensors(path, metadata, _nested(tensors))
     return _walk(state, lambda keys, value: tensors.get(keys) if _is_mark(value) else value)
-
-
-def _dtypes(path: str) -> dict[Keys, torch.dtype]:
-    metadata = read_metadata(path)
-    places = metadata.planner_data or {}
-    entries: Mapping[str, Any] = metadata.state_dict_metadata
-    return {tuple(map(str, places.get(name, (name,)))): entry.properties.dtype for name, entry in entries.items()}
 
 
 def _is_mark(value: Any) -> bool:

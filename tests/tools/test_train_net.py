@@ -1,16 +1,20 @@
 import json
 import logging
 import os
+import pathlib
+import pickle
 import re
 import runpy
 import shutil
 import signal
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from forker import forker
@@ -122,6 +126,40 @@ def test_eval_only_with_resume_evaluates_the_last_checkpoint(tool, tmp_path):
     code, out, _ = tool(*tiny(folder), "--eval-only", "--resume")
     assert code == 0
     assert re.search(rf"digits_test +accuracy +{last:.5g}\n", out)
+
+
+class Attack:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, folder):
+        self.made_by = os.mkdir, (str(folder),)
+
+    def __reduce__(self):
+        return self.made_by
+
+
+class OfWindows:
+    """A path that torch cannot unpickle here: it falls back to __0.metadata."""
+
+    def __reduce__(self):
+        return pathlib.WindowsPath, ("x",)
+
+
+@pytest.mark.parametrize("option", ["--eval-only", "--dry-run"])
+def test_a_downloaded_folder_of_weights_executes_nothing(tool, tmp_path, option):
+    weights = {"0.weight": torch.zeros(1)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint.save({"model": weights}, checkpoint_id=str(tmp_path / "downloaded"))
+    metadata = tmp_path / "downloaded" / ".metadata"
+    content = pickle.loads(metadata.read_bytes())
+    content.storage_meta.checkpoint_id = OfWindows()
+    metadata.write_bytes(pickle.dumps(content))
+    (tmp_path / "downloaded" / "__0.metadata").write_bytes(pickle.dumps(Attack(tmp_path / "attacked")))
+    arguments = ("--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "MODEL.DEVICE", "cpu", "MODEL.WEIGHTS", "downloaded")
+    _, out, err = tool(*arguments, option)
+    assert "downloaded" in out + err
+    assert not (tmp_path / "attacked").exists()
 
 
 def test_eval_only_with_nothing_to_resume_is_an_error(tool, tmp_path):

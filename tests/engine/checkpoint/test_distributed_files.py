@@ -1,8 +1,14 @@
 """Folders of torch.distributed.checkpoint are read as weights, in one process, and nothing in them is executed."""
 
+import io
+import json
 import os
+import pathlib
 import pickle
 import warnings
+import zlib
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +21,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.distributed_files import read_metadata, read_tensors
+from hookline.engine.checkpoint.export import export_weights
 from hookline.engine.checkpoint.inspection import compare_checkpoints, hash_weights, inspect_checkpoint
 from hookline.engine.checkpoint.sharded import split_shards, write_folder
 from hookline.engine.checkpoint.weights import averaged_weights, check_weights, read_checkpoint
@@ -26,6 +33,11 @@ class Attack:
 
     def __reduce__(self):
         return os.mkdir, (self.folder,)
+
+
+class OfWindows:
+    def __reduce__(self):
+        return pathlib.WindowsPath, ("x",)
 
 
 def net(seed=0):
@@ -158,6 +170,106 @@ def test_a_folder_that_lost_a_file_is_refused(folder):
         read_checkpoint(folder)
 
 
+def change_metadata(folder, change, *changed):
+    """Rewrite .metadata as an attacker would, and the checksums, which protect from damage only."""
+    path = os.path.join(folder, ".metadata")
+    with open(path, "rb") as file:
+        metadata = pickle.load(file)
+    change(metadata)
+    with open(path, "wb") as file:
+        pickle.dump(metadata, file)
+    sums = Path(folder, "checksums.json")
+    if sums.exists():
+        content = json.loads(sums.read_text())
+        content |= {name: zlib.crc32(Path(folder, name).read_bytes()) for name in (".metadata", *changed)}
+        sums.write_text(json.dumps(content))
+
+
+READERS = {
+    "load": lambda folder: Checkpointer(net(1)).load(folder, []),
+    "load of all": lambda folder: Checkpointer(net(1)).load(folder),
+    "check": check_weights,
+    "inspect": inspect_checkpoint,
+    "compare": lambda folder: compare_checkpoints(folder, folder),
+    "export": lambda folder: export_weights(folder, os.path.join(folder, "exported.pth")),
+}
+
+
+@pytest.mark.parametrize("kind", ["folder", "ours"])
+@pytest.mark.parametrize("way", READERS)
+def test_no_way_of_reading_a_folder_unpickles_its_metadata_of_a_rank(request, tmp_path, kind, way):
+    folder = request.getfixturevalue(kind)
+
+    # Torch cannot unpickle a WindowsPath here, and falls back to __0.metadata.
+    change_metadata(folder, lambda metadata: setattr(metadata.storage_meta, "checkpoint_id", OfWindows()))
+    with open(os.path.join(folder, "__0.metadata"), "wb") as file:
+        pickle.dump(Attack(str(tmp_path / "attacked")), file)
+    READERS[way](folder)
+    assert not (tmp_path / "attacked").exists()
+
+
+def as_bytes_with_properties(metadata):
+    """Have DCP unpickle a weight's bytes, and the reader take it for a tensor."""
+    for name, entry in metadata.state_dict_metadata.items():
+        if name.endswith("0.weight"):
+            metadata.state_dict_metadata[name] = dcp_metadata.BytesStorageMetadata()
+            vars(metadata.state_dict_metadata[name]).update(vars(entry))
+
+
+@pytest.mark.parametrize("way", READERS)
+def test_a_weight_that_is_an_object_is_never_unpickled(ours, tmp_path, way):
+    (part,) = (os.path.join(ours, name) for name in os.listdir(ours) if name.endswith(".distcp"))
+    buffer = io.BytesIO()
+    torch.save(Attack(str(tmp_path / "attacked")), buffer)
+    with open(part, "ab") as file:
+        start = file.tell()
+        file.write(buffer.getvalue())
+
+    def change(metadata):
+        as_bytes_with_properties(metadata)
+        for index, info in metadata.storage_data.items():
+            if index.fqn.endswith("0.weight"):
+                info.offset, info.length = start, len(buffer.getvalue())
+
+    change_metadata(ours, change, os.path.basename(part))
+    with pytest.raises(ConfigError, match="is damaged") if way != "check" else nullcontext():
+        READERS[way](ours)
+    assert not (tmp_path / "attacked").exists()
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "pipe", "gone"])
+def test_metadata_may_name_files_of_its_folder_only(folder, name):
+    os.mkfifo(os.path.join(folder, "pipe"))
+
+    def change(metadata):
+        for info in metadata.storage_data.values():
+            info.relative_path = name
+
+    change_metadata(folder, change)
+    with pytest.raises(ConfigError, match=f"metadata is damaged .there is no file '{name}'"):
+        read_metadata(folder)
+
+
+@pytest.mark.parametrize(("field", "value"), [("offset", -1), ("length", 1 << 50), ("offset", "0")])
+def test_metadata_may_name_bytes_that_are_there_only(folder, field, value):
+    def change(metadata):
+        for info in metadata.storage_data.values():
+            setattr(info, field, value)
+
+    change_metadata(folder, change)
+    with pytest.raises(ConfigError, match="metadata is damaged"):
+        read_metadata(folder)
+
+
+def test_a_tensor_larger_than_its_files_is_refused_before_memory_is_taken(folder):
+    def change(metadata):
+        metadata.state_dict_metadata["model.0.weight"].size = torch.Size((1 << 40, 1 << 10))
+
+    change_metadata(folder, change)
+    with pytest.raises(ConfigError, match="its tensors are larger than all its files"):
+        read_checkpoint(folder)
+
+
 class Got:
     """Is pickled as ``getattr(source, name)``."""
 
@@ -173,8 +285,8 @@ def test_members_of_enumerations_are_read_as_each_python_writes_them(folder):
     path = os.path.join(folder, ".metadata")
     for value in (kind.TORCH_CONTIGUOUS_FORMAT, Got(kind, "TORCH_CONTIGUOUS_FORMAT")):
         with open(path, "wb") as file:
-            pickle.dump(dcp_metadata.Metadata(state_dict_metadata={}, planner_data={"format": value}), file)
-        assert read_metadata(folder).planner_data == {"format": kind.TORCH_CONTIGUOUS_FORMAT}
+            pickle.dump(dcp_metadata.Metadata(state_dict_metadata={}, storage_meta=value), file)
+        assert read_metadata(folder).state_dict_metadata == {}
 
 
 def test_other_attributes_are_not_got(folder):
