@@ -1,44 +1,74 @@
-"""Writing files so that a crash at any moment leaves the old content or the new, never a part."""
+"""Writing files so that a crash at any moment leaves the old content or the new, never a part.
+
+Temporary files stand beside the file they become, so that a rename is enough. Their names begin with
+``.hookline-tmp-``, and those of folders that are being replaced with ``.hookline-old-``; nobody else uses these
+prefixes. The names also tell the process, so that what a killed process left can be recognized.
+"""
 
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any
 
-__all__ = ["displaced", "put_back", "remove_leftovers", "replace_file", "replace_text", "sync_directory"]
+from .processes import is_running, machine_id, start_time
 
-_TEMPORARY = re.compile(r"(.+)\.tmp\.\d+")
-_DISPLACED = re.compile(r"(.+)\.old\.\d+")
+__all__ = [
+    "displaced",
+    "put_back",
+    "remove_leftovers",
+    "replace_file",
+    "replace_text",
+    "sync_directory",
+    "temporary_path",
+]
 
-# Temporary files that this process is writing; another process may have had the same number.
-_writing: set[str] = set()
+_TEMPORARY, _DISPLACED = ".hookline-tmp-", ".hookline-old-"
+_NAME = re.compile(r"\.hookline-(?:tmp|old)-([0-9a-f]{8})-(\d+)-(\d+)-[0-9a-f]{8}-(.+)", re.DOTALL)
+
+
+def temporary_path(path: str) -> str:
+    """A new name beside ``path`` for what is to replace it. Nothing is created."""
+    return _reserved_path(_TEMPORARY, path, shortened=True)
+
+
+def _reserved_path(prefix: str, path: str, shortened: bool = False) -> str:
+    folder, name = os.path.split(path)
+    pid = os.getpid()
+    maker = f"{machine_id()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
+    return os.path.join(folder, f"{prefix}{maker}-{name[-100:] if shortened else name}")
 
 
 def replace_file(path: str, write: Callable[[IO[bytes]], Any]) -> None:
-    """Write a local file under a temporary name beside it, bring it to the disk, and rename it to ``path``.
+    """Write a local file under a temporary name beside it, sync it to the disk, and rename it to ``path``.
 
     Args:
         path: the file to create or replace. Whatever fails, an existing one is not touched.
         write: called with the open file, which can be read as well.
     """
-    temporary = f"{path}.tmp.{os.getpid()}"
-    _writing.add(os.path.abspath(temporary))
+    temporary = temporary_path(path)
+    created = False
     try:
-        with open(temporary, "wb+") as file:
+        with open(temporary, "wb+", opener=_create) as file:
+            created = True
             write(file)
             file.flush()
             os.fsync(file.fileno())
         with displaced(path) if os.path.isdir(path) else nullcontext():
             os.replace(temporary, path)
     except BaseException:
-        with suppress(OSError):  # the folder may be gone; the first error is the one to tell
-            os.remove(temporary)
+        if created:
+            with suppress(OSError):  # the folder may be gone; the first error is the one to raise
+                os.remove(temporary)
         raise
-    finally:
-        _writing.discard(os.path.abspath(temporary))
     sync_directory(os.path.dirname(os.path.abspath(path)))
+
+
+def _create(path: str, flags: int) -> int:
+    """Open a file that must be new: what another program put there, a link for example, is never written to."""
+    return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def replace_text(path: str, text: str) -> None:
@@ -46,64 +76,73 @@ def replace_text(path: str, text: str) -> None:
     replace_file(path, lambda file: file.write(text.encode()))
 
 
-def remove_leftovers(folder: str, endings: tuple[str, ...]) -> list[str]:
-    """Remove the temporary files that killed processes left in a folder, where nobody else writes such files now.
+def _leftovers(folder: str, prefix: str, alone: bool) -> Iterator[tuple[str, str]]:
+    """What killed processes left in a folder under names with a reserved prefix: (path, the name it was for)."""
+    with suppress(OSError):
+        for name in sorted(os.listdir(folder)):
+            match = _NAME.fullmatch(name) if name.startswith(prefix) else None
+            if match is None:
+                continue
+            here = match[1] == machine_id()
+            if (here and not is_running(int(match[2]), int(match[3]))) or (alone and not here):
+                yield os.path.join(folder, name), match[4]
+
+
+def remove_leftovers(folder: str, alone: bool = False) -> list[str]:
+    """Remove the temporary files and folders that killed processes left in a folder.
 
     Args:
-        folder: of the files; it need not exist.
-        endings: of the names that the files were to have.
+        folder: may be missing.
+        alone: no other process writes there. Then leftovers of other machines go too; whether a process of another
+            machine still runs cannot be told.
 
     Returns:
-        The names of what was removed.
+        The names that the files were to have.
     """
     removed = []
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            match, path = _TEMPORARY.fullmatch(name), os.path.abspath(os.path.join(folder, name))
-            if match is None or not match[1].endswith(endings) or path in _writing:
-                continue
-            with suppress(OSError):
-                if os.path.isdir(path):
-                    shutil.rmtree(path)
-                else:
-                    os.remove(path)
-                removed.append(name)
+    for path, name in _leftovers(folder, _TEMPORARY, alone):
+        with suppress(OSError):
+            _remove(path)
+            removed.append(name)
     return removed
 
 
-def put_back(folder: str) -> list[str]:
-    """Undo what a process had begun that was killed as it replaced a folder (see :func:`displaced`).
+def put_back(folder: str, alone: bool = False) -> list[str]:
+    """Undo what a process was killed in the middle of: replacing a folder (see :func:`displaced`).
 
     Args:
-        folder: of what was replaced; it need not exist.
+        folder: the one that contains it; may be missing.
+        alone: see :func:`remove_leftovers`.
 
     Returns:
         The names of what is in its place again.
     """
     back = []
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            match, aside = _DISPLACED.fullmatch(name), os.path.join(folder, name)
-            if match is None:
-                continue
-            with suppress(OSError):
-                if not os.path.lexists(os.path.join(folder, match[1])):
-                    os.rename(aside, os.path.join(folder, match[1]))
-                    back.append(match[1])
-                elif os.path.isdir(aside):
-                    shutil.rmtree(aside)
-                else:
-                    os.remove(aside)
+    for path, name in _leftovers(folder, _DISPLACED, alone):
+        with suppress(OSError):
+            if os.path.lexists(os.path.join(folder, name)):
+                _remove(path)
+            else:
+                os.rename(path, os.path.join(folder, name))
+                back.append(name)
     return back
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.remove(path)
 
 
 @contextmanager
 def displaced(path: str) -> Iterator[None]:
-    """Within it whatever stands at ``path`` is out of the way, for what no rename replaces: a folder, or by a folder.
+    """Within it ``path`` is free: for a folder, or what a folder replaces, since no rename replaces those.
 
-    It goes when that was successful, and otherwise comes back; if the process is killed, by :func:`put_back`.
+    What was there is removed if the block succeeds, and restored if it fails. :func:`put_back` restores it after a
+    kill.
     """
-    aside = f"{path}.old.{os.getpid()}"
+    aside = _reserved_path(_DISPLACED, path)
     try:
         os.rename(path, aside)
     except FileNotFoundError:
@@ -114,10 +153,9 @@ def displaced(path: str) -> Iterator[None]:
         if aside:
             os.rename(aside, path)
         raise
-    if os.path.isdir(aside):
-        shutil.rmtree(aside, ignore_errors=True)
-    elif aside:
-        os.remove(aside)
+    if aside:
+        with suppress(OSError):
+            _remove(aside)
 
 
 def sync_directory(path: str) -> None:

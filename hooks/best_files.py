@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..config.files import displaced, sync_directory
+from ..config.files import displaced, sync_directory, temporary_path
 
 __all__ = ["BestFiles", "Entry"]
 
@@ -112,13 +112,10 @@ class BestFiles:
             return
         if not os.path.exists(source) or (os.path.exists(target) and os.path.samefile(source, target)):
             return
-        temporary = f"{target}.tmp.{os.getpid()}"
+        temporary = temporary_path(target)
         if os.path.isdir(source):  # of a sharded run
-            shutil.rmtree(temporary, ignore_errors=True)
             shutil.copytree(source, temporary, copy_function=_link_file)
         else:
-            if os.path.exists(temporary):
-                os.remove(temporary)
             _link_file(source, temporary)
         folder = os.path.isdir(source) or os.path.isdir(target)
         with displaced(target) if folder else nullcontext():

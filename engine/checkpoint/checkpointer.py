@@ -232,7 +232,7 @@ class Checkpointer(_FvcoreCheckpointer):
                 last,
             )
         if self._cleaned != self.save_dir:
-            removed = remove_leftovers(self.save_dir, (".pth", "last_checkpoint"))
+            removed = remove_leftovers(self.save_dir)
             if removed:
                 self.logger.info("Removed what a run that was killed left half written: %s", ", ".join(removed))
             self._cleaned = self.save_dir

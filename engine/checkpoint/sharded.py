@@ -27,7 +27,7 @@ from torch.distributed.checkpoint import CheckpointException  # which is no Exce
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...config import ConfigError
-from ...config.files import displaced, replace_file, replace_text, sync_directory
+from ...config.files import displaced, replace_file, replace_text, sync_directory, temporary_path
 from .checkpoint_file import verify_checkpoint, write_checkpoint
 from .distributed_files import load_tensors, read_metadata, tensor_places
 from .torch_files import first_line, load_torch_file
@@ -164,11 +164,10 @@ def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group:
         OSError: some rank could not write its part. What was there is as it was.
     """
     main = dist.get_rank(group) == 0
-    temporary = f"{path}.tmp.{_agree(os.getpid() if main else 0, group)}"
+    temporary = _agree(temporary_path(path) if main else "", group)
     try:
         with fail_together(group):
             if main:
-                shutil.rmtree(temporary, ignore_errors=True)
                 os.makedirs(temporary)
         with fail_together(group):
             sums = _write_parts(temporary, state if main else None, shards, group)

@@ -6,7 +6,6 @@ a row or a block at a time.
 
 import csv
 import dataclasses
-import glob
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ import torch
 from torch import nn
 
 from ...config import ConfigError, suggest
-from ...config.files import replace_file
+from ...config.files import remove_leftovers, replace_file, temporary_path
 from .. import comm
 from ..data.transfer import move_to_device
 from .evaluator import inference_context
@@ -116,11 +115,10 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
     path = os.path.join(folder, f"predictions.{format}")
     if comm.is_main_process():
         os.makedirs(folder, exist_ok=True)
-        for old in glob.glob(f"{glob.escape(path)}.part*"):  # of a run that was killed
-            shutil.rmtree(old)
-    comm.synchronize()
-    part = _part(path, comm.get_rank())
-    os.makedirs(part, exist_ok=True)
+        remove_leftovers(folder)
+    base = comm.broadcast_object(temporary_path(path))
+    part = _part(base, comm.get_rank())
+    os.makedirs(part)
     try:
         with _Part(part) as writer:
             for batch in outputs:
@@ -130,7 +128,7 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
         raise
     counts: list[int] = comm.all_gather(writer.rows)  # all parts are written
     if comm.is_main_process():
-        parts = [_part(path, rank) for rank in range(len(counts))]
+        parts = [_part(base, rank) for rank in range(len(counts))]
         for rank, one in enumerate(parts):
             if not os.path.isdir(one):
                 raise ConfigError(f"{one} of rank {rank} is not here: {folder} must be one folder of all machines")
@@ -143,8 +141,8 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
     return path, sum(counts)
 
 
-def _part(path: str, rank: int) -> str:
-    return f"{path}.part{rank}"
+def _part(base: str, rank: int) -> str:
+    return f"{base}.part{rank}"
 
 
 # ---------------------------------------------------------------------------- one rank's part

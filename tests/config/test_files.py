@@ -1,10 +1,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from hookline.config.files import displaced, put_back, remove_leftovers, replace_file, replace_text
+from hookline.config import files, processes
+from hookline.config.files import displaced, put_back, remove_leftovers, replace_file, replace_text, temporary_path
 
 
 @pytest.fixture
@@ -86,18 +88,51 @@ def test_what_was_written_can_be_read_before_it_has_the_name(path):
     replace_file(str(path), write)
 
 
+def killed(code):
+    """Run code in a process that then ends at once, as a killed one does."""
+    code = f"import os\nfrom hookline.config.files import *\n{code}"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+
+
 def test_leftovers_of_killed_processes_are_removed_and_nothing_else(path):
     folder = path.parent
-    for name in ("model.pth.tmp.7", f"model.pth.tmp.{os.getpid()}", "notes.txt.tmp.7", "model.pth.tmp", "model.pth"):
+    killed(f"replace_file({str(folder / 'model.pth')!r}, lambda file: os._exit(9))")
+    assert [name.startswith(".hookline-tmp-") for name in os.listdir(folder)] == [True]
+    mine = ["model.pth.tmp.7", "notes.txt.old.1", ".hookline-tmp-", ".hookline-tmp-mine", "model.pth"]
+    for name in mine:
         (folder / name).touch()
-    assert set(remove_leftovers(str(folder), (".pth",))) == {"model.pth.tmp.7", f"model.pth.tmp.{os.getpid()}"}
-    assert sorted(os.listdir(folder)) == ["model.pth", "model.pth.tmp", "notes.txt.tmp.7"]
-    assert remove_leftovers(str(folder / "nowhere"), (".pth",)) == []
+    (folder / "photos.old.2019").mkdir()
+    assert remove_leftovers(str(folder)) == ["model.pth"]
+    assert put_back(str(folder)) == []
+    assert sorted(os.listdir(folder)) == sorted([*mine, "photos.old.2019"])
+    assert remove_leftovers(str(folder / "nowhere")) == []
 
 
 def test_a_file_that_is_being_written_is_not_a_leftover(path):
-    replace_file(str(path), lambda file: remove_leftovers(str(path.parent), ("file",)))
+    replace_file(str(path), lambda file: remove_leftovers(str(path.parent), alone=True))
     assert path.exists()
+
+
+def test_a_leftover_of_another_machine_is_removed_by_who_is_alone_there(path, monkeypatch):
+    leftover = temporary_path(str(path))
+    here = processes.machine_id()
+    other = Path(leftover.replace(here, "0" * 8))
+    other.touch()
+    assert remove_leftovers(str(path.parent)) == []
+    assert other.exists()
+    assert remove_leftovers(str(path.parent), alone=True) == ["file"]
+    assert not other.exists()
+
+
+def test_a_temporary_file_is_never_one_that_was_there(path, monkeypatch):
+    victim = path.parent / "victim"
+    victim.write_text("mine")
+    monkeypatch.setattr(files, "temporary_path", lambda path: str(link))
+    link = path.parent / "link"
+    link.symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        replace_text(str(path), "new")
+    assert victim.read_text() == "mine"
 
 
 def make_folder(path, text):
@@ -111,7 +146,7 @@ def test_a_folder_is_replaced_by_another(tmp_path):
     with displaced(str(tmp_path / "run")):
         os.rename(tmp_path / "new", tmp_path / "run")
     assert (tmp_path / "run/content").read_text() == "new"
-    assert os.listdir(tmp_path) == ["run"]
+    assert not list(tmp_path.glob(".hookline-*"))
 
 
 def test_a_folder_is_back_if_nothing_came_in_its_place(tmp_path):
@@ -125,14 +160,12 @@ def test_a_folder_is_back_if_nothing_came_in_its_place(tmp_path):
 def test_a_process_killed_as_it_replaced_a_folder_leaves_the_old_one_or_the_new(tmp_path, arrived):
     make_folder(tmp_path / "run", "old")
     make_folder(tmp_path / "new", "new")
-    code = (
-        "import os, sys; from hookline.config.files import displaced\n"
+    killed(
         f"with displaced({str(tmp_path / 'run')!r}):\n"
         f"    if {arrived}: os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'run')!r})\n"
         "    os._exit(9)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=False)
     assert put_back(str(tmp_path)) == ([] if arrived else ["run"])
     assert (tmp_path / "run/content").read_text() == ("new" if arrived else "old")
-    assert not [name for name in os.listdir(tmp_path) if ".old." in name]
+    assert not list(tmp_path.glob(".hookline-*"))
     assert put_back(str(tmp_path / "nowhere")) == []

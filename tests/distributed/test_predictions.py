@@ -51,7 +51,7 @@ def test_all_samples_are_there_once_and_in_order_on_uneven_shares(tmp_path):
             rows = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
             assert [row["index"] for row in rows] == list(range(size))
             np.testing.assert_allclose([row["prediction"] for row in rows], expected, rtol=1e-5)
-            assert not list(folder.glob("*.part*"))
+            assert not list(folder.glob(".hookline-*"))
         with np.load(tmp_path / f"plain/{size}/predictions.npz") as arrays:
             np.testing.assert_allclose(arrays["prediction"], expected, rtol=1e-5)
         with (tmp_path / f"plain/{size}/predictions.csv").open(newline="") as file:

@@ -134,7 +134,7 @@ def test_folders_are_pruned_and_the_best_ones_kept_like_files(trained):
     assert "model_0000002.pth" not in left
     assert "model_0000008.pth" not in left
     assert len([name for name in left if name.startswith("model_best")]) == 2
-    assert not list((folder / "through").glob("*.tmp.*"))
+    assert not list((folder / "through").glob(".hookline-*"))
     assert (folder / "through/last_checkpoint").read_text() == "model_final.pth"
     assert all((folder / "through" / name / ".metadata").is_file() for name in left)
 
@@ -342,7 +342,7 @@ def main(folder):
     place = sharded if WHERE != "rename" else sharded.os
     whole = getattr(place, WHERE)
     def killed(*args, **kwargs):
-        if comm.get_rank() == RANK and ".pth.tmp." in str(args[0]):
+        if comm.get_rank() == RANK and ".hookline-tmp-" in str(args[0]):
             os.kill(os.getpid(), signal.SIGKILL)
         return whole(*args, **kwargs)
     setattr(place, WHERE, killed)
@@ -371,7 +371,7 @@ def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(tmp_
     keeper = Checkpointer(torch.nn.Linear(1, 1), str(run))
     assert keeper._last_whole() == str(run / "model_0000000.pth")
     keeper.save("model_0000002")
-    assert not list(run.glob("*.tmp.*"))
+    assert not list(run.glob(".hookline-*"))
 
 
 FAILING = (

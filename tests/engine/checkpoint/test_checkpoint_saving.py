@@ -9,6 +9,7 @@ import random
 import resource
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -65,6 +66,13 @@ def net(value=0.0, size=3):
         for parameter in model.parameters():
             parameter.fill_(value)
     return model
+
+
+def killed_while_writing(path):
+    """Leave what a process leaves that is killed as it writes a file."""
+    code = "import os, sys; from hookline.config.files import replace_file\n"
+    code += "replace_file(sys.argv[1], lambda file: os._exit(9))"
+    assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 9
 
 
 def names(folder):
@@ -133,21 +141,33 @@ def test_where_nothing_is_saved_there_is_nothing_to_wait_for(folder):
 
 def test_what_killed_runs_left_half_written_is_removed_and_nothing_else(folder, log):
     folder.mkdir()
-    for name in ("model_1.pth.tmp.1", "last_checkpoint.tmp.22", f"model_2.pth.tmp.{os.getpid()}"):
-        (folder / name).write_text("half")
-    for name in ("notes.tmp.1", "model_1.pth.tmp", "metrics.json"):
+    killed_while_writing(folder / "model_1.pth")
+    mine = ["model_1.pth.tmp.1", "notes.txt.old.1", "thesis.old.3", "model_9.pth.old.7", "metrics.json"]
+    for name in mine:
         (folder / name).write_text("mine")
+    Checkpointer(net(), str(folder)).resume_or_load("")
     Checkpointer(net(), str(folder)).save("model_3")
-    assert names(folder) == ["last_checkpoint", "metrics.json", "model_1.pth.tmp", "model_3.pth", "notes.tmp.1"]
-    assert any("model_1.pth.tmp.1" in message for message in messages(log, logging.INFO))
+    assert names(folder) == sorted([*mine, "last_checkpoint", "model_3.pth"])
+    assert any("model_1.pth" in message for message in messages(log, logging.INFO))
 
 
 # ---------------------------------------------------------------------------- disks that fail
 
 
-def full(folder, name):
-    """Have the file's temporary name lead to a disk that is full."""
-    os.symlink("/dev/full", folder / f"{name}.pth.tmp.{os.getpid()}")
+@pytest.fixture
+def full(monkeypatch):
+    """Have the next so many temporary files of a name stand on a disk that is full."""
+    left, whole = {}, os.open
+
+    def open_file(path, flags, *args, **kwargs):
+        name = os.path.basename(str(path)).rpartition("-")[2]
+        if "hookline-tmp" in str(path) and left.get(name, 0) > 0:
+            left[name] -= 1
+            return whole("/dev/full", os.O_RDWR)
+        return whole(path, flags, *args, **kwargs)
+
+    monkeypatch.setattr(os, "open", open_file)
+    return left.__setitem__
 
 
 @pytest.fixture
@@ -171,21 +191,12 @@ def test_a_file_that_becomes_too_large_leaves_what_was_there(folder, small_files
     assert resumed(folder) == (1, 1.0)
 
 
-def test_a_full_disk_stops_the_run_and_leaves_what_was_there(folder, log):
+def test_a_full_disk_stops_the_run_and_leaves_what_was_there(folder, log, full):
     checkpointer = Checkpointer(net(1.0), str(folder))
     checkpointer.save("model_1", iteration=1)
-    full(folder, "model_2")
+    full("model_2.pth", 2)
     checkpointer.path_manager.rm = lambda path: pytest.fail("nothing may go")
     told = []
-    # Its second try would find the way to the full disk removed.
-    saver_write = checkpointer._write
-
-    def write(path, content):
-        if not os.path.lexists(folder / f"model_2.pth.tmp.{os.getpid()}"):
-            full(folder, "model_2")
-        saver_write(path, content)
-
-    checkpointer._write = write
     with pytest.raises(CheckpointError, match=r"model_2\.pth: No space left on device; make room there"):
         checkpointer.save("model_2", outdated=[str(folder / "model_1.pth")], then=told.append)
     assert isinstance(told[0], CheckpointError)
@@ -193,10 +204,10 @@ def test_a_full_disk_stops_the_run_and_leaves_what_was_there(folder, log):
     assert resumed(folder) == (1, 1.0)
 
 
-def test_a_disk_that_is_full_for_a_moment_is_tried_again(folder, log):
+def test_a_disk_that_is_full_for_a_moment_is_tried_again(folder, log, full):
     checkpointer = Checkpointer(net(1.0), str(folder))
     checkpointer.save("model_1", iteration=1)
-    full(folder, "model_2")
+    full("model_2.pth", 1)
     checkpointer.save("model_2", iteration=2)
     assert any("Trying once more" in message and "No space left" in message for message in messages(log))
     assert resumed(folder) == (2, 1.0)
@@ -536,7 +547,7 @@ def test_a_run_killed_at_any_moment_leaves_a_whole_checkpoint(folder, asynchrono
         assert extra["iteration"] > done
         done = extra["iteration"]
     Checkpointer(net(), str(folder)).save("model_final")
-    assert not [name for name in names(folder) if ".tmp." in name]
+    assert not [name for name in names(folder) if name.startswith(".hookline-")]
 
 
 def test_on_error_knows_two_ways(folder):
