@@ -264,8 +264,9 @@ class SimpleTrainer(TrainerBase):
         Each counts by its share of the samples or, where the model tells how many items (tokens) its losses are
         means over, of the items. That share is known only after the last, so gradients are then scaled once.
         """
-        parts = list(split_batch(batch, self.accumulation_steps))
         ranks = self._ranks
+        # FSDP2 gathers parameters in each pass, so every rank needs the same number of passes.
+        parts = list(split_batch(batch, self.accumulation_steps, exact=ranks is not None))
         rank_share = ranks.share(self._batches, batch) if ranks is not None else 1.0
         mean = _at_least_one if ranks is None else ranks.mean
         unit: Any = None
@@ -275,7 +276,7 @@ class SimpleTrainer(TrainerBase):
 
             def weigh(num_items: Any, share: float = share) -> Any:
                 nonlocal unit
-                if num_items is None:
+                if num_items is None or not share:
                     return share * rank_share
                 counts.append(num_items)
                 if unit is None:

@@ -22,13 +22,15 @@ def batch_size_of(batch: Any) -> int:
     return size
 
 
-def split_batch(batch: Any, parts: int) -> Iterator[tuple[Any, float]]:
-    """Cut a batch in ``parts`` of nearly equal size.
+def split_batch(batch: Any, parts: int, *, exact: bool = False) -> Iterator[tuple[Any, float]]:
+    """Cut a batch into ``parts`` of nearly equal size.
 
     Args:
         batch: tensors whose first dimension is the batch, in any nesting of tuples, lists and dicts; or a list of
             samples of any kind.
         parts: how many; fewer come back if there are fewer samples.
+        exact: repeat the last part, with a share of 0, until there are so many: for ranks that exchange something with
+            each part, and so need the same number of parts.
 
     Returns:
         Pairs of a part and its share of the samples; the shares add up to 1.
@@ -36,7 +38,11 @@ def split_batch(batch: Any, parts: int) -> Iterator[tuple[Any, float]]:
     size = batch_size_of(batch)
     for part in range(min(parts, size)):
         start, end = size * part // min(parts, size), size * (part + 1) // min(parts, size)
-        yield _cut(batch, start, end, size), (end - start) / size
+        piece = _cut(batch, start, end, size)
+        yield piece, (end - start) / size
+    if exact and size:
+        for _ in range(parts - size):
+            yield piece, 0.0
 
 
 def _cut(batch: Any, start: int, end: int, size: int) -> Any:

@@ -83,3 +83,9 @@ def test_a_list_of_collated_fields_is_cut_in_each_field(size):
     pieces = [piece for piece, _ in split_batch(batch, 2)]
     assert torch.cat([piece[0]["x"] for piece in pieces]).tolist() == x(size).tolist()
     assert torch.cat([piece[1] for piece in pieces]).tolist() == list(range(size))
+
+
+def test_an_exact_number_of_parts_repeats_the_last_one_with_a_share_of_zero():
+    parts = list(split_batch(x(2), 4, exact=True))
+    assert [(part.flatten().tolist(), share) for part, share in parts] == [([0], 0.5), ([1], 0.5), ([1], 0), ([1], 0)]
+    assert len(list(split_batch(x(8), 4, exact=True))) == 4
