@@ -25,8 +25,10 @@ _Dtype = Literal["", "float32", "bfloat16", "float16"]
 class FSDP2(Strategy):
     """Every rank has a part of each parameter, its gradient and its optimizer state (torch's ``fully_shard``).
 
-    The model is cut in units, whose parameters are gathered together when the unit is computed and let go afterwards:
+    The model is cut into units, whose parameters are gathered together when the unit is computed and freed afterwards:
     at any time a rank holds its share of the whole, and one unit or two. The rest of the model is a unit as well.
+    Tied parameters stay tied: a submodule that has only one end of a tie is no unit by itself, and its parameters
+    belong to the unit around it. Parameters are sharded in row-major order, so ``MODEL.CHANNELS_LAST`` has no effect.
 
     Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv:2304.11277.
 
@@ -76,6 +78,7 @@ class FSDP2(Strategy):
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         units = self._units(model)
+        _make_contiguous(model)
         _share(model)
         options: dict[str, Any] = {
             "mesh": init_device_mesh(device.type, (comm.get_world_size(),)),
@@ -107,8 +110,9 @@ class FSDP2(Strategy):
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
         """The submodules to be sharded by themselves, inner ones first."""
+        owners = _owners(model)
         if not self._modules:
-            return _large(model, self._min_params)
+            return _large(model, self._min_params, owners)
         # In the order of a walk from the inside out, as fully_shard wants it.
         found = []
         unused = set(self._modules)
@@ -119,8 +123,16 @@ class FSDP2(Strategy):
                 if fnmatch.fnmatchcase(name, pattern) or pattern in {cls.__name__ for cls in type(module).__mro__}
             }
             unused -= fitting
-            if fitting and module is not model:
-                found.append(module)
+            if not fitting or module is model:
+                continue
+            if _splits_tie(module, owners):
+                logger.warning(
+                    "PARALLEL.ARGS.modules: %s shares a parameter with a module outside of it, so it is no unit by "
+                    "itself; its parameters belong to the unit around it",
+                    name,
+                )
+                continue
+            found.append(module)
         if unused:
             pattern = min(unused)
             names = [name for name, _ in model.named_modules() if name]
@@ -138,8 +150,26 @@ def _sharded_tensor() -> Any:
     return DTensor
 
 
-def _large(model: nn.Module, min_params: int) -> list[nn.Module]:
-    """Submodules with enough parameters that no unit inside of them has; inner ones first."""
+_Owners = dict[int, set[int]]
+
+
+def _owners(model: nn.Module) -> _Owners:
+    """For each parameter, by its ``id()``, the ids of the modules that have it: several if it is tied."""
+    owners: _Owners = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(id(module))
+    return owners
+
+
+def _splits_tie(unit: nn.Module, owners: _Owners) -> bool:
+    """Whether a parameter in ``unit`` is tied to one outside: ``fully_shard`` keeps ties within one unit only."""
+    inside = {id(module) for module in unit.modules()}
+    return any(not owners[id(parameter)] <= inside for parameter in unit.parameters())
+
+
+def _large(model: nn.Module, min_params: int, owners: _Owners) -> list[nn.Module]:
+    """Submodules with at least ``min_params`` parameters beside those of units inside of them; inner ones first."""
     found: list[nn.Module] = []
     taken: set[int] = set()
 
@@ -149,13 +179,29 @@ def _large(model: nn.Module, min_params: int) -> list[nn.Module]:
         own = {id(parameter): parameter.numel() for parameter in module.parameters()}
         rest = {key for key in own if key not in taken}
         # A list of modules has no forward pass of its own, which is what gathers a unit's parameters.
-        if sum(own[key] for key in rest) >= min_params and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+        is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
+        if sum(own[key] for key in rest) >= min_params and not is_list and not _splits_tie(module, owners):
             found.append(module)
             taken.update(rest)
 
     for child in model.children():
         visit(child)
     return found
+
+
+def _make_contiguous(model: nn.Module) -> None:
+    """Store parameters in row-major order, the only one that ``fully_shard`` takes."""
+    names = [name for name, parameter in model.named_parameters() if not parameter.is_contiguous()]
+    if names:
+        logger.warning(
+            "PARALLEL.NAME: fsdp2 shards parameters in row-major order: %d of them (%s, ...) lose their memory format, "
+            "and MODEL.CHANNELS_LAST has no effect",
+            len(names),
+            names[0],
+        )
+    for name in names:
+        parameter = model.get_parameter(name)
+        parameter.data = parameter.data.contiguous()
 
 
 def _share(model: nn.Module) -> None:

@@ -2,6 +2,8 @@
 
 import inspect
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Registry, get_cfg
+from ...hooks.models import random_numbers_left_alone
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
 from .param_groups import get_default_optimizer_params
@@ -51,11 +54,13 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """The optimizer ``cfg.SOLVER`` describes, for the parameters of a model that are not frozen.
 
     ``OPTIMIZER.ARGS`` win over the keys beside it. Where the optimizer and the device have a fused step it is used,
-    unless ``ARGS`` chooses an implementation. Gradients are not clipped here: see ``build_grad_clipper``.
+    unless ``ARGS`` chooses an implementation, or ranks hold shards of the parameters (FSDP2) that the fused step cannot
+    update. Gradients are not clipped here: see ``build_grad_clipper``. Where parameters are sharded, every rank must
+    call this.
 
     Raises:
-        ConfigError: name or arguments are wrong, a key is set that the optimizer has no use for, or there is
-            nothing to train.
+        ConfigError: name or arguments are wrong, a key is set that the optimizer has no use for, there is nothing to
+            train, or the optimizer cannot update sharded parameters.
     """
     solver = cfg.SOLVER
     args = dict(solver.OPTIMIZER.ARGS)
@@ -77,9 +82,25 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     if not args.keys() & {"fused", "foreach", "differentiable"} and _can_fuse(target, model, groups):
         offered["fused"] = True
     offered = {name: value for name, value in offered.items() if name not in args}
-    return OPTIMIZER_REGISTRY.build(
-        solver.OPTIMIZER.NAME, args, positional=(groups,), offered=offered, key="SOLVER.OPTIMIZER.ARGS"
-    )
+
+    def build(groups: list[dict[str, Any]], **options: Any) -> Optimizer:
+        name, key = solver.OPTIMIZER.NAME, "SOLVER.OPTIMIZER.ARGS"
+        optimizer: Optimizer = OPTIMIZER_REGISTRY.build(name, args, positional=(groups,), offered=options, key=key)
+        return optimizer
+
+    if any(_is_sharded(parameter) for group in groups for parameter in group["params"]):
+        with random_numbers_left_alone(model):
+            if offered.get("fused") and _try_sharded(partial(build, **offered), groups) is not None:
+                del offered["fused"]
+            error = _try_sharded(partial(build, **offered), groups)
+        if error is not None:
+            reason = str(error).partition("\n")[0]
+            raise ConfigError(
+                f"SOLVER.OPTIMIZER: {solver.OPTIMIZER.NAME} with ARGS {dict(args)} cannot update parameters that are "
+                f"sharded over ranks ({type(error).__name__}: {reason}); use another optimizer, such as "
+                'AdamW, or set PARALLEL.NAME to "ddp"'
+            )
+    return build(groups, **offered)
 
 
 def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRScheduler:
@@ -210,6 +231,31 @@ def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bo
     device, dtype = kinds.pop()
     devices = {device for base, devices in FUSED.items() if _is_a(target, base) for device in devices}
     return device in devices and dtype.is_floating_point
+
+
+def _is_sharded(parameter: torch.Tensor) -> bool:
+    return hasattr(parameter, "to_local")
+
+
+def _try_sharded(build: Callable[[list[dict[str, Any]]], Optimizer], groups: list[dict[str, Any]]) -> Exception | None:
+    """Step a new optimizer over copies of the smallest parameter of each kind, with gradients of 0.
+
+    torch has no list of the operations that work on sharded tensors, so this is how to find out.
+
+    Returns:
+        What the step raised, the same on all ranks; None if it works.
+    """
+    smallest: dict[tuple[bool, int], torch.Tensor] = {}
+    for parameter in sorted((p for group in groups for p in group["params"]), key=torch.Tensor.numel):
+        smallest.setdefault((_is_sharded(parameter), parameter.ndim), parameter)
+    copies = [nn.Parameter(torch.zeros_like(parameter)) for parameter in smallest.values()]
+    for copy in copies:
+        copy.grad = torch.zeros_like(copy)
+    try:
+        build([{"params": copies}]).step()
+    except Exception as error:
+        return error
+    return None
 
 
 def _is_a(target: Any, base: type | tuple[type, ...]) -> bool:

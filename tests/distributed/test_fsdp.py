@@ -209,3 +209,186 @@ def test_units_are_chosen_by_class_name_or_size_and_all_ranks_start_alike(tmp_pa
 def test_the_log_of_the_run_is_one_run(sharded):
     iterations = [json.loads(line)["iteration"] for line in (sharded / "run/metrics.json").read_text().splitlines()]
     assert iterations == sorted(set(iterations))
+
+
+# Each rank also trains the whole model by itself, on all samples: what the sharded one is compared with. 11 samples in
+# batches of 8: the last batch gives one sample to rank 0, and two to rank 1.
+SMALL = """
+import logging
+from hookline.engine import SimpleTrainer
+from hookline.engine.data import ArrayDataset, EpochSampler, GlobalBatchSampler
+from hookline.engine.fsdp import FSDP2
+from hookline.engine.modeling import MODEL_REGISTRY, ModelAdapter, build_model
+from hookline.engine.parallel import Strategy
+from hookline.engine.solver import build_optimizer
+from torch.utils.data import DataLoader
+
+generator = torch.Generator().manual_seed(0)
+DATA = ArrayDataset(torch.randn(11, 6, generator=generator), torch.randint(3, (11,), generator=generator))
+LOSS = ModelAdapter(nn.CrossEntropyLoss())
+
+class Items(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+    def forward(self, batch):
+        mask = batch[0][:, 0] > -0.5
+        losses = nn.functional.cross_entropy(self.layer(batch[0]), batch[1], reduction="none")
+        return {"loss": (losses * mask).sum() / mask.sum().clamp(min=1), "num_items": mask.sum()}
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.encoder, self.middle = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.middle.weight = self.encoder.weight
+    def forward(self, x):
+        return self.last(torch.tanh(self.middle(torch.tanh(self.encoder(torch.tanh(self.first(x)))))))
+
+def plain():
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+
+# Muon takes matrices only. Its update is ill-conditioned where the gradient has not full rank, as cross-entropy's.
+def matrix():
+    return nn.Linear(6, 3, bias=False)
+
+SQUARES = ModelAdapter(lambda scores, y: (scores - nn.functional.one_hot(y, 3)).square().mean())
+
+def config(optimizer="SGD", **args):
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE, cfg.SOLVER.BASE_LR = "cpu", 0.05
+    cfg.merge_from_list(["SOLVER.OPTIMIZER.NAME", optimizer, "SOLVER.OPTIMIZER.ARGS", args])
+    return cfg
+
+def weights(make, strategy, rank, world_size, cfg, adapter=LOSS, data=DATA, **options):
+    torch.manual_seed(7)
+    model = strategy.wrap(make(), torch.device("cpu"))
+    batches = GlobalBatchSampler(EpochSampler(len(data), seed=1), 8, rank=rank, world_size=world_size)
+    loader = DataLoader(data, batch_sampler=batches, collate_fn=data.collate_fn)
+    optimizer = build_optimizer(cfg, model)
+    SimpleTrainer(model, loader, optimizer, adapter=adapter, strategy=strategy, **options).train(0, 6)
+    return model, [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
+
+def compare(make, cfg, **options):
+    # The largest difference of a weight, and whether there are shards at all.
+    args = {"min_params": 20, **options.pop("strategy", {})}
+    model, ours = weights(make, FSDP2(**args), comm.get_rank(), 2, cfg, **options)
+    _, theirs = weights(make, Strategy(), 0, 1, cfg, **options)
+    assert all(hasattr(p, "to_local") for p in model.parameters())
+    return model, max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
+"""
+
+OPTIMIZERS = (
+    SMALL
+    + """
+def main(folder):
+    logging.disable(logging.CRITICAL)
+    found = {}
+    for name in json.loads((folder / "names").read_text()):
+        options = {"make": matrix, "adapter": SQUARES} if name == "torch.optim:Muon" else {"make": plain}
+        try:
+            _, found[name] = compare(cfg=config(name), **options)
+        except ConfigError as error:
+            found[name] = str(error)
+    _, found["momentum"] = compare(plain, config("SGD", foreach=True))
+    try:
+        compare(plain, config("SGD", fused=True))
+    except ConfigError as error:
+        found["fused"] = str(error)
+    (folder / f"{comm.get_rank()}.json").write_text(json.dumps(found))
+"""
+)
+TORCHS = [
+    name
+    for name, cls in vars(torch.optim).items()
+    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name not in ("Optimizer", "LBFGS")
+]
+
+
+@pytest.fixture(scope="module")
+def differences(tmp_path_factory):
+    """For each of torch's optimizers how far sharded weights are from whole ones, or why it is refused."""
+    folder = tmp_path_factory.mktemp("optimizers")
+    names = [f"torch.optim:{name}" for name in TORCHS]
+    (folder / "names").write_text(json.dumps(names))
+    code, output, results = run_ranks(OPTIMIZERS, 2, folder)
+    assert code == 0, output
+    assert [name for name in names if isinstance(results[0][name], str) != isinstance(results[1][name], str)] == []
+    return results[0]
+
+
+@pytest.mark.parametrize("name", TORCHS)
+def test_each_optimizer_updates_shards_as_it_updates_whole_weights_or_is_refused(differences, name):
+    found = differences[f"torch.optim:{name}"]
+    if name in ("Adafactor", "Rprop", "SparseAdam"):  # torch 2.13 cannot step these over shards
+        assert f"torch.optim:{name} with ARGS {{}} cannot update parameters that are sharded over ranks" in found
+        assert 'use another optimizer, such as AdamW, or set PARALLEL.NAME to "ddp"' in found
+    elif name == "Muon":  # computes in bfloat16
+        assert found < 1e-3
+    else:
+        assert found < 1e-4
+
+
+def test_a_fused_step_that_was_asked_for_and_cannot_update_shards_is_refused(differences):
+    assert "SGD with ARGS {'fused': True} cannot update parameters" in differences["fused"]
+
+
+MODELS = (
+    SMALL
+    + """
+class Keep(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+@MODEL_REGISTRY.register()
+class Images(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
+
+def images():
+    cfg = get_cfg()
+    cfg.merge_from_list(["MODEL.NAME", "Images", "MODEL.CHANNELS_LAST", True, "MODEL.DEVICE", "cpu"])
+    return build_model(cfg)
+
+def main(folder):
+    keep, logger = Keep(), logging.getLogger("hookline.engine.fsdp")
+    logger.addHandler(keep)
+    found = {}
+    for name, make, adapter in (("accumulated", plain, LOSS), ("items accumulated", Items, ModelAdapter())):
+        _, found[name] = compare(make, config(), adapter=adapter, strategy={"min_params": 10}, accumulation_steps=4)
+    for modules in ([], ["Linear"]):
+        model, found[f"tied {modules}"] = compare(Tied, config(), strategy={"modules": modules})
+        found["is tied"] = model.encoder.weight is model.middle.weight
+    x = torch.randn(11, 2, 8, 8, generator=generator)
+    _, found["channels last"] = compare(images, config(), data=ArrayDataset(x, DATA.tensors[1]))
+    found["logged"] = keep.messages
+    (folder / f"{comm.get_rank()}.json").write_text(json.dumps(found))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    code, output, results = run_ranks(MODELS, 2, tmp_path_factory.mktemp("models"))
+    assert code == 0, output
+    return results[0]
+
+
+def test_ranks_with_fewer_samples_than_micro_batches_make_as_many_passes_as_the_others(models):
+    assert models["accumulated"] < 1e-5
+    assert models["items accumulated"] < 1e-5
+
+
+def test_tied_weights_stay_tied_and_train_as_in_one_process(models):
+    assert models["is tied"]
+    assert models["tied []"] < 1e-5
+    assert models["tied ['Linear']"] < 1e-5
+    assert any("encoder shares a parameter with a module outside of it" in text for text in models["logged"])
+
+
+def test_channels_last_weights_are_sharded_in_row_major_order_with_a_warning(models):
+    assert models["channels last"] < 1e-5
+    assert sum("MODEL.CHANNELS_LAST has no effect" in text for text in models["logged"]) == 1
