@@ -1,54 +1,45 @@
-"""How far training is, for a person who watches."""
+"""A progress bar for the terminal, drawn by rich."""
 
-import datetime
+import contextlib
 import importlib.util
-import time
-from collections import deque
-from typing import Any, NamedTuple
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
 
 from ..config import ConfigError
 from .base import HOOK_REGISTRY, HookBase
-from .bottom_line import BottomLine, output_terminal
 
 __all__ = ["ProgressBar", "rich_is_installed"]
 
-# Seconds over which the rate is taken.
-_WINDOW = 30.0
-_BAR_COLUMNS = (10, 40)
+# Columns of the bar, as shown. When the terminal is too narrow the first one of _DROPPED goes first.
+_COLUMNS = ("state", "bar", "percent", "count", "rate", "elapsed", "left", "loss")
+_DROPPED = ("elapsed", "loss", "state", "rate", "bar", "left", "count")
 
 
 def rich_is_installed() -> bool:
-    """Whether the package that draws the bar is there; it is not imported."""
+    """Return whether rich is installed, without importing it."""
     return importlib.util.find_spec("rich") is not None
-
-
-class _Part(NamedTuple):
-    """A piece of the line. In narrow terminals those with the greatest ``rank`` are left out first."""
-
-    rank: int
-    text: str
-    style: str = ""
 
 
 @HOOK_REGISTRY.register()
 class ProgressBar(HookBase):
-    """A bar at the bottom of the terminal: iterations done, rate, time since the start and time left, epoch and loss.
+    """Shows a progress bar below the log: epoch, iterations, rate, time elapsed and left, loss.
 
-    Only rank 0 shows one, and only if its ``sys.stdout`` is a terminal that can move the cursor; a file, a pipe, a
-    notebook or ``TERM=dumb`` is sent nothing. Log lines and whatever is printed come above the bar. Where there is a
-    bar in this process already, of another trainer, there is no second one.
+    Only rank 0 shows a bar, and only if ``sys.stdout`` is a terminal that can move the cursor. Files, pipes, notebooks
+    and ``TERM=dumb`` get nothing. Log lines and prints appear above the bar. A process shows one bar at a time.
 
-    A step costs nothing: a thread looks at ``trainer.iter`` a few times a second, and draws the bar if it has changed.
-    The loss is the last that a writer has read, the rate that of the last half minute, evaluations aside. The time
-    left goes by all the time that this run took so far for its iterations after the first, evaluations and
-    checkpoints included. During an evaluation the bar tells how many of its batches are done, on rank 0. Reads
-    ``total_loss`` of the storage, puts nothing, saves nothing.
+    Steps do no work for the bar: a thread reads ``trainer.iter`` a few times a second and redraws if it changed. The
+    rate is the mean over the last 30 seconds. The loss is the last ``total_loss`` that a writer has read. During an
+    evaluation the bar counts its batches. Puts nothing into the storage, saves nothing.
 
     Args:
         refresh_per_second: how often the bar is drawn at most.
 
     Raises:
-        ConfigError: the package rich is not installed, or ``refresh_per_second`` is not positive.
+        ConfigError: rich is not installed, or ``refresh_per_second`` is not positive.
     """
 
     def __init__(self, refresh_per_second: float = 4.0) -> None:
@@ -57,129 +48,207 @@ class ProgressBar(HookBase):
         if refresh_per_second <= 0:
             raise ConfigError(f"ProgressBar: refresh_per_second must be positive, not {refresh_per_second}")
         self._period = 1 / refresh_per_second
-        self._line: BottomLine | None = None
+        self._bar: _Bar | None = None
         self._evaluating = False
         self._batches = 0
-        self._evaluations = 0.0  # seconds they took
 
     def before_train(self) -> None:
         self._evaluating = False
-        self._evaluations = 0.0
-        # What was seen: when, and which iteration. The samples' clock, for the rate, stands still during evaluations.
-        self._samples: deque[tuple[float, int]] = deque()
-        self._first: tuple[float, int] | None = None
-        self._rate = 0.0
-        self._began = time.monotonic()
-        self._line = None
-        if not self.trainer.comm.is_main_process() or output_terminal() is None:
-            return
-        from rich.console import Console
-
-        self._console = Console(file=output_terminal())
-        if not self._console.is_interactive or self._console.legacy_windows:
-            return
-        self._line = BottomLine(self._render, self._moment, self._period)
-        self._line.begin()
+        self._bar = None
+        if self.trainer.comm.is_main_process() and _Bar.shown is None and _is_terminal():
+            self._bar = _Bar(self, self._period)
+            self._bar.start()
 
     def before_eval(self) -> None:
-        self._evaluation_began = time.monotonic()
         self._batches, self._evaluating = 0, True
 
     def after_eval_step(self, batch: Any, outputs: Any) -> None:
         self._batches += 1
 
     def on_eval_end(self) -> None:
-        if self._evaluating:
-            self._evaluations += time.monotonic() - self._evaluation_began
-            self._evaluating = False
+        self._evaluating = False
 
     def after_run(self) -> None:
-        if self._line is not None:
-            self._line.end()
-            self._line = None
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
-    def _moment(self) -> tuple[int, bool, int]:
+    def progress(self) -> tuple[int, bool, int]:
+        """Return what the bar shows: the iteration, whether the run evaluates, and the batches evaluated."""
         return self.trainer.iter, self._evaluating, self._batches
 
-    # ------------------------------------------------------------------ what it looks like
+    def state(self) -> str:
+        """Return what the run is doing: the epoch, or the batch of an evaluation."""
+        trainer = self.trainer
+        if self._evaluating:
+            return f"evaluating, batch {self._batches}"
+        if not trainer.iters_per_epoch:
+            return f"epoch {trainer.epoch + 1}" if trainer.epoch else ""
+        epochs = -(-max(trainer.max_iter, 1) // trainer.iters_per_epoch)
+        return f"epoch {min(trainer.epoch + 1, epochs)}/{epochs}"
 
-    def _render(self, columns: int) -> str:
-        """The bar as text for a terminal, at most ``columns`` wide."""
-        from rich.progress_bar import ProgressBar as Bar
-        from rich.segment import Segment, Segments
-        from rich.text import Text
-
-        done, total = self.trainer.iter, max(self.trainer.max_iter, 1)
-        console = self._console
-        console.width = columns
-        segments: list[Segment] = []
-        for part in _fit(self._parts(time.monotonic(), done, total), columns):
-            drawn = Bar(total, done) if part.rank == _BAR.rank else Text(part.text, part.style)
-            if segments:
-                segments.append(Segment("  "))
-            lines = console.render_lines(drawn, console.options.update_width(len(part.text)))
-            # Without colours there is nothing of a bar at 0%.
-            segments += lines[0] if lines else [Segment(" " * len(part.text))]
-        with console.capture() as captured:
-            console.print(Segments(segments), end="", crop=False)
-        return captured.get()
-
-    def _parts(self, now: float, done: int, total: int) -> list[_Part]:
-        left = self._seconds_left(now, done, total)
+    def loss(self) -> str:
+        """Return the last loss that was written, as text; empty before there is one."""
         loss = self.trainer.storage.peek("total_loss")
-        evaluating = _Part(0, f"evaluating, batch {self._batches}", "bold")
-        parts = [
-            evaluating if self._evaluating else _Part(6, self._epoch(total)),
-            _BAR,
-            _Part(1, f"{min(100 * done // total, 100)}%", "progress.percentage"),
-            _Part(2, f"{done}/{total}", "progress.download"),
-            _Part(5, _rate(self._rate), "progress.data.speed"),
-            _Part(8, _clock(now - self._began), "progress.elapsed"),
-            _Part(3, "" if left is None else f"{_clock(left)} left", "progress.remaining"),
-            _Part(7, "" if loss is None else f"loss {loss:.4g}"),
-        ]
-        return [part for part in parts if part.text]
-
-    def _epoch(self, total: int) -> str:
-        epoch, length = self.trainer.epoch, self.trainer.iters_per_epoch
-        if not length:
-            return f"epoch {epoch + 1}" if epoch else ""
-        epochs = -(-total // length)
-        return f"epoch {min(epoch + 1, epochs)}/{epochs}"
-
-    def _seconds_left(self, now: float, done: int, total: int) -> float | None:
-        """Seconds until the end, if that can be said; takes note of what the present rate is."""
-        samples = self._samples
-        if done > self.trainer.start_iter and not self._evaluating:
-            samples.append((now - self._evaluations, done))
-            self._first = self._first or (now, done)
-            while len(samples) > 2 and samples[-1][0] - samples[0][0] > _WINDOW:
-                samples.popleft()
-            seconds, steps = samples[-1][0] - samples[0][0], samples[-1][1] - samples[0][1]
-            if seconds > 0 and steps > 0:
-                self._rate = steps / seconds
-        if done >= total:
-            return 0.0
-        if self._first is None or done <= self._first[1]:
-            return None
-        return (total - done) * (now - self._first[0]) / (done - self._first[1])
+        return "" if loss is None else f"loss {loss:.4g}"
 
 
-# Its text stands for the columns that the bar takes.
-_BAR = _Part(4, "━" * _BAR_COLUMNS[0])
+def _is_terminal() -> bool:
+    """Return whether ``sys.stdout`` is a terminal whose cursor moves, whatever FORCE_COLOR and the like say."""
+    try:
+        if not os.isatty(sys.stdout.fileno()):
+            return False
+    except (AttributeError, OSError, ValueError):  # no stream, no file, or closed
+        return False
+    from rich.console import Console
+
+    console = Console()
+    return console.is_interactive and not console.legacy_windows
 
 
-def _fit(parts: list[_Part], columns: int) -> list[_Part]:
-    """The parts there is room for; the bar grows as far as it may."""
+class _Bar:
+    """A rich ``Progress`` that follows a :class:`ProgressBar`, and a thread that redraws it.
 
-    def width() -> int:
-        return sum(len(part.text) + 2 for part in parts) - 2
+    The thread replaces rich's own. It draws only after progress, so a debugger's prompt stays readable.
+    """
 
-    while width() > columns and len(parts) > 1:
-        parts.remove(max(parts, key=lambda part: part.rank))
-    least, most = _BAR_COLUMNS
-    bar = "━" * min(least + columns - width(), most)
-    return [part._replace(text=bar if part is _BAR else part.text[:columns]) for part in parts]
+    shown: "_Bar | None" = None
+
+    def __init__(self, hook: ProgressBar, period: float) -> None:
+        from rich.console import Console
+
+        self._hook = hook
+        self._period = period
+        # Printed lines are not wrapped: terminals do that, and copied text keeps its lines.
+        self._console = Console(soft_wrap=True)
+        self._progress = _progress(self._console)
+        trainer = hook.trainer
+        self._task = self._progress.add_task(
+            "", total=max(trainer.max_iter, 1), completed=trainer.iter, state="", loss=""
+        )
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._redraw, name="hookline-progress-bar", daemon=True)
+        self._handlers: list[tuple[Any, Any]] = []
+
+    def start(self) -> None:
+        _Bar.shown = self
+        streams = sys.stdout, sys.stderr
+        self._update()
+        self._progress.start()
+        self._console.show_cursor(True)  # a killed process must not leave it hidden
+        _redirect_handlers(dict(zip(streams, (sys.stdout, sys.stderr), strict=True)), self._handlers)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+        with contextlib.suppress(OSError, ValueError):  # the terminal is closed
+            self._update()
+            self._progress.stop()
+        for handler, stream in self._handlers:
+            handler.stream = stream
+        _Bar.shown = None
+
+    def _redraw(self) -> None:
+        drawn = None
+        with contextlib.suppress(OSError, ValueError, ReferenceError):  # terminal closed, or trainer gone
+            while not self._stopping.wait(self._period):
+                now = self._hook.progress()
+                if now != drawn:
+                    drawn = now
+                    self._update()
+                    self._progress.refresh()
+
+    def _update(self) -> None:
+        hook, trainer = self._hook, self._hook.trainer
+        # rich asks the standard streams for the width, which may be another terminal's. One without a size says 0.
+        self._console.width = os.get_terminal_size(self._console.file.fileno()).columns or 80
+        self._progress.update(
+            self._task, total=max(trainer.max_iter, 1), completed=trainer.iter, state=hook.state(), loss=hook.loss()
+        )
+
+    @classmethod
+    def forget(cls) -> None:
+        """In a forked process: print directly, since the parent's locks may be held and only the parent draws."""
+        if cls.shown is not None:
+            for name in ("stdout", "stderr"):
+                stream = getattr(sys, name)
+                setattr(sys, name, getattr(stream, "rich_proxied_file", stream))
+            for handler, stream in cls.shown._handlers:
+                handler.stream = stream
+            cls.shown = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Bar.forget)
+
+
+def _redirect_handlers(streams: dict[Any, Any], moved: list[tuple[Any, Any]]) -> None:
+    """Let logging handlers that hold one of ``streams`` write to its replacement, and note them in ``moved``."""
+    for logger in (logging.root, *logging.root.manager.loggerDict.copy().values()):
+        for handler in getattr(logger, "handlers", ()):  # some entries are placeholders
+            stream = vars(handler).get("stream")
+            for before, after in streams.items():
+                if stream is before and before is not after:
+                    moved.append((handler, before))
+                    handler.stream = after
+
+
+def _progress(console: Any) -> Any:
+    """Return a rich ``Progress`` that leaves out columns for which the terminal has no room."""
+    from rich.console import RenderableType
+    from rich.measure import Measurement
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
+
+    class Rate(ProgressColumn):
+        def render(self, task: Task) -> Text:
+            return Text(_rate(task.finished_speed or task.speed or 0.0), style="progress.data.speed")
+
+    class Left(TimeRemainingColumn):
+        def render(self, task: Task) -> Text:
+            return super().render(task) + " left"
+
+    columns = dict(
+        zip(
+            _COLUMNS,
+            (
+                TextColumn("{task.fields[state]}"),
+                BarColumn(bar_width=20),
+                TaskProgressColumn(),
+                MofNCompleteColumn(),
+                Rate(),
+                TimeElapsedColumn(),
+                Left(),
+                TextColumn("{task.fields[loss]}"),
+            ),
+            strict=True,
+        )
+    )
+
+    class Bar(Progress):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            dropped = {name for task in self.tasks for name, value in task.fields.items() if not value}
+            for name in ("", *_DROPPED):
+                dropped.add(name)
+                self.columns = tuple(column for key, column in columns.items() if key not in dropped)
+                table = self.make_tasks_table(self.tasks)
+                # Three columns stay free: room for the ^C that a user types.
+                if Measurement.get(console, console.options, table).maximum <= console.width - 3:
+                    break
+            yield table
+
+    return Bar(console=console, auto_refresh=False)
 
 
 def _rate(rate: float) -> str:
@@ -187,7 +256,3 @@ def _rate(rate: float) -> str:
         return ""
     number, unit = (rate, "it/s") if rate >= 1 else (1 / rate, "s/it")
     return f"{number:.0f} {unit}" if number >= 100 else f"{number:.3g} {unit}"
-
-
-def _clock(seconds: float) -> str:
-    return str(datetime.timedelta(seconds=int(seconds)))

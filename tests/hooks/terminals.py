@@ -77,7 +77,7 @@ def screen(text, columns):
         elif code == "\x1b[K":
             del rows[row][column:]
         elif code:
-            assert code.endswith("m"), f"{code!r} would have to be undone, if the process were killed"
+            assert code.endswith("m") or code in ("\x1b[?25l", "\x1b[?25h"), f"unexpected control code {code!r}"
         elif char == "\r":
             column = 0
         elif char == "\n":

@@ -27,6 +27,7 @@ from hookline.hooks import (
     PeriodicWriter,
     ProgressBar,
     StopTraining,
+    progress,
 )
 from hookline.hooks.base import overrides
 
@@ -88,13 +89,13 @@ def test_it_shows_how_far_training_is_and_stays_there_full_at_the_end(terminal):
     terminal.take_output()
     train(
         bar(),
-        shows(terminal, 0, r"  0%  0/10  0:00:00$"),
-        shows(terminal, 5, r"━  50%  5/10 "),
-        shows(terminal, 7, r"━  70%  7/10  [\d.]+ it/s  0:00:\d\d  0:00:\d\d left$"),
+        shows(terminal, 0, r" 0% +0/10 +0:00:00 -:--:-- left$"),
+        shows(terminal, 5, r"━ +50% +5/10 "),
+        shows(terminal, 7, r"━ +70% +7/10 [\d.]+ it/s 0:00:\d\d 0:00:\d\d left$"),
     )
     terminal.close()
     *_, last, rest = terminal.screen()
-    assert re.fullmatch(r"━{40}  100%  10/10  [\d.]+ it/s  0:00:\d\d  0:00:00 left", last)
+    assert re.fullmatch(r"━{20} 100% 10/10 [\d.]+ it/s 0:00:\d\d 0:00:00 left", last)
     assert rest == ""
     assert sys.stdout is terminal.stream
 
@@ -109,8 +110,8 @@ def test_it_shows_the_loss_that_writers_have_read_and_asks_for_no_other(terminal
         bar(),
         Fussy([], period=4),
         shows(terminal, 3, r" 3/10 (?!.*loss)"),
-        shows(terminal, 5, r" 5/10 .*  loss 0.25$"),
-        shows(terminal, 9, r" 9/10 .*  loss 0.125$"),
+        shows(terminal, 5, r" 5/10 .* loss 0.25$"),
+        shows(terminal, 9, r" 9/10 .* loss 0.125$"),
     )
 
 
@@ -127,9 +128,9 @@ def test_it_shows_the_epoch_where_there_are_such(terminal):
             return {"loss": self.linear(batch).sum()}
 
     trainer = SimpleTrainer(Loss(), [torch.ones(1, 1)] * 4, torch.optim.SGD(model.parameters(), lr=0.1))
-    train(bar(), shows(terminal, 1, "^epoch 1/3  ━"), shows(terminal, 5, "^epoch 2/3  ━"), trainer=trainer, end=12)
+    train(bar(), shows(terminal, 1, "^epoch 1/3 ━"), shows(terminal, 5, "^epoch 2/3 ━"), trainer=trainer, end=12)
     terminal.close()
-    assert terminal.screen()[-2].startswith("epoch 3/3  ━")
+    assert terminal.screen()[-2].startswith("epoch 3/3 ━")
 
 
 def test_an_evaluation_outside_of_training_is_not_its_concern():
@@ -144,10 +145,10 @@ def test_it_says_when_it_evaluates(terminal):
     trainer = Trainer()
 
     def evaluate():
-        terminal.until(r"^evaluating, batch 0  ━.* 4/10 ")
+        terminal.until(r"^evaluating, batch 0 ━.* 4/10 ")
         for _ in range(3):
             trainer.emit("after_eval_step", None, None)
-        terminal.until(r"^evaluating, batch 3  ━.* 4/10 ")
+        terminal.until(r"^evaluating, batch 3 ━.* 4/10 ")
         return {}
 
     once = CallbackHook(after_step=lambda trainer: trainer.iter == 4 and trainer.request_eval())
@@ -163,9 +164,9 @@ def test_a_resumed_run_starts_where_it_is_and_counts_its_own_speed_only(terminal
     def watch(trainer):
         time.sleep(0.02)
         if trainer.iter == start:
-            terminal.until(rf" {start}/{start + 10}  0:")
+            terminal.until(rf" {start}/{start + 10} +0:")
         if trainer.iter == start + 8:
-            terminal.until(rf" {start + 8}/{start + 10}  [\d.]+ it/s")
+            terminal.until(rf" {start + 8}/{start + 10} [\d.]+ it/s")
 
     train(bar(), CallbackHook(before_step=watch), start=start, end=start + 10)
     terminal.close()
@@ -275,9 +276,9 @@ def test_without_colours_and_without_unicode_it_does_without(monkeypatch):
     with Terminal(80, encoding="ascii") as terminal:
         terminal.monkeypatch = monkeypatch
         terminal.take_output()
-        train(bar(), shows(terminal, 5, r"^-{5,} +  50%  5/10 "))
+        train(bar(), shows(terminal, 5, r"^-{5,} +50% +5/10 "))
         terminal.close()
-        assert re.match(r"-{10,}  100%  10/10", terminal.screen()[-2])
+        assert re.match(r"-{10,} 100% 10/10", terminal.screen()[-2])
         assert not re.search(r"\x1b\[[0-9;]*3\dm", terminal.text)
 
 
@@ -309,6 +310,40 @@ def test_other_ranks_than_the_first_show_none(terminal, monkeypatch):
     train(bar(), CallbackHook(before_step=lambda trainer: time.sleep(0.005)), trainer=trainer)
     terminal.close()
     assert terminal.text == ""
+
+
+def test_a_logging_handler_that_holds_the_stream_writes_above_the_bar(terminal):
+    terminal.take_output()
+    handler = logging.StreamHandler(sys.stdout)
+    logger = logging.getLogger("user.code")
+    logger.addHandler(handler)
+    try:
+        train(
+            bar(), shows(terminal, 3, " 3/10 "), CallbackHook(before_step=lambda t: t.iter == 3 and logger.error("bad"))
+        )
+        assert handler.stream is terminal.stream
+    finally:
+        logger.removeHandler(handler)
+    terminal.close()
+    assert "bad" in terminal.screen()
+    assert len(bars(terminal.screen())) == 1
+
+
+def test_a_process_forked_while_the_bar_is_drawn_can_print(terminal):
+    def fork(trainer):
+        if trainer.iter == 3:
+            with progress._Bar.shown._console._lock:
+                pid = os.fork()
+                if not pid:
+                    print("printed by the child")
+                    sys.stdout.flush()
+                    os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+
+    terminal.take_output()
+    train(bar(), CallbackHook(before_step=fork))
+    terminal.close()
+    assert "printed by the child\r\n" in terminal.text
 
 
 def test_a_step_does_nothing_for_it():
@@ -387,7 +422,7 @@ def test_two_ranks_in_a_terminal_show_one_bar_and_ctrl_c_ends_them_in_good_order
     # Beside the bar that stays there may be the one that Ctrl-C was typed behind, whose echo is the terminal's.
     typed = next((number for number, line in enumerate(lines) if line.startswith("Ctrl-C: ")), None)
     assert typed is not None, text
-    bars = [number for number, line in enumerate(lines) if re.match(r"epoch .*  \d+/5000  ", line)]
+    bars = [number for number, line in enumerate(lines) if re.match(r"epoch .* \d+/5000 ", line)]
     assert len([number for number in bars if number != typed - 1]) == 1, text
     logs = [path.read_text() for path in (tmp_path / "run").glob("log.txt*")]
     assert len(logs) == 2
