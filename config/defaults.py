@@ -9,6 +9,17 @@ from .duration import Duration
 from .node import CfgNode as CN
 from .node import Typed, components, one_of
 
+
+def _count(default: int, least: int = 0) -> Typed:
+    """A whole number; products of two of them fit into 64 bits."""
+    return Typed(default, int, least=least, most=10**9)
+
+
+def _number(default: float | None, most: float | None = None) -> Typed:
+    """A finite number that is not negative; or None, if that is the default."""
+    return Typed(default, float, least=0, most=most)
+
+
 _C = CN()
 
 # Version of the keys' meaning, bumped when a key changes its meaning.
@@ -18,7 +29,7 @@ _C.VERSION = 1
 _C.OUTPUT_DIR = "./output"
 
 # Seed of python, numpy, torch and the data order. Negative: a random one is drawn, and logged.
-_C.SEED = -1
+_C.SEED = Typed(-1, int, most=2**63 - 1)
 
 # Let cuDNN time its algorithms and choose (faster for inputs of one size, not deterministic).
 _C.CUDNN_BENCHMARK = False
@@ -79,11 +90,12 @@ _C.DATASETS.TEST = Typed((), components)
 
 _C.DATALOADER = CN()
 # Samples in one iteration (one optimizer update), over all ranks and micro-batches together.
-_C.DATALOADER.BATCH_SIZE = 16
+_C.DATALOADER.BATCH_SIZE = _count(16, least=1)
 # Samples a test batch, on each rank. 0: as many as BATCH_SIZE.
-_C.DATALOADER.TEST_BATCH_SIZE = 0
-# Worker processes a rank. 0: data is read in the training process, the fastest for data in memory.
-_C.DATALOADER.NUM_WORKERS = 0
+_C.DATALOADER.TEST_BATCH_SIZE = _count(0)
+# Worker processes a rank, at most 64 or, if that is more, 8 for each CPU core. 0: data is read in the training process,
+# the fastest for data in memory.
+_C.DATALOADER.NUM_WORKERS = _count(0)
 # Order of the training samples: a component of SAMPLER_REGISTRY.
 # "EpochSampler" sees every sample once an epoch; "TrainingSampler" is one endless stream.
 _C.DATALOADER.SAMPLER_TRAIN = "EpochSampler"
@@ -92,12 +104,12 @@ _C.DATALOADER.SAMPLER_ARGS = CN(new_allowed=True)
 _C.DATALOADER.DROP_LAST = False
 # Iterations an epoch, where the data has no end to count them by: iterable data sets, and samplers such as
 # "TrainingSampler". The data is started over when it ends, wherever in an epoch that is. 0: a pass over the data.
-_C.DATALOADER.ITERS_PER_EPOCH = 0
+_C.DATALOADER.ITERS_PER_EPOCH = _count(0)
 # Batches an epoch at most, other ones in each epoch; and batches of each test set on each rank. 0: all.
-_C.DATALOADER.LIMIT_TRAIN_BATCHES = 0
-_C.DATALOADER.LIMIT_TEST_BATCHES = 0
+_C.DATALOADER.LIMIT_TRAIN_BATCHES = _count(0)
+_C.DATALOADER.LIMIT_TEST_BATCHES = _count(0)
 # Train on the samples of the first so many batches alone, to see whether the model can learn them. 0: on all.
-_C.DATALOADER.OVERFIT_BATCHES = 0
+_C.DATALOADER.OVERFIT_BATCHES = _count(0)
 # A resume in the middle of an iterable data set that has no state_dict(): read and throw away what was seen already.
 # False: start the epoch over.
 _C.DATALOADER.FAST_FORWARD = True
@@ -107,28 +119,28 @@ _C.SOLVER = CN()
 # How long to train: a duration in iterations or epochs.
 _C.SOLVER.MAX_ITER = Typed(40000, Duration.parse_length)
 # Micro-batches that each iteration's batch is cut in.
-_C.SOLVER.ACCUMULATION_STEPS = 1
+_C.SOLVER.ACCUMULATION_STEPS = _count(1, least=1)
 
 # World size that BATCH_SIZE, BASE_LR and the lengths in iterations were chosen for. If not 0, they are scaled to the
 # world size there is, so that each rank keeps its share (see DefaultTrainer.auto_scale_workers).
-_C.SOLVER.REFERENCE_WORLD_SIZE = 0
+_C.SOLVER.REFERENCE_WORLD_SIZE = _count(0)
 
 # A component of OPTIMIZER_REGISTRY, or "package.module:Class".
 _C.SOLVER.OPTIMIZER = CN()
 _C.SOLVER.OPTIMIZER.NAME = "SGD"
 _C.SOLVER.OPTIMIZER.ARGS = CN(new_allowed=True)
-_C.SOLVER.BASE_LR = 0.001
+_C.SOLVER.BASE_LR = _number(0.001)
 # Used by SGD where OPTIMIZER.ARGS says nothing else.
-_C.SOLVER.MOMENTUM = 0.9
+_C.SOLVER.MOMENTUM = _number(0.9, most=1)
 _C.SOLVER.NESTEROV = False
 # Used by any optimizer with weight decay where OPTIMIZER.ARGS says nothing else.
-_C.SOLVER.WEIGHT_DECAY = 0.0001
+_C.SOLVER.WEIGHT_DECAY = _number(0.0001)
 # Weight decay of normalisation layers' parameters. None: WEIGHT_DECAY.
-_C.SOLVER.WEIGHT_DECAY_NORM = Typed(0.0, float, optional=True)
+_C.SOLVER.WEIGHT_DECAY_NORM = Typed(0.0, float, optional=True, least=0)
 # Weight decay of biases. None: WEIGHT_DECAY.
-_C.SOLVER.WEIGHT_DECAY_BIAS = Typed(None, float, optional=True)
+_C.SOLVER.WEIGHT_DECAY_BIAS = _number(None)
 # Learning rate of biases, as a multiple of BASE_LR.
-_C.SOLVER.BIAS_LR_FACTOR = 1.0
+_C.SOLVER.BIAS_LR_FACTOR = _number(1.0)
 
 # An entry of LR_SCHEDULER_REGISTRY, or "torch.optim.lr_scheduler:Name"; its arguments, where it takes some
 # beyond the keys below.
@@ -138,14 +150,14 @@ _C.SOLVER.LR_SCHEDULER_ARGS = CN(new_allowed=True)
 # does. It is stepped after each evaluation: every TEST.EVAL_PERIOD.
 _C.SOLVER.LR_SCHEDULER_METRIC = ""
 # Multi-step: the learning rate is multiplied by GAMMA at each of STEPS (durations in iterations or epochs).
-_C.SOLVER.GAMMA = 0.1
+_C.SOLVER.GAMMA = _number(0.1)
 _C.SOLVER.STEPS = Typed((30000,), Duration.parse_lengths)
 # WarmupStepWithFixedGammaLR: how many times GAMMA is applied, evenly spread.
-_C.SOLVER.NUM_DECAYS = 3
+_C.SOLVER.NUM_DECAYS = _count(3)
 # Cosine and linear: the learning rate they end at.
-_C.SOLVER.BASE_LR_END = 0.0
+_C.SOLVER.BASE_LR_END = _number(0.0)
 # Warm-up: from WARMUP_FACTOR * BASE_LR on, for a duration in iterations or epochs.
-_C.SOLVER.WARMUP_FACTOR = 0.001
+_C.SOLVER.WARMUP_FACTOR = _number(0.001)
 _C.SOLVER.WARMUP_ITERS = Typed(1000, Duration.parse_length)
 _C.SOLVER.WARMUP_METHOD = Typed("linear", one_of("linear", "constant", "exponential"))
 # Squeeze the schedule into what the warm-up leaves, instead of starting it at the warm-up's end.
@@ -200,7 +212,7 @@ _C.TEST.PREDICTIONS_FORMAT = "jsonl"
 # (at most one pass over them), instead of leaving the running averages of the steps before.
 _C.TEST.PRECISE_BN = CN()
 _C.TEST.PRECISE_BN.ENABLED = False
-_C.TEST.PRECISE_BN.NUM_ITER = 200
+_C.TEST.PRECISE_BN.NUM_ITER = _count(200, least=1)
 
 # ---------------------------------------------------------------------------- checkpoints
 _C.CHECKPOINT = CN()
@@ -211,7 +223,7 @@ _C.CHECKPOINT.ASYNC = False
 # error, or "continue" training without it until the next is due.
 _C.CHECKPOINT.ON_ERROR = Typed("stop", one_of("stop", "continue"))
 # Periodic checkpoints kept, the newest ones. 0: all.
-_C.CHECKPOINT.MAX_TO_KEEP = 0
+_C.CHECKPOINT.MAX_TO_KEEP = _count(0)
 # model_best.pth: the weights with the best value of METRIC, of an evaluation ("digits_test/accuracy") or of any other
 # that is logged ("total_loss"). Empty: none is kept.
 _C.CHECKPOINT.BEST = CN()
@@ -220,7 +232,7 @@ _C.CHECKPOINT.BEST.MODE = Typed("max", one_of("max", "min"))
 # How often METRIC is looked at beside after each evaluation, such as 500 or "1ep". 0: after evaluations only.
 _C.CHECKPOINT.BEST.PERIOD = Typed(0, Duration.parse)
 # How many of the best to keep; the others than the best are model_best_<iteration>.pth.
-_C.CHECKPOINT.BEST.KEEP = 1
+_C.CHECKPOINT.BEST.KEEP = _count(1, least=1)
 # When training has ended, load model_best.pth into the model: final results are then of the best weights.
 _C.CHECKPOINT.LOAD_BEST_AT_END = False
 # When a run fails, save model_exception.pth, if the weights are those of a finished step. It is there to look into:
@@ -232,7 +244,7 @@ _C.LOG = CN()
 # How often metrics are written: a duration. Losses are reported as the median over the iterations in between.
 _C.LOG.PERIOD = Typed(20, Duration.parse)
 # Losses are put every so many iterations. They never wait for a device; this is for steps of a few microseconds.
-_C.LOG.GATHER_METRIC_PERIOD = 1
+_C.LOG.GATHER_METRIC_PERIOD = _count(1, least=1)
 # A bar at the bottom of the terminal, of the first process, that costs the steps nothing. "auto": if rich is installed.
 # A file or pipe never gets one, with True neither.
 _C.LOG.PROGRESS_BAR = Typed("auto", one_of("auto", True, False))

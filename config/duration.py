@@ -20,6 +20,9 @@ _SPELLINGS: dict[str, tuple[str, int]] = {
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), ("s", 60)),
     **dict.fromkeys(("h", "hour", "hours"), ("s", 3600)),
 }
+# Counters on a device, and the deadlines that torch computes in nanoseconds, are 64-bit integers.
+_MOST_COUNTED = 2**63 - 1
+_MOST_SECONDS = 10**9
 _PATTERN = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-zA-Z]*)\s*")
 
 
@@ -38,10 +41,15 @@ class Duration:
     def __post_init__(self) -> None:
         if self.unit not in ("it", "ep", "s"):
             raise ConfigError(f"a duration's unit is 'it', 'ep' or 's', not {self.unit!r}")
-        if isinstance(self.value, bool) or not isinstance(self.value, Real) or not math.isfinite(self.value):
+        if isinstance(self.value, bool) or not isinstance(self.value, Real):
+            raise ConfigError(f"a duration needs a finite number, not {self.value!r}")
+        if isinstance(self.value, float) and not math.isfinite(self.value):
             raise ConfigError(f"a duration needs a finite number, not {self.value!r}")
         if self.value < 0:
             raise ConfigError(f"a duration cannot be negative, as {self.value!r} is; 0 means never")
+        most = _MOST_SECONDS if self.unit == "s" else _MOST_COUNTED
+        if self.value > most:
+            raise ConfigError(f"the longest duration is {most}{self.unit}, {self.value!r} is longer")
         # 500.0 and 500 iterations are the same, and compare and print the same.
         value = int(self.value) if self.value == int(self.value) else float(self.value)
         if self.unit == "it" and isinstance(value, float):

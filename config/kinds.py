@@ -1,5 +1,6 @@
 """What values a key takes: as its default shows, or as declared with :class:`Typed`."""
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,11 +24,15 @@ class Typed:
             validator returns is not used: the key keeps what was written. To be pickled with the config, a
             validator must be a module's function, or an instance of a module's class.
         optional: whether the key also takes None. It does in any case if the default is None.
+        least: the smallest number that the key takes. With it or ``most``, NaN and infinity are refused.
+        most: the largest one.
     """
 
     default: Any
     kind: type | Callable[[Any], Any]
     optional: bool = False
+    least: float | None = None
+    most: float | None = None
 
     @property
     def type(self) -> type:
@@ -55,7 +60,9 @@ class Typed:
                 return None
             raise ConfigError(_mismatch(self._expected(), value))
         if isinstance(self.kind, type):
-            return convert(value, self.kind)
+            value = convert(value, self.kind)
+            self._check_range(value)
+            return value
         try:
             self.kind(value)
         except ValueError as error:
@@ -63,6 +70,16 @@ class Typed:
         if isinstance(value, (list, tuple)) and self.type in (list, tuple):
             return self.type(value)
         return value
+
+    def _check_range(self, value: Any) -> None:
+        if self.least is None and self.most is None:
+            return
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"must be a finite number, not {value}")
+        if self.least is not None and value < self.least:
+            raise ConfigError(f"must be at least {self.least}, not {value}")
+        if self.most is not None and value > self.most:
+            raise ConfigError(f"must be at most {self.most}, not {value}")
 
     def _expected(self) -> str:
         return self.kind.__name__ if isinstance(self.kind, type) else f"a value such as {self.default!r}"
@@ -107,7 +124,8 @@ def convert(value: Any, expected: Any) -> Any:
     if type(value) is expected or expected in (_ANY, type(None)):
         return value
     if (expected is float and type(value) is int) or (expected in (list, tuple) and isinstance(value, (list, tuple))):
-        return expected(value)
+        with suppress(OverflowError):  # an int that no float can hold
+            return expected(value)
     raise ConfigError(_mismatch(expected.__name__, value))
 
 

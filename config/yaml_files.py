@@ -2,6 +2,7 @@
 
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
@@ -25,10 +26,22 @@ _RESOLVERS = {
 }
 
 
+# A config is far below these. They keep a hostile or mistaken file from taking minutes, or all memory.
+_MAX_BYTES = 2**20
+_MAX_DEPTH = 100
+_MAX_VALUES = 10**5
+_MAX_FILES = 100
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = dict(_RESOLVERS)
 
     def construct_document(self, node: yaml.Node) -> Any:
+        values, levels = _size(node, {})
+        if values > _MAX_VALUES:
+            raise ConfigError(f"more than {_MAX_VALUES} values; each alias (*name) counts as all that it stands for")
+        if levels > _MAX_DEPTH:
+            raise RecursionError
         self.deep_construct = True  # with this PyYAML refuses a node that contains itself
         return super().construct_document(node)
 
@@ -57,6 +70,23 @@ class _Loader(yaml.SafeLoader):
             f"the tag '{tag}' is not allowed: configs are data, nothing in them is executed",
             node.start_mark,
         )
+
+
+def _size(node: yaml.Node, known: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
+    """Count the values in a node and the levels they are nested in, as if its aliases were written out.
+
+    A node inside itself counts as one value: PyYAML refuses it later.
+    """
+    if node not in known:
+        known[node] = (1, 1)
+        parts: list[yaml.Node] = []
+        if isinstance(node, yaml.SequenceNode):
+            parts = node.value
+        elif isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        sizes = [_size(part, known) for part in parts]
+        known[node] = (1 + sum(values for values, _ in sizes), 1 + max((levels for _, levels in sizes), default=0))
+    return known[node]
 
 
 _Loader.add_constructor(_STR_TAG, _Loader.construct_text)
@@ -106,6 +136,8 @@ def load_text(text: str, source: str) -> dict[Any, Any]:
         raise ConfigError(f"{place}: {error.problem or error.context}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source}: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{source}: nested more than {_MAX_DEPTH} levels deep; write it flatter") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -161,16 +193,22 @@ def load_layers(
     name = os.fspath(filename)
     name = name if _URI.match(name) else os.path.expanduser(name)
     refuse_python(name)
+    too_many = ConfigError(f"{name}: {BASE_KEY} leads to more than {_MAX_FILES} files; merge some of them into one")
+    if len(chain) > _MAX_FILES:
+        raise too_many
     if _identity(name) in map(_identity, chain):
         raise ConfigError(f"{BASE_KEY} goes in a circle: {' -> '.join((*chain, name))}")
     try:
+        _check_readable(name)
         with opener(name) as file:
-            text = file.read()
+            text = file.read(_MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         origin = f" ({BASE_KEY} of {chain[-1]})" if chain else ""
         near = suggest_file(name) if isinstance(error, FileNotFoundError) and not _URI.match(name) else ""
         raise ConfigError(f"{name}: cannot read this config file: {reason}{origin}{near}") from error
+    if len(text) > _MAX_BYTES:
+        raise ConfigError(f"{name}: larger than {_MAX_BYTES >> 20} MB, which no config file is")
     mapping = load_text(text, name)
     if BASE_KEY not in mapping:
         return [(name, mapping)]
@@ -181,7 +219,18 @@ def load_layers(
     layers = []
     for base in bases:
         layers += load_layers(_beside(name, str(base)), opener, (*chain, name))
+        if len(layers) > _MAX_FILES:
+            raise too_many
     return [*layers, (name, mapping)]
+
+
+def _check_readable(name: str) -> None:
+    """Refuse what can be opened but may never end: pipes and devices."""
+    if _URI.match(name) or not os.path.exists(name):
+        return  # opening it says what is wrong
+    mode = os.stat(name).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(f"it is a {'pipe' if stat.S_ISFIFO(mode) else 'device or socket'}, not a regular file")
 
 
 def _beside(name: str, base: str) -> str:

@@ -49,17 +49,11 @@ def _check_ranges(cfg: CfgNode) -> None:
     """Numbers that have the right type, and make no sense."""
     if get_cfg().VERSION != cfg.VERSION:
         raise ConfigError(f"VERSION: this hookline reads version {get_cfg().VERSION}, not {cfg.VERSION}")
-    at_least = {
-        "SOLVER.ACCUMULATION_STEPS": (cfg.SOLVER.ACCUMULATION_STEPS, 1),
-        "CHECKPOINT.MAX_TO_KEEP": (cfg.CHECKPOINT.MAX_TO_KEEP, 0),
-        "CHECKPOINT.BEST.KEEP": (cfg.CHECKPOINT.BEST.KEEP, 1),
-        "SOLVER.BASE_LR": (cfg.SOLVER.BASE_LR, 0),
-        "TEST.PRECISE_BN.NUM_ITER": (cfg.TEST.PRECISE_BN.NUM_ITER, 1),
-        "LOG.GATHER_METRIC_PERIOD": (cfg.LOG.GATHER_METRIC_PERIOD, 1),
-    }
-    for key, (value, least) in at_least.items():
-        if value < least:
-            raise ConfigError(f"{key}: must be at least {least}, not {value}")
+    if cfg.SOLVER.ACCUMULATION_STEPS > cfg.DATALOADER.BATCH_SIZE:
+        raise ConfigError(
+            f"SOLVER.ACCUMULATION_STEPS: a batch of {cfg.DATALOADER.BATCH_SIZE} samples (DATALOADER.BATCH_SIZE) cannot "
+            f"be cut into {cfg.SOLVER.ACCUMULATION_STEPS} micro-batches"
+        )
     if cfg.CHECKPOINT.LOAD_BEST_AT_END and not cfg.CHECKPOINT.BEST.METRIC:
         raise ConfigError(
             "CHECKPOINT.LOAD_BEST_AT_END: needs CHECKPOINT.BEST.METRIC, the metric that tells which weights are best"
@@ -67,7 +61,11 @@ def _check_ranges(cfg: CfgNode) -> None:
     if cfg.SOLVER.MAX_ITER in (0, "", "0"):
         raise ConfigError("SOLVER.MAX_ITER: is 0; give a length, such as 10000 or '20ep'")
     for expectation in cfg.TEST.EXPECTED_RESULTS:
-        numbers = len(expectation) == 4 and all(isinstance(number, int | float) for number in expectation[2:])
+        numbers = (
+            isinstance(expectation, list | tuple)
+            and len(expectation) == 4
+            and all(isinstance(number, int | float) for number in expectation[2:])
+        )
         if not numbers:
             raise ConfigError(f"TEST.EXPECTED_RESULTS: {expectation!r} is not [set, metric, expected value, tolerance]")
 

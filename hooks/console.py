@@ -13,6 +13,8 @@ from .writers import WRITER_REGISTRY, EventWriter
 
 __all__ = ["CommonMetricPrinter"]
 
+_LONGEST_ETA = 10**10  # seconds; much more does not fit into a timedelta
+
 
 @WRITER_REGISTRY.register()
 class CommonMetricPrinter(EventWriter):
@@ -76,4 +78,4 @@ class CommonMetricPrinter(EventWriter):
             step = (time.perf_counter() - self._last_write[1]) / (iteration - self._last_write[0])
         else:
             return ""
-        return f"eta: {datetime.timedelta(seconds=int(step * left))}"
+        return f"eta: {datetime.timedelta(seconds=min(int(step * left), _LONGEST_ETA))}"

@@ -48,7 +48,10 @@ def setup(args: argparse.Namespace) -> CfgNode:
     if args.config_file:
         cfg.merge_from_file(args.config_file)
     cfg.merge_from_list(args.opts)
-    for key, value in (("MODEL.NAME", cfg.MODEL.NAME), ("DATASETS.TRAIN", cfg.DATASETS.TRAIN)):
+    needed = {"MODEL.NAME": cfg.MODEL.NAME, "DATASETS.TRAIN": cfg.DATASETS.TRAIN}
+    if cfg.DATASETS.TEST:
+        needed["TEST.EVALUATOR.NAME"] = cfg.TEST.EVALUATOR.NAME
+    for key, value in needed.items():
         if not value:
             raise ConfigError(f"{key}: is not set; give a --config-file that sets it, such as configs/digits/mlp.yaml")
     if args.eval_only and args.predict:

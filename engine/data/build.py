@@ -1,6 +1,7 @@
 """From a config to data loaders."""
 
 import logging
+import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -43,9 +44,10 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     """
     if not cfg.DATASETS.TRAIN:
         raise ConfigError('DATASETS.TRAIN is empty: name the data to train on, such as ["digits_train"]')
-    dataset = concat_datasets(
-        [get_dataset(entry, f"DATASETS.TRAIN[{i}].ARGS") for i, entry in enumerate(cfg.DATASETS.TRAIN)]
-    )
+    parts = [get_dataset(entry, f"DATASETS.TRAIN[{i}].ARGS") for i, entry in enumerate(cfg.DATASETS.TRAIN)]
+    for i, part in enumerate(parts):
+        _check_not_empty(part, f"DATASETS.TRAIN[{i}]", cfg.DATASETS.TRAIN[i])
+    dataset = concat_datasets(parts)
     seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
     settings = cfg.DATALOADER
     total, drop_last, limit = settings.BATCH_SIZE, settings.DROP_LAST, settings.LIMIT_TRAIN_BATCHES or None
@@ -60,6 +62,11 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
         key="DATALOADER.SAMPLER_ARGS",
     )
     batches = GlobalBatchSampler(sampler, total, drop_last, max_batches=limit)
+    if batches.batches_after(0) == 0:
+        raise ConfigError(
+            f"DATALOADER.BATCH_SIZE: an epoch has fewer than {total} samples, and DATALOADER.DROP_LAST leaves out a "
+            "batch that is not full: no batch is left. Use smaller batches, or set DROP_LAST to False"
+        )
     if settings.ITERS_PER_EPOCH and hasattr(sampler, "__len__"):
         raise ConfigError(
             f"DATALOADER.ITERS_PER_EPOCH: epochs of {settings.SAMPLER_TRAIN} have a length, {len(batches)} batches; "
@@ -113,6 +120,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
         index = names.index(dataset_name)
         entry, key = cfg.DATASETS.TEST[index], f"DATASETS.TEST[{index}].ARGS"
     dataset: Any = get_dataset(entry, key)
+    _check_not_empty(dataset, key.removesuffix(".ARGS"), entry)
     batch_size = cfg.DATALOADER.TEST_BATCH_SIZE or cfg.DATALOADER.BATCH_SIZE
     seed = max(cfg.SEED, 0)
     limit = cfg.DATALOADER.LIMIT_TEST_BATCHES
@@ -126,6 +134,11 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
         dataset = first_samples(dataset, limit * batch_size * comm.get_world_size())
     batches = BatchSampler(InferenceSampler(len(dataset)), batch_size, drop_last=False)
     return _loader(dataset, batches, seed=seed, **_options(cfg))
+
+
+def _check_not_empty(dataset: Any, key: str, entry: str | dict[str, Any]) -> None:
+    if not isinstance(dataset, IterableDataset) and len(dataset) == 0:
+        raise ConfigError(f"{key}: the data set {component(entry)[0]} has no samples")
 
 
 def build_batch_data_loader(
@@ -209,10 +222,11 @@ def check_data(cfg: CfgNode) -> None:
             "register the second one under another name"
         )
     loader = cfg.DATALOADER
-    for name in loader:
-        least = int(name == "BATCH_SIZE")
-        if isinstance(loader[name], int) and loader[name] < least:
-            raise ConfigError(f"DATALOADER.{name} is {loader[name]}: it must be {least} or more")
+    workers, most = loader.NUM_WORKERS, max(64, 8 * (os.cpu_count() or 1))
+    if workers > most:
+        raise ConfigError(
+            f"DATALOADER.NUM_WORKERS: must be at most {most} on this machine, not {workers}: each is a process"
+        )
     if loader.SAMPLER_TRAIN:
         offered = tuple(_sampler_offers(cfg, (), 0))
         SAMPLER_REGISTRY.check(

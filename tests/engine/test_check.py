@@ -15,9 +15,12 @@ def cfg(tmp_path):
 
 
 def refused(cfg, *overrides):
-    cfg.merge_from_list(list(overrides))
-    with pytest.raises(ConfigError) as info:
+    def check():
+        cfg.merge_from_list(list(overrides))
         check_config(cfg)
+
+    with pytest.raises(ConfigError) as info:
+        check()
     return str(info.value)
 
 
@@ -32,6 +35,8 @@ def test_the_examples_are_sound(cfg):
         ("SOLVER.MAX_ITER", 0, "SOLVER.MAX_ITER: is 0"),
         ("SOLVER.ACCUMULATION_STEPS", 0, "SOLVER.ACCUMULATION_STEPS: must be at least 1"),
         ("CHECKPOINT.MAX_TO_KEEP", -1, "CHECKPOINT.MAX_TO_KEEP: must be at least 0"),
+        ("SOLVER.ACCUMULATION_STEPS", 1000, "SOLVER.ACCUMULATION_STEPS: a batch of 64 samples (DATALOADER.BATCH_SIZE)"),
+        ("DATALOADER.NUM_WORKERS", 1000, "DATALOADER.NUM_WORKERS: must be at most 64 on this machine, not 1000"),
         ("VERSION", 99, "VERSION: this hookline reads version 1, not 99"),
         ("TEST.EXPECTED_RESULTS", [["a", "b"]], "is not [set, metric, expected value, tolerance]"),
         ("SOLVER.OPTIMIZER.ARGS.weight_decay", -1, "SOLVER.OPTIMIZER.ARGS of AdamW: ValueError: Invalid weight_decay"),
