@@ -75,7 +75,10 @@ class HookHost:
             raise
 
     def remove_hook(self, hook: HookBase | type[HookBase]) -> list[HookBase]:
-        """Take hooks out. While training it takes effect with the next step, and they get their ``after_train``.
+        """Take hooks out.
+
+        While training this takes effect before the next step, when the hooks get ``after_train`` and ``after_run``. A
+        hook that was registered in the same step leaves at once, and gets no event.
 
         Args:
             hook: a hook, or a class: then all hooks of it.
@@ -85,10 +88,12 @@ class HookHost:
         """
         found = [h for h in self._hooks if h is hook or (isinstance(hook, type) and isinstance(h, hook))]
         self._hooks = [h for h in self._hooks if not any(h is f for f in found)]
-        if self._running:
-            self._left.extend(found)
-        else:
+        if not self._running:
             self._bind_hooks()
+            return found
+        # A hook that registered in this very step has not joined the run: it leaves without any event.
+        self._left.extend(hook for hook in found if not _is_among(hook, self._joined))
+        self._joined = [hook for hook in self._joined if not _is_among(hook, found)]
         return found
 
     def find_hook(self, cls: type | str) -> Any:
@@ -191,7 +196,7 @@ class HookHost:
         self._joined, self._left, self._running = [], [], True
 
     def _change_hooks(self) -> None:
-        """Before a step: hooks that were registered or removed in the one before join and leave the run."""
+        """Before a step: hooks that were registered or removed since the last step join and leave the run."""
         joined, left = self._joined, self._left
         self._joined, self._left = [], []
         self._bind_hooks()
@@ -233,6 +238,11 @@ class HookHost:
                 key = f"{base}#{number}"
             keyed[key] = hook
         return keyed
+
+
+def _is_among(hook: HookBase, hooks: Iterable[HookBase]) -> bool:
+    """Whether this very hook is in the list: hooks may define equality."""
+    return any(hook is other for other in hooks)
 
 
 def hook_name(hook: Any) -> str:

@@ -168,6 +168,60 @@ def test_a_hook_that_fails_on_joining_does_not_stay():
 # ---------------------------------------------------------------------------- order
 
 
+def test_a_hook_that_registers_and_leaves_within_one_step_gets_no_event():
+    seen = []
+
+    class Brief(HookBase):
+        def before_train(self):
+            seen.append("before_train")
+
+        def after_train(self):
+            seen.append("after_train")
+
+        def after_run(self):
+            seen.append("after_run")
+
+    class Refuses(Brief):
+        def on_registered(self):
+            raise ValueError("not me")
+
+    def come_and_go(trainer):
+        if trainer.iter == 1:
+            brief = Brief()
+            trainer.register_hooks([brief])
+            assert trainer.remove_hook(brief) == [brief]
+            with pytest.raises(ValueError, match="not me"):
+                trainer.register_hooks([Brief(), Refuses()])
+
+    trainer = Trainer()
+    trainer.register_hooks([CallbackHook(after_step=come_and_go)])
+    trainer.train(0, 4)
+    assert seen == []
+
+
+def test_a_hook_that_leaves_and_registers_again_within_one_step_ends_its_run_and_begins_another():
+    seen = []
+
+    class Again(HookBase):
+        def before_train(self):
+            seen.append(("before_train", self.trainer.iter))
+
+        def after_train(self):
+            seen.append(("after_train", self.trainer.iter))
+
+    again = Again()
+
+    def move_to_the_end(trainer):
+        if trainer.iter == 1:
+            trainer.remove_hook(again)
+            trainer.register_hooks([again])
+
+    trainer = Trainer()
+    trainer.register_hooks([again, CallbackHook(after_step=move_to_the_end)])
+    trainer.train(0, 4)
+    assert seen == [("before_train", 0), ("after_train", 2), ("before_train", 2), ("after_train", 4)]
+
+
 class Source(HookBase):
     pass
 
