@@ -194,8 +194,9 @@ class DefaultTrainer(PortedTrainer):
             if hook.loaded_iter not in (None, result.iteration):  # those of the last evaluation are of other weights
                 logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
                 self._test_and_keep_results()
-        if comm.is_main_process() and self._last_eval_results:
-            logger.info("Results:\n%s", format_results(self._last_eval_results))
+        if self._last_eval_results:  # the same on all ranks
+            if comm.is_main_process():
+                logger.info("Results:\n%s", format_results(self._last_eval_results))
             if result.reason == "completed" and not verify_results(self.cfg, self._last_eval_results):
                 raise SystemExit(1)
         return result
@@ -222,6 +223,9 @@ class DefaultTrainer(PortedTrainer):
                 self.checkpointer.load_report.differences(),
             )
         super().load_state_dict(state_dict)
+
+    def _length_of_epoch(self, data_loader: Any) -> int | None:
+        return self.cfg.DATALOADER.ITERS_PER_EPOCH or _iters_per_epoch(data_loader)
 
     # ------------------------------------------------------------------ parts
 
@@ -349,8 +353,8 @@ class DefaultTrainer(PortedTrainer):
             evaluators: one for each set; by default those of :meth:`build_evaluator`.
 
         Returns:
-            Results by test set and metric. An evaluator that names tasks of its own, on a single test set, has
-            its results returned as they are.
+            Results by test set and metric, those of the first rank on all ranks. If there is a single test set and its
+            evaluator names tasks of its own, the results are the evaluator's as they are.
 
         Raises:
             ConfigError: there are not as many evaluators as sets.
@@ -365,6 +369,7 @@ class DefaultTrainer(PortedTrainer):
             loader = cls.build_test_loader(cfg, name)
             evaluator = given[index] if given is not None else cls.build_evaluator(cfg, name)
             found = inference_on_dataset(model, loader, evaluator, predict=adapter.predict, device=device)
+            found = comm.broadcast_object(found)  # an evaluator may report on the first rank only
             if set(found) == {name}:
                 results.update(found)
             elif len(names) == 1 and found and all(isinstance(value, Mapping) for value in found.values()):
@@ -400,7 +405,7 @@ class DefaultTrainer(PortedTrainer):
         with evaluation_context(self.emit, max_batches):
             # Not what is wrapped: ranks have different numbers of batches, and must not wait for each other in one.
             results = self.test(self.cfg, unwrap_model(self.model))
-        # Evaluators may return results on the first rank only; what is decided by them is decided on all.
+        # A subclass's test() may return results on the first rank only. Hooks decide by them on all ranks.
         return comm.broadcast_object(results)
 
     def _test_and_keep_results(self) -> Mapping[str, Any]:

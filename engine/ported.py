@@ -28,6 +28,7 @@ _PARTS = (
     "_rank_rngs",
     "_whole_step",
     "_batches",
+    "_given_length",
     "_fast",
     "_rng",
 )

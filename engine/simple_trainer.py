@@ -71,6 +71,7 @@ class SimpleTrainer(TrainerBase):
     # How steps are made as one unit, if they are, and whether the present one is.
     _whole_step: CompiledStep | GraphedStep | None = None
     _is_whole = False
+    _given_length: int | None = None
 
     def __init__(
         self,
@@ -110,6 +111,7 @@ class SimpleTrainer(TrainerBase):
         if grad_scaler is None and precision is torch.float16:
             grad_scaler = torch.amp.GradScaler(self._device_type())
         self.grad_scaler = grad_scaler
+        self._given_length = iters_per_epoch
         self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self), self.device)
         self._fast = FastOptimizer(self.optimizer)
         self.nonfinite = NonFinitePolicy(nonfinite)
@@ -155,10 +157,22 @@ class SimpleTrainer(TrainerBase):
         return self._batches.ended
 
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
-        """Go on with another loader, made by ``data_loader_builder()`` once the old one has been let go."""
+        """Read from another loader from the next step on.
+
+        The count of epochs continues: if batches of the present epoch were read, the epoch ends with the present step.
+
+        Args:
+            data_loader_builder: makes the loader. It is called when the old loader and its workers are gone.
+        """
+        epoch, begun = self._batches.epoch, self._batches.position > 0
         del self.data_loader, self._batches
-        self.data_loader = data_loader_builder()
-        self._batches = EpochIterator(self.data_loader, None, weakref.proxy(self), self.device)
+        loader = self.data_loader = data_loader_builder()
+        self._batches = EpochIterator(loader, self._length_of_epoch(loader), weakref.proxy(self), self.device)
+        self._batches.continue_count(epoch, begun)
+
+    def _length_of_epoch(self, data_loader: Iterable[Any]) -> int | None:
+        """Iterations in an epoch of another loader, if not its own length."""
+        return self._given_length
 
     def before_step(self) -> None:
         self.storage.iter = self.iter

@@ -2,6 +2,7 @@
 
 import logging
 import time
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +70,7 @@ class TrainerBase(HookHost):
         self._error: BaseException | None = None
         self._requests: set[str] = set()
         self._agreement: Agreement | None = None  # with the other ranks, while several of them train
+        self._ends_together = False  # all ranks, with the same hooks
         self._hook_changes = 0
         self._began = 0.0
         self._warned: set[str] = set()
@@ -88,6 +90,7 @@ class TrainerBase(HookHost):
 
         Raises:
             Exception: whatever a step or a hook raises, after every hook's ``after_train``.
+            RuntimeError: a step or a hook called ``sys.exit(0)``, which would end the program with success.
         """
         logger.info("Starting training from iteration %d", start_iter)
         self.iter = self.start_iter = start_iter
@@ -120,8 +123,10 @@ class TrainerBase(HookHost):
                     self._give_up_step(stop)
             except BaseException as error:
                 self._requests.clear()  # of a step that will not end
-                self._fail(error)
-                raise
+                failure = self._fail(error)
+                if failure is error:
+                    raise
+                raise failure from error
             finally:
                 self.after_train()
             metrics = {name: value for name, (value, _) in self.storage.latest().items()}
@@ -189,8 +194,8 @@ class TrainerBase(HookHost):
 
     @property
     def ranks_alike(self) -> bool:
-        """Whether several ranks train, with the same hooks: then a hook may exchange with the others in its events."""
-        return self._agreement is not None and self._agreement.alike
+        """Whether several ranks train with the same hooks: a hook may then call collectives in its events."""
+        return self._ends_together or (self._agreement is not None and self._agreement.alike)
 
     @property
     def finished_iter(self) -> int:
@@ -277,11 +282,11 @@ class TrainerBase(HookHost):
             # Every step that began is done: put what comes now (a last evaluation) after the last of them.
             self.iter = self.storage.iter = self._finished + 1
         before = self._error
-        together = self._end_agreement()
+        self._ends_together = self._end_agreement()
         for event in ("after_train", "before_write", "on_write", "on_save", "after_run"):
             if event == "on_save" and event not in self._requests:
                 continue
-            if event == "on_save" and together and self._error is None:
+            if event == "on_save" and self._ends_together and self._error is None:
                 self._gather_state()
             for one in self._listeners[event]:
                 try:
@@ -289,7 +294,7 @@ class TrainerBase(HookHost):
                 except BaseException as error:
                     self._fail(error)
         self._requests.clear()
-        self._running = False
+        self._running = self._ends_together = False
         if self._error is not before:
             raise self._error  # type: ignore[misc]
 
@@ -335,13 +340,19 @@ class TrainerBase(HookHost):
                     event,
                 )
 
-    def _fail(self, error: BaseException) -> None:
-        """An error ends the run: the first is told to all hooks, later ones must not hide it."""
+    def _fail(self, error: BaseException) -> BaseException:
+        """An error ends the run. All hooks get the first error; later ones are logged and noted on it.
+
+        Returns:
+            The error to raise: ``error``, or a RuntimeError in place of a ``sys.exit(0)``.
+        """
+        if isinstance(error, SystemExit) and not error.code:
+            error = _not_a_success(error, self.iter)
         if self._error is not None:
             if error is not self._error:
                 logger.error("Another exception, after the one that ended training", exc_info=error)
                 self._error.add_note(f"then also: {type(error).__name__}: {error}")
-            return
+            return error
         self._error = error
         error.logged_by_trainer = True  # type: ignore[attr-defined]
         if isinstance(error, Exception):
@@ -353,6 +364,7 @@ class TrainerBase(HookHost):
                 self._run((one,), "on_exception", (error,), {})
             except BaseException as other:
                 self._fail(other)
+        return error
 
     # ------------------------------------------------------------------ state
 
@@ -371,6 +383,20 @@ class TrainerBase(HookHost):
         self.iter = self._finished = state_dict["iteration"]
         self._load_hooks_state(state_dict.get("hooks", {}))
         self._storage_state = state_dict.get("storage")
+
+
+def _not_a_success(error: SystemExit, iteration: int) -> RuntimeError:
+    """The error for a ``sys.exit(0)`` in the middle of a run, which must not pass for a run that ended well."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    where = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
+    failure = RuntimeError(
+        f"sys.exit({'' if error.code is None else error.code}) was called at iteration {iteration} ({where}), before "
+        "the run had ended. To stop training, call trainer.request_stop(reason)"
+    )
+    failure.__cause__ = error
+    for note in getattr(error, "__notes__", ()):
+        failure.add_note(note)
+    return failure
 
 
 def __getattr__(name: str) -> Any:

@@ -25,7 +25,8 @@ class EvalHook(HookBase):
 
     Args:
         eval_period: a duration; 0: only at the end.
-        eval_function: takes nothing; returns a dict, or nested dicts, of numbers. None is as good as an empty one.
+        eval_function: takes nothing; returns a dict, or nested dicts, of numbers, or None. If several ranks train with
+            the same hooks, all ranks use what it returns on the first one.
         eval_after_train: whether to evaluate after the last iteration.
     """
 
@@ -53,6 +54,8 @@ class EvalHook(HookBase):
             results = self._func()
         finally:
             trainer.emit("on_eval_end")
+        if getattr(trainer, "ranks_alike", False):  # hooks decide by the results, so all ranks need the same
+            results = trainer.comm.broadcast_object(results)
         if results is None:
             results = {}
         if not isinstance(results, Mapping):

@@ -9,6 +9,7 @@ import torch
 from ...config import ConfigError
 from ..fast_path import iterate
 from .prefetch import CudaPrefetcher
+from .whole_pass import ended_early, exact_length
 
 __all__ = ["EpochIterator"]
 
@@ -25,7 +26,8 @@ class EpochIterator:
     Args:
         loader: any iterable of batches. Endless ones (a generator, a loader over ``TrainingSampler``) are fine.
         length: batches an epoch, at most ``len(loader)``, the default where there is one. Of a loader without a length
-            they are only counted: it is started over when it ends, wherever in an epoch that is.
+            they are only counted: it is started over when it ends, wherever in an epoch that is. A loader that ends
+            before its own length is an error.
         listener: has ``after_epoch()`` and ``before_epoch()``, called when an epoch ends while a batch is fetched:
             with loaders whose length is not known, that is where the end is seen.
 
@@ -46,6 +48,8 @@ class EpochIterator:
             raise ValueError("the data loader is empty: it has no batches")
         self._sampler = _sampler(loader)
         self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        # A loader with a state of its own may begin in the middle of a pass without saying so.
+        self._exact = None if self._stateful else exact_length(loader)
         # Epochs of these are only counted; their passes, which have nothing to do with them, have numbers of their own.
         self._endless = own is None and (length is not None or self._sampler not in (None, loader))
         # Batches at the end of each pass that are never asked for.
@@ -99,6 +103,15 @@ class EpochIterator:
         Then it has to be made before random generators are restored: DataLoaders draw when they are started.
         """
         return bool(self.position or self._origin or self._loaded)
+
+    def continue_count(self, epoch: int, begun: bool) -> None:
+        """Count on from another loader's epoch, before any batch is read.
+
+        Args:
+            epoch: the number of its present epoch.
+            begun: whether any of that epoch was read. If so the epoch is over, and the first batch is the next one's.
+        """
+        self.epoch, self._skipping = epoch, begun
 
     def skip_epoch(self) -> None:
         """Let the present epoch end here; the next batch is the first of the next one."""
@@ -213,6 +226,8 @@ class EpochIterator:
 
     def _start_over(self) -> Any:
         """The loader ran out: begin the next pass and read its first batch."""
+        if self._exact is not None and self.position:
+            raise ended_early(self.position, self._exact)
         if self._endless and self.length is None:
             self._endless = False
         if self._endless:
@@ -223,6 +238,8 @@ class EpochIterator:
         self._iterator = self._start()
         batch = next(self._iterator, _END)
         if batch is _END:
+            if self._exact is not None:
+                raise ended_early(0, self._exact)
             raise RuntimeError(
                 f"the data loader gave no batch when it was started over (epoch {self.epoch}): it is empty, "
                 "or a generator that can be read only once; give a loader that can be read again"

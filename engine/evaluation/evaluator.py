@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from ..data.transfer import move_to_device
+from ..data.whole_pass import whole_pass
 from .lockstep import in_step, needs_all_ranks
 
 __all__ = [
@@ -117,7 +118,7 @@ def inference_on_dataset(
     # fills in its first forward) could not be used in training afterwards.
     with inference_context(model), torch.no_grad():
         call["on_start"]()
-        own = islice(data_loader, max_batches)
+        own = islice(whole_pass(data_loader), max_batches)
         for batch, counts in in_step(own) if needs_all_ranks(model) else zip(own, repeat(True)):
             if device is not None:
                 batch = move_to_device(batch, device)

@@ -12,6 +12,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ from ...config import ConfigError, suggest
 from ...config.files import remove_leftovers, replace_file, temporary_path
 from .. import comm
 from ..data.transfer import move_to_device
+from ..data.whole_pass import whole_pass
 from .evaluator import inference_context
 from .lockstep import in_step, needs_all_ranks
 
@@ -86,7 +88,8 @@ def outputs_of(
     The caller takes all of them: ranks with parts of one model (FSDP2) need each other for each batch.
     """
     # Between two batches the caller may do what it wants with the model, so the mode is set for each.
-    for batch, counts in in_step(data_loader) if needs_all_ranks(model) else ((batch, True) for batch in data_loader):
+    own = whole_pass(data_loader)
+    for batch, counts in in_step(own) if needs_all_ranks(model) else zip(own, repeat(True)):
         if device is not None:
             batch = move_to_device(batch, device)
         with inference_context(model), torch.no_grad():

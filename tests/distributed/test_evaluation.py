@@ -15,7 +15,13 @@ EVALUATIONS = """
 import logging
 from hookline.engine import DefaultTrainer
 from hookline.engine.data import DATASET_REGISTRY, ShardedIterable, build_test_loader
-from hookline.engine.evaluation import DatasetEvaluator, inference_on_dataset
+from hookline.engine.evaluation import DatasetEvaluator, inference_on_dataset, verify_results
+from hookline.engine import TrainerBase
+from hookline.hooks import CallbackHook, EarlyStopping, EvalHook
+
+class Steps(TrainerBase):
+    def run_step(self):
+        torch.distributed.all_reduce(torch.ones(1)) if comm.get_world_size() > 1 else None
 
 @DATASET_REGISTRY.register()
 def stream(size: int = 7):
@@ -64,6 +70,17 @@ def main(folder):
     # What is decided by results is decided on all ranks, wherever they were returned.
     trainer.test = lambda cfg, model: {"synthetic": {"accuracy": 0.5}} if comm.is_main_process() else {}
     results["on all ranks"] = trainer.evaluate()
+    # What --eval-only does.
+    cfg.TEST.EXPECTED_RESULTS = [["seen", "most", 2, 0]]
+    seen = DefaultTrainer.test(cfg, trainer.model, Seen())
+    results["met"] = [list(seen), verify_results(cfg, seen)]
+    # A user's function that returns results on the first rank, at the end of a run too.
+    seen = []
+    simple = Steps()
+    evaluate = EvalHook(2, lambda: {"accuracy": 0.25} if comm.is_main_process() else {})
+    simple.register_hooks([evaluate, EarlyStopping("accuracy"), CallbackHook(after_eval=lambda t, r: seen.append(r))])
+    simple.train(0, 4)
+    results["hooks"] = seen
     (folder / f"{comm.get_rank()}.json").write_text(json.dumps(results))
 """
 
@@ -101,3 +118,11 @@ def test_every_sample_is_seen_once_and_no_more_than_a_batch_at_a_time(evaluation
 
 def test_results_of_the_first_rank_are_given_to_all(evaluations):
     assert [results["on all ranks"] for results in evaluations] == [{"synthetic": {"accuracy": 0.5}}] * 3
+
+
+def test_expected_results_are_met_on_all_ranks_if_the_evaluator_reports_on_the_first(evaluations):
+    assert [results["met"] for results in evaluations] == [[["seen"], True]] * 3
+
+
+def test_hooks_of_all_ranks_get_the_results_that_an_eval_function_returns_on_the_first(evaluations):
+    assert [results["hooks"] for results in evaluations] == [[{"accuracy": 0.25}] * 2] * 3

@@ -455,6 +455,91 @@ def test_reset_data_loader_goes_on_with_the_new_one():
     assert trainer.iters_per_epoch == 1
 
 
+def test_another_loader_keeps_the_count_of_epochs_and_the_length_that_was_given():
+    trainer = make_trainer(batches(9), iters_per_epoch=3)
+    seen = []
+    trainer.register_hooks(
+        [
+            CallbackHook(
+                before_epoch=lambda t: seen.append(("begin", t.iter, t.epoch)),
+                after_epoch=lambda t: seen.append(("end", t.iter, t.epoch)),
+                after_step=lambda t: t.reset_data_loader(lambda: batches(9)) if t.iter == 4 else None,
+            )
+        ]
+    )
+    trainer.train(0, 9)
+    assert trainer.iters_per_epoch == 3
+    assert seen == [
+        *(("begin", 0, 0), ("end", 2, 0), ("begin", 3, 1), ("end", 4, 1)),
+        *(("begin", 5, 2), ("end", 7, 2), ("begin", 8, 3)),
+    ]
+
+
+def test_another_loader_before_any_batch_is_read_is_of_the_same_epoch():
+    trainer = make_trainer()
+    trainer.reset_data_loader(lambda: batches(2))
+    trainer.train(0, 5)
+    assert (trainer.epoch, trainer.iters_per_epoch) == (2, 2)
+
+
+class Quits:
+    """A data set that raises when a sample of it is read."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            raise self.error
+        return torch.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("error", "workers"), [(StopIteration(), 0), (StopIteration(), 1), (SystemExit(0), 0), (SystemExit(), 0)]
+)
+def test_data_that_stops_or_exits_fails_the_run(error, workers):
+    loader = torch.utils.data.DataLoader(Quits(error), batch_size=2, num_workers=workers)
+    expected = r"ended after 2 of its 4 batches|generator raised StopIteration|sys\.exit"
+    with pytest.raises(RuntimeError, match=expected):
+        make_trainer(loader).train(0, 20)
+
+
+def test_a_loader_that_ends_before_its_length_fails_the_run():
+    class Short(list):
+        def __iter__(self):
+            return iter(self[:3])
+
+    with pytest.raises(RuntimeError, match="ended after 3 of its 4 batches"):
+        make_trainer(Short(batches(4))).train(0, 20)
+
+
+@pytest.mark.parametrize("event", ["before_train", "after_forward", "after_step", "after_train", "after_run"])
+def test_an_exit_with_success_in_a_hook_is_an_error_that_says_where(event):
+    def leave(trainer, *args):
+        raise SystemExit(0)
+
+    trainer, recorder = make_trainer(), Recorder()
+    trainer.register_hooks([CallbackHook(**{event: leave}), recorder])
+    with pytest.raises(RuntimeError, match=r"sys\.exit\(0\) was called .*test_train_loop\.py:\d+, in leave") as info:
+        trainer.train(0, 3)
+    assert f"in hook CallbackHook.{event}" in info.value.__notes__[0]
+    assert recorder.events[-1] == "after_run"
+
+
+def test_an_exit_with_a_code_keeps_its_code():
+    def leave(trainer, *args):
+        raise SystemExit(75)
+
+    trainer = make_trainer()
+    trainer.register_hooks([CallbackHook(after_step=leave)])
+    with pytest.raises(SystemExit) as info:
+        trainer.train(0, 3)
+    assert info.value.code == 75
+
+
 # ---------------------------------------------------------------------------- what a step computes
 
 

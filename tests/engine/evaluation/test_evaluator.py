@@ -3,6 +3,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from hookline.engine.evaluation import (
     DatasetEvaluator,
@@ -44,6 +45,21 @@ def test_every_batch_is_predicted_and_processed():
     model.eval()
     assert all(torch.equal(outputs, model(inputs)) for inputs, outputs in evaluator.seen)
     assert not any(outputs.requires_grad for _, outputs in evaluator.seen)
+
+
+@pytest.mark.parametrize("error", [StopIteration, SystemExit])
+def test_data_that_stops_or_exits_fails_the_evaluation(error):
+    class Quits:
+        def __len__(self):
+            return 6
+
+        def __getitem__(self, index):
+            if index == 4:
+                raise error
+            return torch.ones(2)
+
+    with pytest.raises(RuntimeError, match=r"ended after 2 of its 3 batches|sys\.exit.* after 2 batches"):
+        inference_on_dataset(make_model(), DataLoader(Quits(), batch_size=2), Collect())
 
 
 def test_predict_says_how_the_model_is_called():
