@@ -18,6 +18,7 @@ from .data import build_test_loader, build_train_loader
 from .evaluation import (
     DatasetEvaluator,
     build_evaluator,
+    check_metrics,
     evaluation_context,
     format_results,
     inference_on_dataset,
@@ -81,6 +82,8 @@ class DefaultTrainer(PortedTrainer):
         if not logging.getLogger("hookline").handlers:  # default_setup() was not called
             setup_logger()
         cfg = self.auto_scale_workers(cfg, comm.get_world_size())
+        if cfg.DATASETS.TEST and not self._evaluates_by_itself():
+            check_metrics(cfg)
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
         model = strategy.wrap(self.build_model(cfg), device)
         optimizer = self.build_optimizer(cfg, unwrap_model(model))
@@ -407,6 +410,12 @@ class DefaultTrainer(PortedTrainer):
             results = self.test(self.cfg, unwrap_model(self.model))
         # A subclass's test() may return results on the first rank only. Hooks decide by them on all ranks.
         return comm.broadcast_object(results)
+
+    @classmethod
+    def _evaluates_by_itself(cls) -> bool:
+        """Whether a subclass makes its own evaluators, so that TEST.METRICS may be empty."""
+        names = ("build_evaluator", "test")
+        return any(getattr(cls, name).__func__ is not getattr(DefaultTrainer, name).__func__ for name in names)
 
     def _test_and_keep_results(self) -> Mapping[str, Any]:
         self._last_eval_results = self._test()

@@ -37,7 +37,7 @@ from hookline.engine import (
     unchanged_if_refused,
 )
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.evaluation import format_results, predict_dataset, verify_results
+from hookline.engine.evaluation import check_metrics, format_results, predict_dataset, verify_results
 from hookline.engine.modeling import resolve_device
 from hookline.engine.report import describe_run
 
@@ -64,6 +64,8 @@ def setup(args: argparse.Namespace) -> CfgNode:
             raise ConfigError(f"MODEL.WEIGHTS: {option} needs the weights to {task}: a file, or --resume for the last")
         if args.resume and not has_checkpoints(cfg.OUTPUT_DIR):
             raise ConfigError(f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} to {task}")
+    if cfg.DATASETS.TEST and not args.predict:
+        check_metrics(cfg)
     cfg.freeze()
     return cfg
 

@@ -1,6 +1,6 @@
 """Evaluation: running a model over a data set, metrics, and what is done with results."""
 
-from .build import EVALUATOR_REGISTRY, MetricsEvaluator, build_evaluator, build_metrics, check_evaluation
+from .build import EVALUATOR_REGISTRY, MetricsEvaluator, build_evaluator, build_metrics, check_evaluation, check_metrics
 from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset
 from .metrics import METRIC_REGISTRY, Accuracy, Loss, MeanMetric, MeanSquaredError, Metric
 from .predictions import predict_dataset, write_predictions
@@ -20,6 +20,7 @@ __all__ = [
     "build_evaluator",
     "build_metrics",
     "check_evaluation",
+    "check_metrics",
     "evaluation_context",
     "flatten_results_dict",
     "format_results",

@@ -13,7 +13,14 @@ from .evaluator import DatasetEvaluator
 from .metrics import METRIC_REGISTRY, Metric
 from .predictions import check_format
 
-__all__ = ["EVALUATOR_REGISTRY", "MetricsEvaluator", "build_evaluator", "build_metrics", "check_evaluation"]
+__all__ = [
+    "EVALUATOR_REGISTRY",
+    "MetricsEvaluator",
+    "build_evaluator",
+    "build_metrics",
+    "check_evaluation",
+    "check_metrics",
+]
 
 EVALUATOR_REGISTRY = Registry("EVALUATOR")
 """Evaluators for ``TEST.EVALUATOR.NAME``: given ``cfg``, ``dataset_name``, ``metrics`` (those of ``TEST.METRICS``) and
@@ -72,10 +79,7 @@ def build_evaluator(
         ConfigError: names or arguments are wrong, or ``MetricsEvaluator`` is to be used without metrics.
     """
     entry = cfg.TEST.EVALUATOR
-    if not entry.NAME:
-        raise ConfigError('TEST.EVALUATOR.NAME is empty: set it, for example to "MetricsEvaluator"')
-    if not cfg.TEST.METRICS and EVALUATOR_REGISTRY.get(entry.NAME) is MetricsEvaluator:
-        raise ConfigError('TEST.METRICS is empty: name what to measure on DATASETS.TEST, such as ["Accuracy"]')
+    check_metrics(cfg)
     offered = {
         "cfg": cfg,
         "dataset_name": dataset_name,
@@ -117,6 +121,19 @@ def check_evaluation(cfg: CfgNode) -> None:
     for i, metric in enumerate(cfg.TEST.METRICS):
         name, args = component(metric)
         METRIC_REGISTRY.check(name, args, offered=("cfg",), key=f"TEST.METRICS[{i}].ARGS")
+
+
+def check_metrics(cfg: CfgNode) -> None:
+    """Check that there is something to evaluate with. A script that builds its own evaluators does not need it.
+
+    Raises:
+        ConfigError: no evaluator is named, or ``MetricsEvaluator`` has no metrics.
+    """
+    name = cfg.TEST.EVALUATOR.NAME
+    if not name:
+        raise ConfigError('TEST.EVALUATOR.NAME is empty: set it, for example to "MetricsEvaluator"')
+    if not cfg.TEST.METRICS and EVALUATOR_REGISTRY.get(name, "TEST.EVALUATOR.NAME") is MetricsEvaluator:
+        raise ConfigError('TEST.METRICS is empty: name what to measure on DATASETS.TEST, such as ["Accuracy"]')
 
 
 def _snake_case(name: str) -> str:

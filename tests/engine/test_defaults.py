@@ -440,6 +440,21 @@ def test_as_many_evaluators_as_sets_are_needed(make):
         trainer.test(trainer.cfg, trainer.model, [Fixed(), Fixed()])
 
 
+def test_a_test_set_without_metrics_is_refused_at_the_start_unless_a_subclass_evaluates(make):
+    with pytest.raises(ConfigError, match=r"TEST\.METRICS is empty"):
+        make("TEST.METRICS", [], "CHECKPOINT.BEST.METRIC", "", folder="refused")
+
+    class Mine(DefaultTrainer):
+        @classmethod
+        def build_evaluator(cls, cfg, dataset_name):
+            return Fixed(dataset_name)
+
+    cfg = make("CHECKPOINT.BEST.METRIC", "").cfg.clone()
+    cfg.defrost()
+    cfg.TEST.METRICS = []
+    assert Mine(cfg).evaluate()["synthetic"]["batches"] == 5
+
+
 def test_parts_and_hooks_and_writers_are_replaced_in_a_subclass(make):
     class Written(EventWriter):
         times = 0

@@ -439,6 +439,11 @@ ERRORS = {
         ["--eval-only", "DATASETS.TEST", "[]", "CHECKPOINT.BEST.METRIC", ""],
         ["DATASETS.TEST", "--eval-only"],
     ),
+    "no metric for a test set": (["TEST.METRICS", "[]", "CHECKPOINT.BEST.METRIC", ""], ["TEST.METRICS is empty"]),
+    "no metric to evaluate by": (
+        ["--eval-only", "TEST.METRICS", "[]", "CHECKPOINT.BEST.METRIC", "", "MODEL.WEIGHTS", "file"],
+        ["TEST.METRICS is empty"],
+    ),
 }
 
 
