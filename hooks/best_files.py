@@ -96,6 +96,8 @@ class BestFiles:
         try:
             local = self._checkpointer.path_manager.get_local_path(path)
             local = os.path.join(local, "state.pth") if os.path.isdir(local) else local
+            if not os.path.isfile(local):  # a pipe would be waited for
+                raise ValueError("it is not a file")
             content = torch.load(local, map_location="cpu", weights_only=True, mmap=True)
             if "best_metric" in content:
                 _entry(content)

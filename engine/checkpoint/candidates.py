@@ -14,7 +14,7 @@ from .checkpoint_file import verify_checkpoint
 from .matching import plain_name
 from .torch_files import load_torch_file
 
-__all__ = ["OtherModelError", "check_resumable", "newest_first", "saved_config"]
+__all__ = ["OtherModelError", "check_resumable", "iterations", "newest_first", "saved_config"]
 
 
 class OtherModelError(ConfigError):
@@ -48,10 +48,27 @@ def _iteration(path: str) -> int:
     """The iteration that a local checkpoint says it holds; -1 if it does not."""
     os.stat(path)
     try:
-        content = load_torch_file(_state_of(path), mmap=True)
-        return int(content["iteration"] if "iteration" in content else content["trainer"]["iteration"])
-    except (ConfigError, KeyError, TypeError, ValueError):
+        return max(iterations(load_torch_file(_state_of(path), mmap=True)), default=-1)
+    except ConfigError:
         return -1
+
+
+def iterations(content: Any) -> list[int]:
+    """The iterations that a checkpoint gives, its own and its trainer's.
+
+    Raises:
+        ConfigError: one is not an iteration. A trainer that has finished none has -1.
+    """
+    content = content if isinstance(content, dict) else {}
+    trainer = content.get("trainer", {})
+    if not isinstance(trainer, dict):
+        raise ConfigError(f"the state of the trainer is a {type(trainer).__name__}, not a dict")
+    found = [part["iteration"] for part in (content, trainer) if "iteration" in part]
+    for value in found:
+        if type(value) is not int or value < -1:
+            shown = value if type(value) is int else f"a {type(value).__name__}"
+            raise ConfigError(f"its iteration is {shown}, not a number of at least 0")
+    return found
 
 
 def _state_of(path: str) -> str:
@@ -86,6 +103,10 @@ def check_resumable(path: str, needed: Collection[str], name: str = "", model: n
         missing = {"model", *needed} - content.keys()
         if missing:
             raise ConfigError(f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}")
+        try:
+            iterations(content)
+        except ConfigError as error:
+            raise ConfigError(f"{path} cannot be resumed from: {error}") from None
         if model is not None and not os.path.isdir(path) and not _is_of(content["model"], model):
             raise OtherModelError(f"{path} is a checkpoint of another model")
     except ConfigError as error:
@@ -113,9 +134,13 @@ def saved_config(folder: str) -> str:
     paths = []
     with suppress(OSError):
         paths = newest_first(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
-    with suppress(OSError, UnicodeDecodeError), open(os.path.join(folder, "last_checkpoint")) as file:
-        paths.insert(0, os.path.join(folder, os.path.basename(file.read().strip())))
+    tag = os.path.join(folder, "last_checkpoint")
+    with suppress(OSError, UnicodeDecodeError):
+        if os.path.isfile(tag):
+            with open(tag) as file:
+                paths.insert(0, os.path.join(folder, os.path.basename(file.read(4096).strip())))
     for path in paths:
         with suppress(ConfigError, OSError, KeyError, TypeError):
+            verify_checkpoint(_state_of(path))
             return str(load_torch_file(_state_of(path), mmap=True)["trainer"]["run"]["config"])
     return ""

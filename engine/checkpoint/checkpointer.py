@@ -39,15 +39,19 @@ from ...config.files import put_back, remove_leftovers, replace_file
 from ...hooks.models import unwrap_model
 from .. import comm
 from ..state import to_plain
-from .candidates import OtherModelError, check_resumable, newest_first
+from .candidates import OtherModelError, check_resumable, iterations, newest_first
 from .checkpoint_file import write_checkpoint
 from .matching import LoadReport, load_weights, plain_name
 from .saver import CheckpointError, OnError, Saver, Then
 from .staging import Staging
 from .storages import compact
+from .torch_files import first_line
 from .weights import choose_weights, find_checkpoint, read_checkpoint
 
 __all__ = ["CheckpointError", "Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
+
+# No more than this is read of last_checkpoint.
+_MAX_NAME = 4096
 
 
 class Checkpointer(_FvcoreCheckpointer):
@@ -254,9 +258,12 @@ class Checkpointer(_FvcoreCheckpointer):
 
     def get_checkpoint_file(self) -> str:
         """The file that ``last_checkpoint`` points to; empty if there is none, or what it says is no file's name."""
+        tag = os.path.join(self.save_dir, "last_checkpoint")
         try:
-            with self.path_manager.open(os.path.join(self.save_dir, "last_checkpoint"), "r") as file:
-                name = file.read().strip()
+            if _is_local(tag) and not os.path.isfile(tag):  # a pipe would be waited for
+                return ""
+            with self.path_manager.open(tag, "r") as file:
+                name = file.read(_MAX_NAME).strip()
         except (OSError, UnicodeDecodeError):
             return ""
         if not name or os.path.basename(name) != name or not name.isprintable():
@@ -296,6 +303,8 @@ class Checkpointer(_FvcoreCheckpointer):
         checkpoint = self._load_weights(local) if checkpointables == [] else self._load_file(local)
         try:
             checkpoint["model"], self._taken = choose_weights(checkpoint, weights_from)
+            if self.checkpointables and checkpointables != []:
+                iterations(checkpoint)
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
         self.loaded_from = path
@@ -308,8 +317,20 @@ class Checkpointer(_FvcoreCheckpointer):
         for name in self.checkpointables if checkpointables is None else checkpointables:
             if name in checkpoint:
                 self.logger.debug("Loading %s from %s", name, path)
-                self.checkpointables[name].load_state_dict(checkpoint.pop(name))
+                self._load_state(name, checkpoint.pop(name))
         return checkpoint
+
+    def _load_state(self, name: str, state: Any) -> None:
+        try:
+            self.checkpointables[name].load_state_dict(state)
+        except (ConfigError, OSError):
+            raise
+        except Exception as error:  # of any kind, as the state happens to be
+            self.logger.debug("Cannot load %s", name, exc_info=True)
+            raise ConfigError(
+                f"{self.loaded_from}: the state of '{name}' in it cannot be loaded ({type(error).__name__}: "
+                f"{first_line(error)})"
+            ) from error
 
     def _fetch(self, path: str) -> str:
         """Where a file or folder is locally; what a URI names is downloaded, once.

@@ -22,7 +22,7 @@ from ..data.transfer import move_to_device
 from ..modeling import build_adapter, build_model, resolve_device
 from .checkpointer import Checkpointer, unwrap_model
 from .matching import plain_name
-from .torch_files import first_line
+from .torch_files import first_line, printable
 from .weights import choose_weights, find_checkpoint, read_checkpoint
 
 __all__ = ["FORMATS", "Exported", "export_program", "export_weights"]
@@ -139,9 +139,9 @@ def origin(checkpoint: Mapping[str, Any]) -> dict[str, str]:
         found["iteration"] = str(iteration)
     run = trainer.get("run")
     if isinstance(run, Mapping) and isinstance(run.get("config"), str):
-        name = CfgNode.load_cfg(run["config"]).get("MODEL", {}).get("NAME")
-        if name:
-            found["model"] = str(name)
+        model = CfgNode.load_cfg(run["config"]).get("MODEL")
+        if isinstance(model, Mapping) and model.get("NAME"):
+            found["model"] = printable(str(model["NAME"]))
     return found
 
 

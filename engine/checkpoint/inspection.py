@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import torch
 
 from ...config import CfgNode, ConfigError, get_cfg
-from .checkpoint_file import verify_checkpoint
-from .sharded import is_sharded_folder, verify_folder
 from .weights import averaged_weights, choose_weights, find_checkpoint, read_checkpoint
 
 __all__ = ["compare_checkpoints", "hash_weights", "inspect_checkpoint"]
@@ -60,30 +57,30 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
         ConfigError: there is no such file, it is damaged, or it is no checkpoint.
     """
     path = find_checkpoint(path)
-    if os.path.isdir(path) and is_sharded_folder(path):
-        verify_folder(path)
-    elif os.path.isfile(path) and zipfile.is_zipfile(path):
-        verify_checkpoint(path)
     checkpoint = read_checkpoint(path, mmap=os.path.isfile(path))
     trainer = checkpoint.get("trainer")
     trainer = trainer if isinstance(trainer, Mapping) else {}
     averaged = averaged_weights(checkpoint)
-    data = trainer.get("data")
+    data, hooks = trainer.get("data"), trainer.get("hooks")
     return {
         "file": path,
         "megabytes": _size(path) / _MEGABYTE,
-        "iteration": trainer.get("iteration", checkpoint.get("iteration")),
-        "epoch": data.get("epoch") if isinstance(data, Mapping) else None,
+        "iteration": _number(trainer.get("iteration", checkpoint.get("iteration"))),
+        "epoch": _number(data.get("epoch")) if isinstance(data, Mapping) else None,
         "weights": _describe_weights(checkpoint["model"]),
         "averaged": _describe_weights(averaged) if averaged else None,
         "optimizer": _describe_optimizer(trainer.get("optimizer", checkpoint.get("optimizer")), _config(checkpoint)),
         "hooks": {
             str(key): sorted(map(str, state)) if isinstance(state, Mapping) else []
-            for key, state in trainer.get("hooks", {}).items()
+            for key, state in (hooks.items() if isinstance(hooks, Mapping) else ())
         },
         "config": _config_changes(checkpoint),
         "other": sorted(str(key) for key in {**checkpoint, **trainer} if key not in _DESCRIBED),
     }
+
+
+def _number(value: Any) -> int | None:
+    return value if type(value) is int else None
 
 
 _DESCRIBED = {"model", "trainer", "iteration", "optimizer", "hooks"}

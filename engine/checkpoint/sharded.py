@@ -28,6 +28,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...config import ConfigError
 from ...config.files import displaced, replace_file, replace_text, sync_directory, temporary_path
+from .. import comm
 from .checkpoint_file import verify_checkpoint, write_checkpoint
 from .distributed_files import load_tensors, read_metadata, tensor_places
 from .torch_files import first_line, load_torch_file
@@ -281,7 +282,7 @@ def verify_folder(path: str) -> None:
 
 
 def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bool] | None = None) -> Any:
-    """Read a checkpoint, on any number of ranks; all of them call it together.
+    """Verify and read a checkpoint, on any number of ranks. All of them call this together; one verifies.
 
     Args:
         path: the folder.
@@ -294,6 +295,7 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
     Raises:
         ConfigError: it is damaged.
     """
+    _verify_for_all(path)
     state = load_torch_file(os.path.join(path, STATE_FILE))
     metadata = read_metadata(path)
     there = tensor_places(metadata)
@@ -315,6 +317,17 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
     _walk(state, place)
     load_tensors(path, metadata, _nested(tensors))
     return _walk(state, lambda keys, value: tensors.get(keys) if _is_mark(value) else value)
+
+
+def _verify_for_all(path: str) -> None:
+    problem = ""
+    if comm.is_main_process():
+        try:
+            verify_folder(path)
+        except ConfigError as error:
+            problem = str(error)
+    if problem := comm.broadcast_object(problem):
+        raise ConfigError(problem)
 
 
 def _is_mark(value: Any) -> bool:

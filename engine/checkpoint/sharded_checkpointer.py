@@ -18,14 +18,13 @@ from .sharded import (
     is_sharded_folder,
     like_model,
     local_parts,
-    read_folder,
     shard,
     split_shards,
     with_parts,
     write_folder,
 )
 from .storages import compact
-from .weights import is_place_of_weights, read_checkpoint
+from .weights import read_checkpoint
 
 __all__ = ["ShardedCheckpointer"]
 
@@ -100,7 +99,7 @@ class ShardedCheckpointer(Checkpointer):
         """What a file or folder holds; of sharded tensors this rank's parts."""
         like = like_model(self.model, self._optimizers())
         if is_sharded_folder(f):
-            return read_folder(f, like, is_place_of_weights if mmap else None)
+            return read_checkpoint(f, mmap=mmap, like=like)
         # Mapped, not read: a rank reads no more of a file than its parts.
         return shard(read_checkpoint(f, mmap=True), like)
 

@@ -1,6 +1,7 @@
 """Reading torch.save's files without running code in them, numpy arrays included."""
 
 import math
+import os
 import re
 import warnings
 import zipfile
@@ -12,7 +13,7 @@ import torch
 
 from ...config import ConfigError
 
-__all__ = ["load_torch_file"]
+__all__ = ["load_torch_file", "printable"]
 
 # What a file of torch.save() began with before it was a zip archive: a pickled number.
 _LEGACY = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -29,8 +30,11 @@ def load_torch_file(path: str, *, mmap: bool = False) -> Any:
         What was saved, numpy's numbers as Python's, its arrays as tensors.
 
     Raises:
-        ConfigError: the file is damaged, is none of torch.save's, or holds objects that could run code.
+        ConfigError: the file is damaged, is none of torch.save's, or holds objects that could run code; or what it
+            holds would be out of all proportion to the file.
     """
+    if not os.path.isfile(path):  # a pipe would be waited for
+        raise ConfigError(f"{path} {'is not a file' if os.path.exists(path) else 'does not exist'}")
     mmap = mmap and zipfile.is_zipfile(path)
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(_STAND_INS):
@@ -39,7 +43,11 @@ def load_torch_file(path: str, *, mmap: bool = False) -> Any:
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except Exception as error:  # of any kind, as the bytes happen to be
         raise ConfigError(_explain(path, error)) from error
-    return _without_stand_ins(content)
+    try:
+        return _Contents().plain(content)
+    except (ValueError, RecursionError) as error:
+        problem = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError(f"{path} is damaged, or is not a checkpoint: {problem}") from error
 
 
 def _explain(path: str, error: Exception) -> str:
@@ -85,9 +93,14 @@ def _is_plain_pickle(path: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, for a message of one's own; its type's name where it has none."""
+    """The first line of an error's message, or the name of its type where it has none."""
     lines = str(error).strip().splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+    return printable(lines[0][:200]) if lines else type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Text from a file, fit for a terminal: control characters are escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 # ---------------------------------------------------------------------------- numpy
@@ -151,14 +164,71 @@ _STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
 ]
 
 
-def _without_stand_ins(content: Any) -> Any:
-    if isinstance(content, _Array | _Scalar):
-        return content.value
-    if isinstance(content, dict):  # in place: a state dict has attributes
-        for key, value in content.items():
-            content[key] = _without_stand_ins(value)
-    elif type(content) is list:
-        content[:] = map(_without_stand_ins, content)
-    elif type(content) is tuple:
-        return tuple(map(_without_stand_ins, content))
-    return content
+# ---------------------------------------------------------------------------- what was read
+
+# A few bytes of a pickle can refer to the same data so often that no program comes to the end of it.
+_MAX_REPEATED = 100
+_MAX_VALUES = 1_000_000
+_MAX_TENSOR = 1 << 30  # bytes beyond those in the file
+
+
+class _Contents:
+    """Puts values in the place of stand-ins, and counts."""
+
+    def __init__(self) -> None:
+        # By the id of a container: itself, so that it stays alive; its plain form; how many values it has in all.
+        self._done: dict[int, tuple[Any, Any, int] | None] = {}
+        self._distinct = 0
+
+    def plain(self, content: Any) -> Any:
+        """The content without stand-ins.
+
+        Raises:
+            ValueError: it contains itself, refers to the same data too often, or has tensors far larger than the file.
+            RecursionError: it is nested too deeply.
+        """
+        value, count = self._visit(content)
+        if count > _MAX_REPEATED * self._distinct + _MAX_VALUES:
+            raise ValueError("it refers to the same data over and over")
+        return value
+
+    def _visit(self, value: Any) -> tuple[Any, int]:
+        if isinstance(value, _Array | _Scalar):
+            return value.value, 1
+        if isinstance(value, torch.Tensor):
+            _check_size(value)
+            return value, 1
+        if not isinstance(value, dict) and type(value) not in (list, tuple):
+            return value, 1
+        if id(value) in self._done:
+            done = self._done[id(value)]
+            if done is None:
+                raise ValueError("it contains itself")
+            return done[1], done[2]
+        self._done[id(value)] = None
+        plain, count = self._container(value)
+        self._done[id(value)] = (value, plain, count)
+        self._distinct += len(value)
+        return plain, count
+
+    def _container(self, value: Any) -> tuple[Any, int]:
+        count = 1
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        changed = {}
+        for key, item in items:
+            new, number = self._visit(item)
+            count += number
+            if new is not item:
+                changed[key] = new
+        if not changed:
+            return value, count
+        if isinstance(value, tuple):
+            return tuple(changed.get(index, item) for index, item in enumerate(value)), count
+        for key, new in changed.items():  # in place: a state dict has attributes
+            value[key] = new
+        return value, count
+
+
+def _check_size(tensor: torch.Tensor) -> None:
+    if tensor.layout is torch.strided and tensor.nbytes > tensor.untyped_storage().nbytes() + _MAX_TENSOR:
+        raise ValueError(f"a tensor of {tensor.nbytes} bytes is far larger than what the file holds of it")

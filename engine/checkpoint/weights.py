@@ -3,15 +3,19 @@
 import json
 import os
 import struct
+import zipfile
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
 from ...config import ConfigError, suggest_file
 from .. import comm
 from .checkpoint_file import verify_checkpoint
-from .torch_files import first_line, load_torch_file
+from .torch_files import first_line, load_torch_file, printable
+
+if TYPE_CHECKING:
+    from .sharded import Like
 
 __all__ = [
     "averaged_weights",
@@ -32,6 +36,8 @@ _HUGGING_FACE = (
 # Where a checkpoint keeps the model's weights: ours, detectron2's and fvcore's, Lightning's, torch's tutorial's,
 # DeepSpeed's.
 _MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module")
+# No more than this is read of last_checkpoint.
+_MAX_NAME = 4096
 # Where those of others keep averaged ones.
 _AVERAGED_KEYS = ("model_ema", "ema_state_dict", "state_dict_ema", "ema_model", "ema")
 
@@ -54,15 +60,18 @@ def find_checkpoint(path: str) -> str:
         raise ConfigError(f"{path} is neither a file nor a folder, but a device or the like: name a file of weights")
     if not os.path.isdir(path):
         raise ConfigError(f"there is no file {path}{suggest_file(path)}")
-    if os.path.isfile(os.path.join(path, ".metadata")):
+    if _is_distributed(path):
         return path
     tag = os.path.join(path, "last_checkpoint")
     if os.path.isfile(tag):
         with open(tag, errors="replace") as file:
-            last = os.path.join(path, file.read().strip())
-        if last == os.path.join(path, "") or not os.path.exists(last):
-            raise ConfigError(f"{tag} points to {last}, which is not there; name a file of {path} instead")
-        return find_checkpoint(last) if os.path.isdir(last) else last
+            name = printable(file.read(_MAX_NAME).strip())
+        last = os.path.join(path, name)
+        if not name or os.path.basename(name) != name or not (os.path.isfile(last) or _is_distributed(last)):
+            raise ConfigError(
+                f"{tag} points to {last}, which is not there, or no checkpoint; name a file of {path} instead"
+            )
+        return last
     for name in _HUGGING_FACE:
         if os.path.isfile(os.path.join(path, name)):
             return os.path.join(path, name)
@@ -73,8 +82,16 @@ def find_checkpoint(path: str) -> str:
     )
 
 
-def read_checkpoint(path: str, *, mmap: bool = False) -> dict[str, Any]:
-    """Read a checkpoint or weights of any known format, without running code in them.
+def _is_distributed(path: str) -> bool:
+    """Whether a path is a folder of torch.distributed.checkpoint."""
+    return os.path.isfile(os.path.join(path, ".metadata"))
+
+
+def read_checkpoint(path: str, *, mmap: bool = False, like: "Like | None" = None) -> dict[str, Any]:
+    """Read a checkpoint or weights of any known format, verify them, and run no code in them.
+
+    Every load comes through here. Where there are checksums (in files of ``torch.save``, and in our folders), all of
+    them are compared.
 
     Known are files of ``torch.save``: checkpoints of hookline, detectron2, fvcore and Lightning, and plain state
     dicts; safetensors; Hugging Face's folders, in one or several files; folders of ``torch.distributed.checkpoint``,
@@ -85,6 +102,7 @@ def read_checkpoint(path: str, *, mmap: bool = False) -> dict[str, Any]:
         mmap: map files into memory, so that only what is looked at is read; where the format allows it. Of folders of
             ``torch.distributed.checkpoint`` sharded tensors other than weights are left out, and None is in their
             place.
+        like: how sharded tensors of our folders are sharded in this run; by default they come whole.
 
     Returns:
         ``{"model": {name: tensor}}``, tensors on the CPU, and what else the file holds.
@@ -93,19 +111,33 @@ def read_checkpoint(path: str, *, mmap: bool = False) -> dict[str, Any]:
         ConfigError: there is no such file, it is damaged, or it holds no weights.
     """
     path = find_checkpoint(path)
-    if os.path.isdir(path):
-        from .sharded import is_sharded_folder, read_folder
+    checkpoint = _read(path, mmap, like)
+    _check_names(path, checkpoint["model"])
+    return checkpoint
 
-        if is_sharded_folder(path):
-            return read_folder(path, wanted=is_place_of_weights if mmap else None)
+
+def _read(path: str, mmap: bool, like: "Like | None") -> dict[str, Any]:
+    if not os.path.isdir(path):
+        return _read_shards(path, mmap) if path.endswith(".index.json") else _read_file(path, mmap)
+    from .sharded import is_sharded_folder, read_folder
+
+    if not is_sharded_folder(path):
         return _read_distributed(path)
-    if path.endswith(".index.json"):
-        return _read_shards(path, mmap)
-    return _read_file(path, mmap)
+    content = read_folder(path, like, is_place_of_weights if mmap else None)
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        raise ConfigError(f"{path} is not a checkpoint: it has no 'model'")
+    return content
+
+
+def _check_names(path: str, weights: Mapping[Any, Any]) -> None:
+    """Refuse names that would do something to the terminal they are printed on."""
+    for name in weights:
+        if not isinstance(name, str) or not name.isprintable():
+            raise ConfigError(f"{path} is damaged, or is not a checkpoint: a weight has the name {name!r}")
 
 
 def check_weights(path: str, source: str = "auto") -> None:
-    """Make sure that a local file or folder holds weights. Tensors are read where there are checksums to compare.
+    """Make sure that a local file or folder holds weights, and verify them.
 
     Args:
         path: see :func:`find_checkpoint`.
@@ -124,10 +156,7 @@ def check_weights(path: str, source: str = "auto") -> None:
             verify_folder(path)
         return
     try:
-        checkpoint = read_checkpoint(path, mmap=True)
-        choose_weights(checkpoint, source)
-        if "trainer" in checkpoint and comm.is_main_process():  # a run's, which has checksums
-            verify_checkpoint(path)
+        choose_weights(read_checkpoint(path, mmap=True), source)
     except ConfigError as error:
         raise ConfigError(str(error) if path in str(error) else f"{path}: {error}") from error
 
@@ -175,18 +204,22 @@ def choose_weights(checkpoint: Mapping[str, Any], source: str = "auto") -> tuple
 def _find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], bool] | None:
     """Whose averaged weights there are, they themselves, and whether the run evaluated them."""
     trainer = checkpoint.get("trainer")
-    hooks = trainer.get("hooks", {}) if isinstance(trainer, Mapping) else {}
+    hooks = trainer.get("hooks") if isinstance(trainer, Mapping) else None
+    hooks = hooks if isinstance(hooks, Mapping) else {}
     found = [
         (str(key), dict(state["averaged_model"]), bool(state.get("evaluate", True)))
         for key, state in hooks.items()
-        if isinstance(state, Mapping) and state.get("averaged_model")
+        if isinstance(state, Mapping) and _is_state_dict(state.get("averaged_model")) and state["averaged_model"]
     ]
+    for key, weights, _ in found:
+        _check_names(f"the state of {printable(key)}", weights)
     if found:  # one that was evaluated goes before one that was not
         return max(found, key=lambda one: one[2])
     for key in _AVERAGED_KEYS:
-        weights = checkpoint.get(key)
-        if _is_state_dict(weights):
-            return key, dict(weights), False
+        others = checkpoint.get(key)
+        if _is_state_dict(others):
+            _check_names(f"its '{key}'", others)
+            return key, dict(others), False
     return None
 
 
@@ -196,6 +229,8 @@ def _find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], 
 def _read_file(path: str, mmap: bool) -> dict[str, Any]:
     if _is_safetensors(path):
         return _read_safetensors(path)
+    if zipfile.is_zipfile(path):  # older files of torch.save have no checksums
+        verify_checkpoint(path)
     content = load_torch_file(path, mmap=mmap)
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is not a checkpoint: it holds a {type(content).__name__}, not a dict")
@@ -206,7 +241,7 @@ def _read_file(path: str, mmap: bool) -> dict[str, Any]:
         return {"model": content}
     if isinstance(content.get("model"), dict):
         return content
-    there = ", ".join(map(str, list(content)[:10])) or "nothing"
+    there = printable(", ".join(map(str, list(content)[:10]))) or "nothing"
     raise ConfigError(f"{path} is not a checkpoint: it has no 'model', only {there}")
 
 
@@ -258,7 +293,7 @@ def _read_shards(index: str, mmap: bool) -> dict[str, Any]:
         files = sorted(set(places.values()))
         if not files or any(os.path.basename(name) != name for name in files):
             raise ValueError("it names no files of its folder")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except Exception as error:  # of any kind, as the bytes happen to be
         raise ConfigError(f"{index} is damaged, or is not an index of weights ({first_line(error)})") from error
     folder = os.path.dirname(index)
     if gone := [name for name in files if not os.path.isfile(os.path.join(folder, name))]:

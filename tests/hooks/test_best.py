@@ -1,5 +1,6 @@
 import logging
 import math
+import os
 from functools import partialmethod
 from pathlib import Path
 
@@ -488,6 +489,31 @@ def test_a_failed_run_keeps_its_weights(make):
 def test_no_best_to_load_is_a_warning(make, log):
     run(make, [math.nan, math.nan], load_at_end=True)
     assert "There is no " in log.text
+
+
+def test_a_damaged_best_is_refused_and_not_taken_for_the_best(make):
+    def damage(trainer):
+        path = Path(checkpointer.save_dir, "model_best.pth")
+        content = bytearray(path.read_bytes())
+        weight = saved(checkpointer, "model_best")["model"]["fc.weight"].numpy().tobytes()
+        content[content.index(weight) + 2] ^= 1
+        path.write_bytes(content)
+
+    trainer, checkpointer = make()
+    hooks = best_hooks(checkpointer, [0.3, 0.9, 0.4], load_at_end=True)
+    trainer.register_hooks([*hooks, CallbackHook(after_train=damage)])
+    with pytest.raises(ConfigError, match=r"model_best\.pth is damaged"):
+        trainer.train(0, 6)
+    assert hooks[2].loaded_iter is None
+    assert torch.equal(trainer.model.fc.weight, saved(checkpointer, "model_final")["model"]["fc.weight"])
+
+
+def test_a_pipe_in_the_place_of_the_best_is_not_waited_for(make):
+    trainer, checkpointer = make()
+    os.mkfifo(f"{checkpointer.save_dir}/model_best.pth")
+    trainer.register_hooks(best_hooks(checkpointer, [0.3, 0.9]))
+    trainer.train(0, 4)
+    assert kept(checkpointer) == {"model_best": (4, 0.9)}
 
 
 def test_an_asynchronous_save_of_the_best_is_whole_before_it_is_loaded(make, tmp_path):

@@ -1,3 +1,4 @@
+import math
 import os
 
 import pytest
@@ -30,6 +31,17 @@ def test_files_are_tried_from_the_newest_on_by_what_they_hold(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("junk", ["pipe", torch.ones(2), {"trainer": torch.ones(2)}, {"iteration": math.inf}, {}])
+def test_what_says_no_iteration_is_tried_last_and_is_not_waited_for(tmp_path, junk):
+    torch.save({"iteration": 3}, tmp_path / "model_0000003.pth")
+    if junk == "pipe":
+        os.mkfifo(tmp_path / "model_0000009.pth")
+    else:
+        torch.save(junk, tmp_path / "model_0000009.pth")
+    found = newest_first(str(path) for path in tmp_path.iterdir())
+    assert [os.path.basename(path) for path in found] == ["model_0000003.pth", "model_0000009.pth"]
+
+
 def test_behind_a_uri_numbers_tell_which_is_newer():
     names = ["model_9.pth", "model_10.pth", "model_final.pth", "model_best_3.pth", "model_exception.pth"]
     found = newest_first(f"memory://run7/{name}" for name in names)
@@ -42,6 +54,10 @@ def test_behind_a_uri_numbers_tell_which_is_newer():
         ([1], "is not a checkpoint: it holds a list"),
         ({"model": {}}, "cannot be resumed from: it has no trainer"),
         ({"trainer": {}}, "cannot be resumed from: it has no model"),
+        ({"model": {}, "trainer": 7}, "cannot be resumed from: the state of the trainer is a int"),
+        ({"model": {}, "trainer": {"iteration": -5}}, "cannot be resumed from: its iteration is -5"),
+        ({"model": {}, "trainer": {}, "iteration": math.inf}, "cannot be resumed from: its iteration is a float"),
+        ({"model": {}, "trainer": {"iteration": torch.ones(3)}}, "cannot be resumed from: its iteration is a Tensor"),
     ],
 )
 def test_a_whole_file_without_the_runs_state_is_not_one_to_resume_from(tmp_path, content, message):

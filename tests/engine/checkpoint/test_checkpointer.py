@@ -382,3 +382,61 @@ def test_a_file_that_is_no_checkpoint_is_an_error_that_says_why(folder, tmp_path
     torch.save(content, path)
     with pytest.raises(ConfigError, match=rf"other\.pth is not a checkpoint: it {message}"):
         Checkpointer(net(), str(folder)).resume_or_load(str(path), resume=False)
+
+
+# ---------------------------------------------------------------------------- files that somebody prepared
+
+
+@pytest.mark.parametrize("name", ["last_checkpoint", "model_b.pth"])
+def test_a_pipe_in_the_place_of_a_file_is_passed_over_and_not_waited_for(folder, name):
+    model = net()
+    checkpointer = Checkpointer(model, str(folder), counter=Counter(5))
+    checkpointer.save("model_a")
+    if name == "last_checkpoint":
+        os.remove(folder / name)
+    else:
+        (folder / "last_checkpoint").write_text(name)
+    os.mkfifo(folder / name)
+    counter = Counter()
+    Checkpointer(net(1), str(folder), counter=counter).resume_or_load("")
+    assert counter.value == 5
+
+
+@pytest.mark.parametrize("junk", [7, "text", [1], {}, {"value": 1, "iteration": -5}])
+def test_a_state_that_cannot_be_loaded_is_an_error_that_names_it(folder, junk):
+    torch.save({"model": net().state_dict(), "trainer": junk}, folder.with_suffix(".pth"))
+    with pytest.raises(ConfigError, match=r"run\.pth.*trainer|run\.pth: its iteration is -5"):
+        Checkpointer(net(1), trainer=Counter()).load(str(folder.with_suffix(".pth")))
+
+
+def flip_a_bit(path, of):
+    """Damage the bytes of a tensor in a file, of which torch itself notices nothing where it is mapped."""
+    content = bytearray(path.read_bytes())
+    content[content.index(of.numpy().tobytes()) + 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("checkpointables", [None, []])
+@pytest.mark.parametrize("ours", [True, False])
+def test_every_load_verifies_and_leaves_the_model_as_it_was(folder, ours, checkpointables):
+    model = net()
+    Checkpointer(model, str(folder)).save("model")
+    if not ours:
+        torch.save(model.state_dict(), folder / "model.pth")
+    flip_a_bit(folder / "model.pth", model[0].weight.detach())
+    other = net(1)
+    with pytest.raises(ConfigError, match=r"model\.pth is damaged: the checksum of"):
+        Checkpointer(other).load(str(folder / "model.pth"), checkpointables)
+    assert equal(other, net(1))
+
+
+def test_a_file_written_without_checksums_is_loaded(folder):
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(net().state_dict(), folder.with_suffix(".pth"))
+    finally:
+        torch.serialization.set_crc32_options(before)
+    model = net(1)
+    Checkpointer(model).load(str(folder.with_suffix(".pth")))
+    assert equal(model, net())

@@ -3,6 +3,7 @@
 import argparse
 import os
 import pickle
+import sys
 import zipfile
 
 import numpy as np
@@ -155,3 +156,51 @@ def test_a_torchscript_program_is_refused_with_what_to_do(tmp_path):
         archive.writestr("program/code/model.py", "")
         archive.writestr("program/version", "3")
     assert "TorchScript" in refused(path)
+
+
+def nested(value, levels):
+    for _ in range(levels):
+        value = [value, value]
+    return value
+
+
+def test_a_file_that_refers_to_the_same_data_over_and_over_is_refused(tmp_path):
+    torch.save({"model": {}, "trainer": nested("x", 60)}, tmp_path / "model.pth")
+    assert "it refers to the same data over and over" in refused(tmp_path / "model.pth")
+
+
+def test_data_that_is_there_twice_is_read_as_one(tmp_path):
+    array = np.arange(3)
+    content = loaded(tmp_path, {"a": [array], "b": nested([array], 3)})
+    assert content["b"][0][1][0] is content["b"][1][0][1]
+    assert torch.equal(content["b"][0][0][0][0], torch.arange(3))
+
+
+def test_a_file_that_contains_itself_or_is_nested_too_deeply_is_refused(tmp_path):
+    itself, deep = [], []
+    itself.append(itself)
+    for _ in range(5000):
+        deep = [deep]
+    for content, message in ((itself, "it contains itself"), (deep, "it is nested too deeply")):
+        save_unchecked(content, tmp_path / "model.pth")
+        assert message in refused(tmp_path / "model.pth")
+
+
+def save_unchecked(content, path):
+    """Save what is too deep for the pickler at the usual limit."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)
+    try:
+        torch.save(content, path)
+    finally:
+        sys.setrecursionlimit(before)
+
+
+def test_a_tensor_far_larger_than_the_file_is_refused(tmp_path):
+    torch.save({"a": torch.ones(1).expand(1 << 40)}, tmp_path / "model.pth")
+    assert "is far larger than what the file holds of it" in refused(tmp_path / "model.pth")
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "model.pth")
+    assert "is not a file" in refused(tmp_path / "model.pth")

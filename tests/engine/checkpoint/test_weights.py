@@ -190,6 +190,33 @@ def test_a_last_checkpoint_that_is_not_there_is_named(tmp_path):
     assert "model_7.pth, which is not there" in refused(tmp_path)
 
 
+@pytest.mark.parametrize("target", ["../other.pth", "/etc/passwd", "pipe", "x\x1b[2J", "loop"])
+def test_a_last_checkpoint_that_names_no_checkpoint_of_its_folder_is_refused(tmp_path, target):
+    torch.save(STATE, tmp_path / "other.pth")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe")
+    os.symlink(folder, folder / "loop")
+    (folder / "last_checkpoint").write_text(target)
+    message = refused(folder)
+    assert "points to" in message
+    assert message.isprintable()
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Jb", "a\nb", "a\u202eb", 7])
+@pytest.mark.parametrize("averaged", [True, False])
+def test_names_of_weights_cannot_write_to_the_terminal(tmp_path, name, averaged):
+    state = {name: torch.ones(1)}
+    hooks = {"EMA": {"averaged_model": state}}
+    content = {"model": STATE, "trainer": {"hooks": hooks}} if averaged else {"model": state}
+    torch.save(content, tmp_path / "model.pth")
+    if averaged and isinstance(name, int):
+        return  # not weights
+    message = refused(tmp_path / "model.pth", lambda path: choose_weights(read_checkpoint(path), "auto"))
+    assert f"a weight has the name {name!r}" in message
+    assert message.isprintable()
+
+
 def test_a_misspelt_file_is_refused_with_the_nearest(tmp_path):
     torch.save(STATE, tmp_path / "model_final.pth")
     assert refused(tmp_path / "model_finl.pth").endswith(f"did you mean '{tmp_path}/model_final.pth'?")
