@@ -256,7 +256,7 @@ _C.PARALLEL = CN()
 # How several processes train one model: a component of STRATEGY_REGISTRY. "auto": "ddp" if there are several.
 _C.PARALLEL.NAME = "auto"
 _C.PARALLEL.ARGS = CN(new_allowed=True)
-# How long a rank waits for the others in a collective, before it fails and says where it stands: a time.
+# How long a rank waits for the others, at the start, in collectives and at barriers, before it fails: a time.
 _C.PARALLEL.TIMEOUT = Typed("30min", Duration.parse_time)
 
 # Names that these keys have in detectron2.

@@ -33,10 +33,12 @@ __all__ = [
     "get_world_size",
     "is_main_process",
     "main_process_first",
+    "new_group",
     "object_group",
     "reduce_dict",
     "shared_random_seed",
     "synchronize",
+    "timeout",
 ]
 
 
@@ -75,6 +77,22 @@ def is_main_process() -> bool:
 # ---------------------------------------------------------------------- groups
 
 
+def timeout() -> timedelta:
+    """How long a rank waits for the others, in a collective of any group or at a barrier: ``PARALLEL.TIMEOUT``."""
+    store = get_store()
+    return store.timeout if store is not None else timedelta(0)  # type: ignore[attr-defined]
+
+
+def new_group(ranks: list[int] | None = None, backend: str | None = None) -> "dist.ProcessGroup":
+    """Make a process group with the run's timeout; torch's own ``new_group`` has 30 minutes. Every rank must call it.
+
+    Args:
+        ranks: the members; all ranks by default.
+        backend: "gloo" or "nccl"; that of the default group by default.
+    """
+    return dist.new_group(ranks, timeout=timeout(), backend=backend)
+
+
 def create_local_process_group(num_workers_per_machine: int) -> None:
     """Make a group of the ranks on each machine, for :func:`get_local_process_group`. Every rank must call it.
 
@@ -107,7 +125,7 @@ def _local_group(world: Any, size: int) -> "dist.ProcessGroup | None":
     _check_local_size(size)
     mine = None
     for first in range(0, dist.get_world_size(), size):
-        group = dist.new_group(list(range(first, first + size)))
+        group = new_group(list(range(first, first + size)))
         if first <= dist.get_rank() < first + size:
             mine = group
     return mine
@@ -124,7 +142,7 @@ def object_group() -> "dist.ProcessGroup | None":
 
 @functools.lru_cache(maxsize=1)
 def _gloo_group(world: Any) -> "dist.ProcessGroup":
-    return dist.new_group(backend="gloo")
+    return new_group(backend="gloo")
 
 
 def get_store() -> "dist.Store | None":
@@ -151,14 +169,18 @@ def _turns(world: Any) -> "Counter[str]":
     return Counter()
 
 
-def barrier(name: str, timeout: timedelta | float = timedelta(minutes=30)) -> None:
-    """Wait until every rank has come to the barrier of this name; unlike a collective it tells who is missing.
+class BarrierTimeoutError(TimeoutError):
+    """Some ranks did not reach a barrier in time."""
 
-    It goes through the store, not through the devices, and may be used on any thread.
+
+def barrier(name: str, timeout: timedelta | float | None = None) -> None:
+    """Wait until every rank has reached the barrier of this name. Unlike a collective, it names missing ranks.
+
+    It uses the store, not the devices, and may be called on any thread.
 
     Args:
-        name: of the place in the program; the same one may be passed again and again.
-        timeout: how long to wait; a number is in seconds.
+        name: of the place in the program; one name may be used many times.
+        timeout: how long to wait, in seconds if it is a number; by default the run's :func:`timeout`.
 
     Raises:
         TimeoutError: some ranks did not come; the message has their numbers.
@@ -166,6 +188,8 @@ def barrier(name: str, timeout: timedelta | float = timedelta(minutes=30)) -> No
     store, world_size = get_store(), get_world_size()
     if store is None or world_size == 1:
         return
+    if timeout is None:
+        timeout = store.timeout  # type: ignore[attr-defined]
     limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
     turns = _turns(dist.group.WORLD)
     turns[name] += 1
@@ -177,7 +201,7 @@ def barrier(name: str, timeout: timedelta | float = timedelta(minutes=30)) -> No
     while not store.check(keys):
         if time.monotonic() > end:
             missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
-            raise TimeoutError(
+            raise BarrierTimeoutError(
                 f"barrier {name!r}: rank(s) {', '.join(missing)} did not come within {limit.total_seconds():g} s "
                 f"(rank {get_rank()} waited)"
             )

@@ -25,7 +25,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from ..config import ConfigError
 from ..hooks.guards import EXIT_AGAIN, tell_workers_of_the_end
-from .rank import GOOD_ORDER, Failure, Place, environment, log_file, run_rank, watch_parent
+from .rank import GOOD_ORDER, Failure, Place, environment, has_left, log_file, run_rank, watch_parent
 
 __all__ = ["DEFAULT_TIMEOUT", "launch", "launched_by_torchrun", "restarted"]
 
@@ -96,7 +96,7 @@ def launch(
             f"--num-gpus {num_gpus_per_machine}: this machine has {torch.cuda.device_count()} GPU(s); "
             "to train on its CPU cores set MODEL.DEVICE to cpu"
         )
-    store = _meet(address, port, machine_rank)
+    store = _open_store(address, port, machine_rank, timeout)
     places = [
         Place(
             machine_rank * num_gpus_per_machine + local_rank,
@@ -172,12 +172,16 @@ def _address(dist_url: str | None, machines: int) -> tuple[str, int]:
     return host, port
 
 
-def _meet(address: str, port: int, machine_rank: int) -> dist.TCPStore:
-    """The store that all ranks meet in. Machine 0's launcher keeps it, so that it is there as long as any rank."""
+def _open_store(address: str, port: int, machine_rank: int, timeout: timedelta) -> dist.TCPStore:
+    """The store that all ranks meet in. Machine 0's launcher keeps it, so it outlives all ranks."""
     try:
-        return dist.TCPStore(address, port, is_master=machine_rank == 0, wait_for_workers=False)
+        return dist.TCPStore(address, port, is_master=machine_rank == 0, wait_for_workers=False, timeout=timeout)
     except RuntimeError as error:
-        what = "cannot be opened here" if machine_rank == 0 else "does not answer; start machine 0 as well"
+        what = (
+            "cannot be opened here"
+            if machine_rank == 0
+            else f"did not answer within {timeout.total_seconds():g} s (PARALLEL.TIMEOUT); start machine 0 as well"
+        )
         raise ConfigError(f"--dist-url tcp://{address}:{port} {what} ({str(error).splitlines()[0]})") from None
 
 
@@ -293,7 +297,7 @@ def _child(
         torch.set_num_threads(max(1, _cores() // place.local_size))
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # see _start
-        value = run_rank(main_func, args, dist.TCPStore(*address, is_master=False), place)
+        value = run_rank(main_func, args, dist.TCPStore(*address, is_master=False, timeout=place.timeout), place)
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except ConfigError:
@@ -370,8 +374,7 @@ def _wait(processes: Sequence[Any], places: Sequence[Place], store: dist.TCPStor
             if code is None:
                 continue
             codes[index] = code
-            if code < 0:  # it cannot tell the others itself
-                Failure(places[index].rank, "killed", _how_killed(processes[index])).tell(store)
+            _tell_for(processes[index], places[index].rank, store)
             if code not in GOOD_ORDER and failed_at is None:
                 failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > _GRACE:
@@ -390,6 +393,17 @@ def _end_what_is_left(processes: Sequence[Any], codes: Mapping[int, int]) -> Non
                 os.killpg(process.pid, signal.SIGKILL)  # a group of the rank's own, see _child()
 
 
+def _tell_for(process: Any, rank: int, store: dist.TCPStore) -> None:
+    """Write to the store how a rank ended that could not do so itself."""
+    if process.exitcode < 0:
+        Failure(rank, "killed", _how_killed(process)).tell(store)
+        return
+    with suppress(RuntimeError):  # machine 0 keeps the store, and has ended
+        if process.exitcode not in GOOD_ORDER and not has_left(store, rank):
+            text = f"process {process.pid} ended without an exception, as by os._exit({process.exitcode})"
+            Failure(rank, "left", text, process.exitcode).tell(store)
+
+
 def _how_killed(process: Any) -> str:
     try:
         name = signal.Signals(-process.exitcode).name
@@ -405,27 +419,27 @@ def _raise_what_happened(
     bad = {index: code for index, code in codes.items() if code}
     if not bad and len(codes) == len(processes):
         return
-    killed = [index for index, code in codes.items() if code < 0]
     first = _first_failure(store)
-    if killed:  # whatever the others say came after it
-        index = killed[0]
-        first = Failure(places[index].rank, "killed", _how_killed(processes[index]))
-    elif first is None:
+    if first is None:
         worst = [code for code in bad.values() if code not in GOOD_ORDER]
         raise SystemExit((worst or list(bad.values()))[0])
-    elif first.kind == "config":
+    if first.kind == "config":
         raise ConfigError(first.text)
-    elif first.kind == "interrupted" and set(bad.values()) <= set(GOOD_ORDER):  # all were, as by Ctrl-C
+    if first.kind == "interrupted" and set(bad.values()) <= set(GOOD_ORDER):  # all were, as by Ctrl-C
         raise SystemExit(130)
-    _log_first(first, log_file(store))
+    if places[0].rank == 0:
+        _log_first(first, log_file(store))
     if first.kind == "interrupted":
         sys.stderr.write(f"{first.describe()}\n")
         raise SystemExit(130)
     index = next((index for index, place in enumerate(places) if place.rank == first.rank), -1)
     process_id = processes[index].pid if index >= 0 else -1
-    if first.kind == "killed":
-        message = f"rank {first.rank} of {places[0].world_size} failed first: {first.text}"
-        raise ProcessExitedException(message, index, process_id, codes.get(index, 1))
+    if first.kind in ("killed", "left"):
+        code = codes.get(index, first.code)
+        message = f"rank {first.rank} of {places[0].world_size} {first.how} first: {first.text}"
+        if first.kind == "left":
+            message += f"\nIts exit code was {code}"
+        raise ProcessExitedException(message, index, process_id, code)
     raise ProcessRaisedException(first.describe(), index, process_id)
 
 

@@ -52,8 +52,8 @@ class ShardedCheckpointer(Checkpointer):
         if "://" in save_dir:
             raise ConfigError(f"OUTPUT_DIR: sharded checkpoints need a local folder, not {save_dir}")
         super().__init__(model, save_dir, **options)
-        # Of their own: asynchronous saves exchange while training does.
-        self._group: dist.ProcessGroup = dist.new_group(backend="gloo")
+        # A separate group: asynchronous saves use it while training uses the others.
+        self._group: dist.ProcessGroup = comm.new_group(backend="gloo")
 
     def poll(self) -> bool:
         """Whether the asynchronous save under way has failed.

@@ -27,7 +27,8 @@ FOOTER = """
 if __name__ == "__main__":
     ranks = int(sys.argv[1])
     folder = Path(sys.argv[2])
-    launch(main, ranks, args=(folder,), device="cpu", timeout=timedelta(seconds=60))
+    limit = timedelta(seconds=globals().get("TIMEOUT", 60))
+    launch(main, ranks, args=(folder,), device="cpu", timeout=limit)
 """
 
 

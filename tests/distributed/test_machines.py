@@ -1,7 +1,8 @@
-"""Two machines that reach each other over a network alone: two network namespaces, and a cable between them."""
+"""Several machines: launchers that meet at an address, also in two network namespaces with a cable between them."""
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,59 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks import SYNTHETIC, finish, fork, rows, start, tool
+from ranks import HEADER, SYNTHETIC, finish, fork, rows, start, tool
+
+SCRIPT = f"""{HEADER}
+from hookline.engine import config_errors_exit
+
+def main():
+    print(comm.all_gather(comm.get_rank()), flush=True)
+
+url, seconds, *numbers = sys.argv[1:]
+gpus, machines, machine = map(int, numbers)
+with config_errors_exit():
+    limit = timedelta(seconds=float(seconds))
+    launch(main, gpus, machines, machine, url, timeout=limit, device="cpu")
+"""
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """Starts ``launch()`` as on a machine: ``machine(seconds, processes, machines, machine_rank)``."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    return lambda *numbers: fork([sys.executable, script, url, *numbers], tmp_path)
+
+
+def test_a_machine_that_does_not_come_is_missed_when_the_timeout_is_over(machine):
+    code, output = finish(machine(1, 1, 2, 0), timeout=20)
+    assert code == 2
+    assert output.startswith("error: rank 1 did not come within 1 s (PARALLEL.TIMEOUT): start all machines")
+    assert output.count("\n") == 1
+
+
+def test_a_machine_without_machine_0_waits_no_longer_than_the_timeout(machine):
+    code, output = finish(machine(1, 1, 2, 1), timeout=20)
+    assert code == 2
+    assert "did not answer within 1 s (PARALLEL.TIMEOUT); start machine 0 as well" in output
+
+
+def test_machines_with_different_numbers_of_processes_are_refused_at_once(machine):
+    ended = [finish(one, timeout=20) for one in (machine(60, 1, 2, 0), machine(60, 2, 2, 1))]
+    for code, output in ended:
+        assert code == 2
+        assert "counts 4 processes in all, 2 of them its own" in output
+        assert "counts 2 and 1. Start all machines with the same --num-machines and --num-gpus" in output
+
+
+def test_two_machines_with_one_number_are_refused_at_once(machine):
+    first, *others = machine(60, 1, 3, 0), machine(60, 1, 3, 1), machine(60, 1, 3, 1)
+    for code, output in [finish(one, timeout=20) for one in (first, *others)]:
+        assert code == 2
+        assert "rank 1 is there already" in output
+        assert "give each machine its own --machine-rank" in output
 
 
 def ip(*arguments):

@@ -132,6 +132,129 @@ def test_a_rank_that_is_done_waits_for_those_that_are_not(tmp_path):
     assert_gone(pids)
 
 
+TIMEOUTS = """
+from hookline.engine.checkpoint.sharded_checkpointer import ShardedCheckpointer
+TIMEOUT = 7
+
+def main(folder):
+    checkpointer = ShardedCheckpointer(nn.Linear(1, 1), str(folder))
+    groups = [torch.distributed.group.WORLD, comm.object_group(), comm.get_local_process_group(), checkpointer._group]
+    cpu = torch.device("cpu")
+    limits = [group._get_backend(cpu).options._timeout.total_seconds() for group in groups]
+    (folder / f"{comm.get_rank()}.json").write_text(json.dumps([*limits, comm.timeout().total_seconds()]))
+"""
+
+
+def test_every_group_and_barrier_has_the_timeout_of_the_run(tmp_path):
+    code, output, limits = run_ranks(TIMEOUTS, 2, tmp_path)
+    assert code == 0, output
+    assert limits == [[7.0] * 5] * 2
+
+
+HANGS = """
+from hookline.engine import rank as ranks
+ranks._GRACE = 0.2  # instead of 4 seconds
+TIMEOUT = 2
+
+def hang():
+    time.sleep(60)
+
+def main(folder):
+    comm.synchronize()
+    (folder / f"{comm.get_rank()}.json").write_text(str(os.getpid()))
+    if comm.get_rank() == 1:
+        hang()
+    how = (folder / "how").read_text()
+    comm.barrier("here") if how == "barrier" else comm.all_gather("objects")
+"""
+
+
+@pytest.mark.parametrize("how", ["objects", "barrier"])
+def test_a_rank_that_hangs_is_found_within_the_timeout_and_shown_where_it_stands(how, tmp_path):
+    (tmp_path / "how").write_text(how)
+    code, output, pids = run_ranks(HANGS, 3, tmp_path, timeout=20)
+    assert code == 1
+    last = output.rpartition("Rank 1 hung first:")[2]
+    stands, _, waits = last.partition("waited for it here:")
+    assert "others waited 2 s for it" in stands
+    assert "in hang" in stands
+    assert "in main" in waits
+    assert "in hang" not in waits
+    assert_gone(pids)
+
+
+LEAVES = """
+from hookline.engine import rank as ranks
+ranks._GRACE, ranks._LEAVE = 0.5, 0.5
+
+def main(folder):
+    rank, how = comm.get_rank(), (folder / "how").read_text()
+    (folder / f"{rank}.json").write_text(str(os.getpid()))
+    comm.synchronize()
+    if rank == 1:
+        if how == "os._exit(3)": os._exit(3)
+        if how == "os._exit(0)": os._exit(0)
+        if how == "sys.exit(3)": sys.exit(3)
+        if how == "sys.exit(0)": sys.exit(0)
+        if how == "sys.exit(75)": sys.exit(75)
+        if how == "return": return
+    comm.synchronize()
+"""
+
+
+@pytest.mark.parametrize("how", ["os._exit(3)", "os._exit(0)", "sys.exit(3)", "sys.exit(0)", "sys.exit(75)", "return"])
+def test_a_rank_that_leaves_before_the_others_is_named_with_its_exit_code(how, tmp_path):
+    (tmp_path / "how").write_text(how)
+    code, output, pids = run_ranks(LEAVES, 2, tmp_path, timeout=20)  # not by the ranks' timeout, which is 60 s
+    assert code == 1
+    last = output.rpartition("rank 1 of 2 left first: ")[2]
+    number = "".join(filter(str.isdigit, how)) or "0"
+    assert f"exit code was {number}" in last
+    if how.startswith("sys"):
+        assert "in main" in last
+        assert how in last
+    assert_gone(pids)
+
+
+LOGGED = """
+from hookline.engine.logger import setup_logger
+from hookline.engine.rank import tell_log_file
+
+def main(folder):
+    setup_logger(str(folder), comm.get_rank())
+    tell_log_file(str(folder / "log.txt"))
+    comm.synchronize()
+    if comm.get_rank() == 1:
+        os._exit(3)
+    comm.synchronize()
+"""
+
+
+def test_the_first_failure_stands_last_in_the_log_file(tmp_path):
+    code, _, _ = run_ranks(LOGGED, 2, tmp_path)
+    assert code == 1
+    assert "Rank 1 left first:\nprocess " in (tmp_path / "log.txt").read_text().rpartition("[")[2]
+
+
+WORKS_ON = """
+from hookline.engine import rank as ranks
+ranks._LEAVE = 0.1
+
+def main(folder):
+    (folder / f"{comm.get_rank()}.json").write_text(str(os.getpid()))
+    comm.synchronize()
+    if comm.get_rank() == 1:
+        sys.exit(0)
+    while Path("/proc", (folder / "1.json").read_text()).exists():
+        time.sleep(0.01)
+"""
+
+
+def test_a_rank_may_work_on_alone_after_the_others_have_left(tmp_path):
+    code, output, _ = run_ranks(WORKS_ON, 2, tmp_path, timeout=20)
+    assert (code, output) == (0, "")
+
+
 LEFT_BEHIND = """
 def main(folder):
     child = os.fork()

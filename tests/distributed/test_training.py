@@ -268,10 +268,12 @@ def test_a_rank_that_does_not_come_to_a_collective_is_shown_where_it_stands(fold
     arguments = options("run", "--num-gpus", "2", mishap={"what": "sleep"})
     code, output = finish(fork(tool(*arguments, "PARALLEL.TIMEOUT", "4s"), folder))
     assert code == 1
-    assert "Rank 0 failed first" in output
-    assert "imed out" in output
+    for told in (output, (folder / "run" / "log.txt").read_text()):
+        last = told.rpartition("Rank 1 hung first:")[2].partition("waited for it here:")[0]
+        assert "others waited 4 s for it" in last
+        assert "mishaps.py" in last
     log = (folder / "run" / "log.txt.rank1").read_text()
-    assert "rank 1 is ended, since rank 0 failed and it did not end by itself; its threads stand here" in log
+    assert "rank 1 is ended, since rank 1 hung and it did not end by itself; its threads stand here" in log
     assert "mishaps.py" in log.partition("its threads stand here")[2]
     assert_gone(folder, "sleep")
 
