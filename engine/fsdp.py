@@ -1,6 +1,5 @@
 """Sharding a model over the ranks: torch's FSDP2 as a strategy."""
 
-import fnmatch
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..config import ConfigError, suggest
+from ..config import ConfigError
+from ..hooks.models import describe_no_match, matches
 from . import comm
 from .parallel import STRATEGY_REGISTRY, Strategy
 
@@ -117,11 +117,7 @@ class FSDP2(Strategy):
         found = []
         unused = set(self._modules)
         for name, module in reversed(list(model.named_modules())):
-            fitting = {
-                pattern
-                for pattern in self._modules
-                if fnmatch.fnmatchcase(name, pattern) or pattern in {cls.__name__ for cls in type(module).__mro__}
-            }
+            fitting = {pattern for pattern in self._modules if matches(pattern, name, module)}
             unused -= fitting
             if not fitting or module is model:
                 continue
@@ -134,12 +130,7 @@ class FSDP2(Strategy):
                 continue
             found.append(module)
         if unused:
-            pattern = min(unused)
-            names = [name for name, _ in model.named_modules() if name]
-            there = names + sorted({type(module).__name__ for module in model.modules()})
-            raise ConfigError(
-                f"PARALLEL.ARGS.modules: the model has no submodule, and no class, {pattern!r}{suggest(pattern, there)}"
-            )
+            raise ConfigError(f"PARALLEL.ARGS.modules: {describe_no_match(model, min(unused))}")
         return found
 
 

@@ -1,6 +1,5 @@
 """Layers that are not trained, or not from the beginning."""
 
-import fnmatch
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,9 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import ConfigError, Duration, suggest
+from ..config import ConfigError, Duration
 from .base import HOOK_REGISTRY, HookBase
-from .models import unwrap_model
+from .models import describe_no_match, matches, unwrap_model
 
 __all__ = ["ModelFreezer"]
 
@@ -30,8 +29,8 @@ class ModelFreezer(HookBase):
     ``before_step`` where something changes.
 
     Args:
-        layers: names of submodules or parameters, such as "features" or "features.0.*" (with ``*``, ``?``, ``[]``
-            matching as in file names); one, or a list. A submodule stands for all that is in it.
+        layers: names of submodules, parameters or classes, such as "features", "features.0.*" or "BatchNorm2d" (see
+            :func:`~hookline.hooks.models.matches`); one, or a list. A submodule includes everything in it.
         until: when they are trained: a duration in iterations or epochs, one for all or one for each of ``layers``;
             0: never.
 
@@ -95,14 +94,10 @@ class ModelFreezer(HookBase):
                 until = length.iterations(trainer.iters_per_epoch) if length else None
             except ConfigError as error:
                 raise ConfigError(f"ModelFreezer: until: {error}") from None
-            chosen = [module for name, module in modules.items() if fnmatch.fnmatchcase(name, pattern)]
-            single = [parameter for name, parameter in parameters.items() if fnmatch.fnmatchcase(name, pattern)]
+            chosen = [module for name, module in modules.items() if matches(pattern, name, module)]
+            single = [parameter for name, parameter in parameters.items() if matches(pattern, name)]
             if not chosen and not single:
-                names = [*modules, *parameters]
-                raise ConfigError(
-                    f"ModelFreezer: nothing in the model is called {pattern!r}{suggest(pattern, names) or '.'} "
-                    f"Its parts are {', '.join(name for name, _ in model.named_children())}"
-                )
+                raise ConfigError(f"ModelFreezer: {describe_no_match(model, pattern, list(parameters))}")
             # A part that several names fit is trained from the first of their iterations on that comes in the list.
             for parameter in (*single, *(parameter for module in chosen for parameter in module.parameters())):
                 if parameter.requires_grad:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -11,12 +10,9 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from ...config import ConfigError
-from ...config.errors import suggest
+from ...hooks.models import describe_no_match, matches
 
 __all__ = ["checkpoint_activations"]
-
-# An error lists so many names.
-_MAX_LISTED = 20
 
 
 def checkpoint_activations(
@@ -29,8 +25,8 @@ def checkpoint_activations(
 
     Args:
         model: changed in place.
-        patterns: names of submodules ("blocks.0"), where ``*`` stands for anything between two dots ("blocks.*"), or
-            names of classes ("TransformerBlock", "*Block"). Inside of a submodule that is checkpointed none is.
+        patterns: names of submodules ("blocks.*") or classes ("*Block"), see :func:`~hookline.hooks.models.matches`.
+            Submodules of a checkpointed submodule are not checkpointed again.
         key: for messages.
 
     Raises:
@@ -38,9 +34,9 @@ def checkpoint_activations(
     """
     chosen: dict[str, nn.Module] = {}
     for index, pattern in enumerate(patterns):
-        found = {name: child for name, child in model.named_modules() if name and _matches(name, child, pattern)}
+        found = {name: child for name, child in model.named_modules() if name and matches(pattern, name, child)}
         if not found:
-            raise ConfigError(f"{key}[{index}]: {_nothing_matches(model, pattern)}")
+            raise ConfigError(f"{key}[{index}]: {describe_no_match(model, pattern)}")
         for name, child in found.items():
             if type(child).forward is nn.ModuleList.forward:  # nn.Module's, which raises
                 raise ConfigError(
@@ -92,26 +88,3 @@ def _statistics_kept(module: nn.Module) -> Iterator[None]:
     finally:
         for layer, buffers in zip(layers, kept, strict=True):
             layer._buffers.update(buffers)
-
-
-def _matches(name: str, module: nn.Module, pattern: str) -> bool:
-    if fnmatchcase(type(module).__name__, pattern):
-        return True
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
-
-
-def _nothing_matches(model: nn.Module, pattern: str) -> str:
-    modules = {name: type(child).__name__ for name, child in model.named_modules() if name}
-    classes = sorted(set(modules.values()))
-    names = [name for name in modules if name.count(".") <= 1]
-    return (
-        f"no submodule of {type(model).__name__} is called '{pattern}', nor its class"
-        f"{suggest(pattern, [*modules, *classes]) or '.'} "
-        f"It has: {_listed(names)}. Their classes: {_listed(classes)}"
-    )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return (", ".join(names[:_MAX_LISTED]) or "none") + more

@@ -110,10 +110,10 @@ def test_inside_of_a_part_that_is_checkpointed_none_is():
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("block", r"MODEL\.ACTIVATION_CHECKPOINTING\[1\].*'block'.*did you mean.*It has: stem, blocks"),
+        ("block", r"MODEL\.ACTIVATION_CHECKPOINTING\[1\].*'block'.*did you mean.*Submodules: stem, blocks"),
         (
             "blocks.7",
-            r"no submodule of Dropping.*blocks\.0, blocks\.1.*classes: BatchNorm2d, Block, Conv2d, ModuleList",
+            r"Dropping has no submodule.*blocks\.0, blocks\.1.*Classes: BatchNorm2d, Block, Conv2d, ModuleList",
         ),
         ("blocks", r"'blocks' is a ModuleList, which is never called itself; take what is in it: 'blocks\.\*'"),
     ],
