@@ -1,11 +1,12 @@
-"""What several ranks decide together, at the same step."""
+"""What several ranks agree on: a config before training, decisions at the same step."""
 
 import itertools
 import logging
+import platform
 import time
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,9 +14,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+import hookline
+
+from ..config import CfgNode, ConfigError
 from . import comm
 
-__all__ = ["Agreement", "HooksNow"]
+__all__ = ["Agreement", "HooksNow", "refuse_other_configs"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +30,36 @@ _EVENTS = ("on_eval", "on_write", "on_save")
 _ALL_COME, _ALL_CHANGE = 10.0, 3.0
 # Ranks make their agreements together, so the number of one is the same on all.
 _numbers = itertools.count()
+
+
+def refuse_other_configs(cfg: CfgNode, options: Mapping[str, Any]) -> None:
+    """Compare the config, the options and the versions of all ranks. Every rank must call it.
+
+    Args:
+        cfg: the full config.
+        options: of the command line, by name.
+
+    Raises:
+        ConfigError: some rank has others than rank 0; the message has the differences. All ranks raise it.
+    """
+    mine = {key: repr(value) for key, value in {**cfg.flatten(), **options, **_versions()}.items()}
+    checksum = zlib.crc32(repr(sorted(mine.items())).encode())
+    if len(set(comm.all_gather(checksum))) == 1:
+        return
+    first: dict[str, str] = comm.broadcast_object(mine)
+    keys = [key for key in {**first, **mine} if first.get(key) != mine.get(key)]
+    found = [f"{key} is {mine.get(key, 'not there')} (rank 0: {first.get(key, 'not there')})" for key in keys]
+    for rank, (node, other) in enumerate(comm.all_gather((platform.node(), found))):
+        if other:
+            raise ConfigError(
+                f"rank {rank}, on {node}, was started with another config than rank 0: {'; '.join(other)}. "
+                "Start all machines with the same config, command line and versions"
+            )
+
+
+def _versions() -> dict[str, str]:
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"hookline": hookline.__version__, "torch": torch.__version__.partition("+")[0], "Python": python}
 
 
 @dataclass(frozen=True)

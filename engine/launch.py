@@ -9,8 +9,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -108,7 +108,7 @@ def launch(
         )
         for local_rank in range(num_gpus_per_machine)
     ]
-    with tempfile.TemporaryDirectory(prefix="hookline-launch-") as folder:
+    with _open_until_all_end(store, machine_rank), tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"
         with _Forwarding() as forwarding:
             processes = _start(places, (address, store.port), main_func, args, result)
@@ -183,6 +183,21 @@ def _open_store(address: str, port: int, machine_rank: int, timeout: timedelta) 
             else f"did not answer within {timeout.total_seconds():g} s (PARALLEL.TIMEOUT); start machine 0 as well"
         )
         raise ConfigError(f"--dist-url tcp://{address}:{port} {what} ({str(error).splitlines()[0]})") from None
+
+
+@contextmanager
+def _open_until_all_end(store: dist.TCPStore, machine_rank: int) -> Iterator[None]:
+    """Within it the launchers use the store. Machine 0, which keeps it, waits some time for those that are there."""
+    here, done = "hookline/launchers", "hookline/launchers_done"
+    store.add(here, 1)
+    try:
+        yield
+    finally:
+        with suppress(RuntimeError):  # machine 0 has ended
+            store.add(done, 1)
+            end = time.monotonic() + _GRACE + 2
+            while machine_rank == 0 and store.add(done, 0) < store.add(here, 0) and time.monotonic() < end:
+                time.sleep(0.02)
 
 
 def _join_torchrun(

@@ -24,6 +24,7 @@ from ..config.files import replace_file, replace_text
 from ..hooks import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from ..hooks.guards import EXIT_AGAIN, EXIT_INTERRUPTED
 from . import comm
+from .agreement import refuse_other_configs
 from .check import check_config
 from .checkpoint.candidates import saved_config
 from .launch import launched_by_torchrun, restarted
@@ -137,7 +138,7 @@ def _signals_exit() -> Iterator[None]:
 def default_setup(cfg: CfgNode, args: Any = None) -> None:
     """Check the config, make the run's folder, start its log, and seed the random number generators.
 
-    1. :func:`check_config`; nothing is written if it fails.
+    1. :func:`check_config`, and the configs of all ranks are compared; nothing is written if that fails.
     2. What an earlier run left in OUTPUT_DIR is set aside, unless this one resumes it, only evaluates or predicts.
     3. The log begins, with the environment, the command line, and what the config changes of the defaults.
     4. The full config is saved as ``OUTPUT_DIR/config.yaml``.
@@ -155,6 +156,8 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
         ConfigError: the config is not sound.
     """
     check_config(cfg)
+    options = ("resume", "eval_only", "predict")
+    refuse_other_configs(cfg, {f"--{name}".replace("_", "-"): bool(getattr(args, name, False)) for name in options})
     eval_only = bool(getattr(args, "eval_only", False) or getattr(args, "predict", False))
     again = restarted() and hasattr(args, "resume") and not eval_only
     if again:

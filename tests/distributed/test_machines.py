@@ -96,6 +96,28 @@ def namespaces():
             ip("netns", "delete", name)
 
 
+@pytest.mark.parametrize(
+    ("there", "difference"),
+    [
+        (("SOLVER.BASE_LR", "0.5"), "SOLVER.BASE_LR is 0.5 (rank 0: 0.01)"),
+        (("SEED", "4"), "SEED is 4 (rank 0: 3)"),
+        (("--resume",), "--resume is True (rank 0: False)"),
+    ],
+)
+def test_machines_with_different_configs_are_refused_and_the_difference_is_named(there, difference, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    common = ["--config-file", SYNTHETIC, "--num-machines", 2, "--dist-url", url, "MODEL.DEVICE", "cpu"]
+    common += ["OUTPUT_DIR", "together", "SEED", "3", "SOLVER.BASE_LR", "0.01"]
+    processes = [fork(tool(*common, "--machine-rank", rank, *more), tmp_path) for rank, more in ((0, ()), (1, there))]
+    for code, output in map(finish, processes):
+        assert code == 2
+        assert "error: rank 1, on" in output
+        assert f"was started with another config than rank 0: {difference}. Start all machines" in output
+        assert output.count("\n") == 1
+    assert not (tmp_path / "together").exists()
+
+
 @pytest.mark.slow
 def test_two_machines_train_over_a_network_what_one_process_trains(namespaces, tmp_path):
     common = ["--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "SEED", "3"]
