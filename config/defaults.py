@@ -219,8 +219,9 @@ _C.CHECKPOINT = CN()
 # Write checkpoints while training goes on: a step waits only for a copy of the state in memory, for which there must be
 # room once more (in the host's memory, also where the model is on a GPU).
 _C.CHECKPOINT.ASYNC = False
-# When a checkpoint cannot be written, since the disk is full or the folder is gone, after a second try: "stop" with an
-# error, or "continue" training without it until the next is due.
+# When a file of the run (a checkpoint, metrics.json, metrics.csv, TensorBoard's) cannot be written, because the disk is
+# full or the folder is gone, after a second try: "stop" with an error, or "continue" training. The next checkpoint is
+# then tried when it is due; rows of metrics wait in memory for the next writing.
 _C.CHECKPOINT.ON_ERROR = Typed("stop", one_of("stop", "continue"))
 # Periodic checkpoints kept, the newest ones. 0: all.
 _C.CHECKPOINT.MAX_TO_KEEP = _count(0)

@@ -288,7 +288,7 @@ class DefaultTrainer(PortedTrainer):
             ret.append(hooks.ProgressBar())
         # Acts at the end of the step too: what any hook puts is written with the step.
         writers = self.build_writers() if comm.is_main_process() else []
-        ret.append(hooks.PeriodicWriter(writers, period=cfg.LOG.PERIOD))
+        ret.append(hooks.PeriodicWriter(writers, period=cfg.LOG.PERIOD, on_error=cfg.CHECKPOINT.ON_ERROR))
         return ret
 
     def build_writers(self) -> Sequence[hooks.EventWriter]:

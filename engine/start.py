@@ -358,5 +358,5 @@ def default_writers(output_dir: str, max_iter: int | None = None) -> Sequence[Ev
     return [
         CommonMetricPrinter(max_iter),
         JSONWriter(os.path.join(output_dir, "metrics.json")),
-        TensorboardXWriter(output_dir),
+        TensorboardXWriter(output_dir=output_dir),
     ]

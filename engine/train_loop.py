@@ -75,6 +75,7 @@ class TrainerBase(HookHost):
         self._began = 0.0
         self._warned: set[str] = set()
         self._storage_state: Mapping[str, Any] | None = None
+        self._state_at_end: Mapping[str, Any] | None = None  # of the storage, as the last step of a stopped run left it
 
     # ------------------------------------------------------------------ the loop
 
@@ -106,7 +107,7 @@ class TrainerBase(HookHost):
             self._hook_changes = 0
             self._agreement = Agreement(start_iter, self._hooks_now())
         logger.debug("Hooks, in the order they are called in:\n%s", self.describe_hooks())
-        self.storage = EventStorage(start_iter)
+        self.storage, self._state_at_end = EventStorage(start_iter), None
         if self._storage_state is not None:  # a resume: windows go on where they were
             self.storage.load_state_dict(self._storage_state)
             self._storage_state = None
@@ -283,6 +284,9 @@ class TrainerBase(HookHost):
             self.iter = self.storage.iter = self._finished + 1
         before = self._error
         self._ends_together = self._end_agreement()
+        if self._error is None and not self.completed:
+            # What hooks put at this end is not on schedule: a resumed run puts it when it is due.
+            self._state_at_end = self.storage.state_dict()
         for event in ("after_train", "before_write", "on_write", "on_save", "after_run"):
             if event == "on_save" and event not in self._requests:
                 continue
@@ -375,7 +379,7 @@ class TrainerBase(HookHost):
         if hooks:
             state["hooks"] = hooks
         if self._running:
-            state["storage"] = self.storage.state_dict()
+            state["storage"] = self._state_at_end or self.storage.state_dict()
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:

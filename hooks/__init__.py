@@ -14,6 +14,7 @@ from .functions import FunctionHook, off, on
 from .guards import SignalHandler, StopSignals, TimeLimit
 from .history import HistoryBuffer
 from .host import HookHost
+from .json_writer import JSONWriter
 from .order import HookOrderError, check_hooks
 from .precise_bn import PreciseBN
 from .profiling import AutogradProfiler, GarbageCollection, MemoryMonitor, TorchMemoryStats, TorchProfiler
@@ -24,7 +25,7 @@ from .swa import SWA
 from .tensorboard import TensorboardXWriter
 from .throughput import Throughput
 from .timing import IterationTimer
-from .writers import WRITER_REGISTRY, EventWriter, JSONWriter, PeriodicWriter, RowWriter
+from .writers import WRITER_REGISTRY, EventWriter, PeriodicWriter, RowWriter
 
 __all__ = [
     "EMA",

@@ -3,67 +3,95 @@
 import csv
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ..config.files import replace_file
 from .events import Row
-from .writers import WRITER_REGISTRY, RowWriter
+from .line_writer import LineWriter
+from .writers import WRITER_REGISTRY
 
 __all__ = ["CSVWriter"]
 
 
 @WRITER_REGISTRY.register()
-class CSVWriter(RowWriter):
+class CSVWriter(LineWriter):
     """One line for each iteration with metrics, one column for each metric; empty where there is no value.
 
-    When a new metric appears the file is written anew, in one go, with a column more.
+    When a new metric appears, the file is replaced by one with another column, in one step.
 
     Args:
-        csv_file: path of the file. Rows are appended to what is there.
+        csv_file: path of the file. Rows are appended to what it holds.
         window_size: see :class:`RowWriter`.
-        output_dir: the run's folder, used where ``csv_file`` is not given: ``metrics.csv`` in it.
+        output_dir: the run's folder, used if ``csv_file`` is not given: ``metrics.csv`` in it.
     """
 
     def __init__(self, csv_file: str | None = None, window_size: int = 20, output_dir: str = ".") -> None:
-        super().__init__(window_size)
-        self._path = os.path.join(output_dir, "metrics.csv") if csv_file is None else csv_file
-        self._columns: list[str] = []  # of the file, once it has been looked at
+        super().__init__(os.path.join(output_dir, "metrics.csv") if csv_file is None else csv_file, window_size)
+        self._columns: list[str] = []  # of the file or of the checkpoint; empty: those that the file has
 
     def resume(self, start_iter: int) -> None:
-        """Cut the rows from where this run goes on; one that starts from 0 keeps the file under a name in ``.old``."""
         super().resume(start_iter)
-        self._columns = []
-        if not os.path.isfile(self._path):
-            return
-        if start_iter == 0:
-            os.replace(self._path, self._path + ".old")
-            return
-        header, rows = self._read()
-        first = self._first_to_write(start_iter)
-        self._replace(header, [row for row in rows if row["iteration"].isdigit() and int(row["iteration"]) < first])
+        self._columns = _read(self._content())[0]
+
+    def cut(self, data: bytes, end: int) -> bytes:
+        columns, rows = _read(data)
+        # A killed run may have added columns after the checkpoint.
+        return _text(self._columns or columns, (row for row in rows if _iteration(row) < end)) if columns else b""
+
+    def last_iteration(self, data: bytes) -> int:
+        return int(max(map(_iteration, _read(data)[1]), default=-1))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "columns": self._columns}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._columns = list(state_dict.get("columns", ()))
 
     def write_rows(self, rows: Sequence[Row]) -> None:
         new = [{"iteration": str(iteration), **{n: repr(v) for n, v in values.items()}} for iteration, values in rows]
         added = sorted({name for row in new for name in row} - set(self._columns))
-        if added:
-            before = self._read() if os.path.isfile(self._path) else (["iteration"], [])
-            columns = before[0] + [name for name in added if name not in before[0]]
-            self._replace(columns, [*before[1], *new])
-            self._columns = columns
+        if not added:
+            self.append(_text(self._columns, new, header=False), rows)
             return
-        with open(self._path, "a", encoding="utf-8", newline="") as file:
-            csv.DictWriter(file, self._columns).writerows(new)
+        columns, before = _read(self._content())
+        columns = columns or ["iteration"]
+        columns += [name for name in added if name not in columns]
+        text = _text(columns, [*before, *new])
+        self.close()
+        os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
+        replace_file(self.path, lambda file: file.write(text))
+        self._columns, self._written = columns, rows[-1][0]
 
-    def _read(self) -> tuple[list[str], list[dict[str, str]]]:
-        with open(self._path, encoding="utf-8", errors="replace", newline="") as file:
-            reader = csv.DictReader(file)
-            rows = [{key: value or "" for key, value in row.items() if key is not None} for row in reader]
-            return list(reader.fieldnames or ["iteration"]), rows
 
-    def _replace(self, columns: list[str], rows: Sequence[dict[str, str]]) -> None:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, columns)
+def _read(data: bytes) -> tuple[list[str], list[dict[str, str]]]:
+    """The columns and rows of a table; a last line without its end was torn and is left out.
+
+    Raises:
+        ValueError: the first line is not a header.
+    """
+    text = data[: data.rfind(b"\n") + 1].decode(errors="replace")
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        columns = list(reader.fieldnames or [])
+        rows = [{key: value or "" for key, value in row.items() if key is not None} for row in reader]
+    except csv.Error as error:
+        raise ValueError(f"not a table of metrics: {error}") from error
+    if columns and "iteration" not in columns:
+        raise ValueError('not a table of metrics: its first line is not a header with the column "iteration"')
+    return columns, rows
+
+
+def _text(columns: Sequence[str], rows: Iterable[Mapping[str, str]], header: bool = True) -> bytes:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, extrasaction="ignore")
+    if header:
         writer.writeheader()
-        writer.writerows(rows)
-        os.makedirs(os.path.dirname(os.path.abspath(self._path)), exist_ok=True)
-        replace_file(self._path, lambda file: file.write(text.getvalue().encode()))
+    writer.writerows(rows)
+    return text.getvalue().encode()
+
+
+def _iteration(row: Mapping[str, str]) -> float:
+    text = row["iteration"]
+    return int(text) if text.isdigit() else float("inf")

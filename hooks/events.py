@@ -84,6 +84,8 @@ class EventStorage:
         """Names whose value was NaN or infinite, with the first iteration where it was."""
         self.over_ranks: set[str] = set()
         """Names of values that are this rank's part of a mean over ranks, until :meth:`replace` puts that mean."""
+        self.loaded = 0
+        """The number of the last value that :meth:`load_state_dict` loaded; see :meth:`rows`."""
         self.shared_until = int(start_iter) - 1
         """The last iteration whose values are those of all ranks."""
 
@@ -100,11 +102,14 @@ class EventStorage:
 
         Raises:
             TypeError: ``value`` is not one number; the message names the metric.
+            ValueError: the name is "iteration".
         """
         if type(value) is not float:
             value = self._as_scalar(name, value)
         if self._prefix:
             name = self._prefix + name
+        elif name == "iteration":
+            raise _reserved()
         self._pending.append((self._iter if cur_iter is None else int(cur_iter), {name: value}, smoothing_hint))
         if len(self._pending) >= _MAX_PENDING:
             self._resolve()
@@ -119,6 +124,8 @@ class EventStorage:
                 kwargs[name] = self._as_scalar(name, value)
         if self._prefix:
             kwargs = {self._prefix + name: value for name, value in kwargs.items()}
+        elif "iteration" in kwargs:
+            raise _reserved()
         self._pending.append((self._iter if cur_iter is None else int(cur_iter), kwargs, smoothing_hint))
         if len(self._pending) >= _MAX_PENDING:
             self._resolve()
@@ -349,13 +356,29 @@ class EventStorage:
             "points": [point for point in self._points[-_MAX_SAVED_POINTS:] if point[2] != "eta_seconds"],
         }
 
+    def media_state(self, since: int) -> dict[str, Any]:
+        """The images, histograms and texts after number ``since``, as plain data: for the state of a writer."""
+        return {kind: [list(one) for one in entries if one[0] > since] for kind, entries in self._media().items()}
+
+    def restore_media(self, state: Mapping[str, Any]) -> None:
+        """Take back what :meth:`media_state` returned; what another writer has restored already is left out."""
+        for kind, entries in self._media().items():
+            known = {entry[0] for entry in entries}
+            restored = [tuple(one) for one in state.get(kind, ()) if one[0] not in known]
+            merged = sorted([*entries, *restored], key=lambda entry: entry[0])
+            entries.clear()
+            entries.extend(merged)
+
+    def _media(self) -> dict[str, deque[Any]]:
+        return {"images": self._images, "histograms": self._histogram_entries, "texts": self._texts}
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over the state of an earlier run's storage."""
         for name, state in state_dict["histories"].items():
             self._history[name] = HistoryBuffer()
             self._history[name].load_state_dict(state)
         self._smoothing_hints = dict(state_dict["smoothing_hints"])
-        self._seq = state_dict["seq"]
+        self._seq = self.loaded = state_dict["seq"]
         self._last_seq = dict(state_dict["last_seq"])
         self._points = sorted(tuple(point) for point in state_dict["points"])
 
@@ -434,6 +457,10 @@ class EventStorage:
             if _STORAGES[index] is self:
                 del _STORAGES[index]
                 break
+
+
+def _reserved() -> ValueError:
+    return ValueError('a metric cannot be named "iteration", which is the number of the row it stands in: rename it')
 
 
 def _fetch_tensors(pending: list[tuple[int, dict[str, Any], bool]]) -> None:

@@ -1,50 +1,26 @@
 """Files written one at a time, in place or on a thread, and what becomes of those that fail."""
 
-import errno
 import logging
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
-from ...config import ConfigError
+from ...config.write_error import OnError, WriteError, check_on_error
 
 __all__ = ["CheckpointError", "OnError", "Saver", "Then"]
 
 logger = logging.getLogger(__name__)
 
-OnError = Literal["stop", "continue"]
-
 RETRY_AFTER = 1.0
 """Seconds after which a write that failed is tried again."""
 
 
-class CheckpointError(OSError):
-    """A checkpoint could not be written: the path, the cause, and what to do. What was there is as it was."""
+class CheckpointError(WriteError):
+    """A checkpoint could not be written: the path, the cause, and what to do. What was there is unchanged."""
 
-    @classmethod
-    def of(cls, path: str, cause: OSError) -> "CheckpointError":
-        return cls(cause.errno, cause.strerror or str(cause) or type(cause).__name__, path)
+    verb = "save"
 
-    def __str__(self) -> str:
-        return f"cannot save {self.filename}: {self.strerror}; {_ADVICE.get(self.errno or 0, _GENERAL_ADVICE)}"
-
-
-_GENERAL_ADVICE = "see to the disk or choose another folder (OUTPUT_DIR)"
-_NO_SPACE = "make room there, keep fewer checkpoints (CHECKPOINT.MAX_TO_KEEP) or choose another folder (OUTPUT_DIR)"
-_NOT_ALLOWED = "allow writing there, or choose another folder (OUTPUT_DIR)"
-_NO_FOLDER = "its folder is gone; make it again, or choose another one (OUTPUT_DIR)"
-_ADVICE = {
-    errno.ENOSPC: _NO_SPACE,
-    errno.EDQUOT: _NO_SPACE,
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f), or choose another file system (OUTPUT_DIR)",
-    errno.EACCES: _NOT_ALLOWED,
-    errno.EPERM: _NOT_ALLOWED,
-    errno.EROFS: _NOT_ALLOWED,
-    errno.ENOENT: _NO_FOLDER,
-    errno.ENOTDIR: _NO_FOLDER,
-    errno.EEXIST: _NO_FOLDER,
-}
 
 Then = Callable[[CheckpointError | None], Any]
 """Called when a file was written, with None, or when it could not be, with the error."""
@@ -62,8 +38,7 @@ class Saver:
     """
 
     def __init__(self, asynchronous: bool = False, on_error: OnError = "stop") -> None:
-        if on_error not in ("stop", "continue"):
-            raise ConfigError(f'on_error must be "stop" or "continue", not {on_error!r}')
+        check_on_error(on_error)
         self.asynchronous = asynchronous
         self.on_error = on_error
         self.pending: _Write | None = None

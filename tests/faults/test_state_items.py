@@ -493,12 +493,12 @@ CASES: dict[str, Case] = {
     "trainer/storage/seq": Case("rows", always(0)),
     "trainer/storage/last_seq": Case("error", always({})),
     "trainer/storage/points": Case("rows", always([])),
-    "trainer/hooks/PeriodicWriter/writers/JSONWriter#0/seen": Case("rows"),
-    "trainer/hooks/PeriodicWriter/writers/JSONWriter#0/last_write": Case("rows"),
-    "trainer/hooks/PeriodicWriter/writers/CSVWriter#1/seen": Case("table"),
-    "trainer/hooks/PeriodicWriter/writers/CSVWriter#1/last_write": Case("table"),
-    "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter#2/seen": Case("tensorboard"),
-    "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter#2/last_write": Case("tensorboard"),
+    "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/seen": Case("rows"),
+    "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/last_write": Case("rows"),
+    "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/seen": Case("table"),
+    "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/last_write": Case("table"),
+    "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/seen": Case("tensorboard"),
+    "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/last_write": Case("tensorboard"),
     "trainer/hooks/Throughput/reported": Case("rows"),
     "trainer/hooks/FlopsCounter/reported": Case("rows"),
     # Hooks
@@ -541,6 +541,46 @@ COPIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 """Items for other readers of the file: where detectron2 looks for them. They say what another item says."""
 
 ELSEWHERE = {
+    "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/written": (
+        "hooks/test_line_writer.py",
+        "test_a_resume_says_which_rows_are_missing",
+    ),
+    "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/length": (
+        "hooks/test_line_writer.py",
+        "test_a_resume_says_which_rows_are_missing",
+    ),
+    "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/checksum": (
+        "hooks/test_line_writer.py",
+        "test_a_resume_says_which_rows_are_missing",
+    ),
+    "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/written": (
+        "hooks/test_line_writer.py",
+        "test_a_resume_says_which_rows_are_missing",
+    ),
+    "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/length": (
+        "hooks/test_line_writer.py",
+        "test_a_resume_says_which_rows_are_missing",
+    ),
+    "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/checksum": (
+        "hooks/test_line_writer.py",
+        "test_a_resume_says_which_rows_are_missing",
+    ),
+    "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/columns": (
+        "hooks/test_csv_writer.py",
+        "test_a_column_that_a_killed_run_added_is_removed",
+    ),
+    "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/waiting/images": (
+        "hooks/test_tensorboard.py",
+        "test_media_that_were_not_written_before_a_kill_are_shown_once",
+    ),
+    "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/waiting/histograms": (
+        "hooks/test_tensorboard.py",
+        "test_media_that_were_not_written_before_a_kill_are_shown_once",
+    ),
+    "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/waiting/texts": (
+        "hooks/test_tensorboard.py",
+        "test_media_that_were_not_written_before_a_kill_are_shown_once",
+    ),
     "trainer/hooks/BestCheckpointer/judged_by": (
         "hooks/test_best.py",
         "test_another_metric_on_a_resume_starts_anew_and_keeps_the_best_by_the_one_before",
@@ -622,7 +662,7 @@ def test_what_has_no_case_is_a_copy_or_tested_elsewhere(runs):
 def test_every_registered_hook_and_writer_that_has_state_takes_part(runs):
     states = [runs.checkpoint(scenario)["trainer"]["hooks"] for scenario in SCENARIOS]
     saved = {key for hooks in states for key in hooks}
-    saved |= {key.split("#")[0] for hooks in states for key in hooks["PeriodicWriter"]["writers"]}
+    saved |= {key.split()[0] for hooks in states for key in hooks["PeriodicWriter"]["writers"]}
     ours = {entry.__name__ for _, entry in HOOK_REGISTRY if is_ours(entry) and has_state(entry)}
     ours |= {
         entry.__name__

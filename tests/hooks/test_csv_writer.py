@@ -5,7 +5,7 @@ import csv
 import pytest
 
 from hookline.engine import TrainerBase
-from hookline.hooks import CSVWriter, HookBase, PeriodicWriter
+from hookline.hooks import CSVWriter, EventStorage, HookBase, PeriodicWriter
 
 
 class Losses(TrainerBase):
@@ -47,6 +47,43 @@ def test_a_resumed_run_leaves_no_iteration_twice(tmp_path):
     assert [row["iteration"] for row in rows] == ["1", "3", "5", "7", "9"]
 
 
+def test_a_number_torn_at_the_end_is_no_row(tmp_path):
+    path = tmp_path / "m.csv"
+    run(path, 0, 1400)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: whole.rindex(b"1399,") + 3])
+    rows = run(path, 1390, 1391)
+    assert [row["iteration"] for row in rows[-2:]] == ["1389", "1390"]
+
+
+def test_a_file_without_a_header_is_kept_under_another_name(tmp_path, caplog):
+    path = tmp_path / "m.csv"
+    path.write_text("1,2.0\n3,4.0\n")
+    assert [row["iteration"] for row in run(path, 4, 6)] == ["5"]
+    assert (tmp_path / "m.csv.old").read_text() == "1,2.0\n3,4.0\n"
+    assert "its first line is not a header" in caplog.text
+
+
+def test_a_column_that_a_killed_run_added_is_removed(tmp_path, caplog):
+    path, state = tmp_path / "m.csv", {}
+    writer = CSVWriter(str(path))
+    with EventStorage() as storage:
+        storage.put_scalar("loss", 1.0, cur_iter=1)
+        writer.write()
+        state = {"storage": storage.state_dict(), "writer": writer.state_dict()}
+        saved = path.read_bytes()
+        storage.put_scalar("accuracy", 1.0, cur_iter=3)
+        writer.write()
+    assert path.read_bytes() != saved
+    writer = CSVWriter(str(path))
+    with EventStorage(2) as storage:
+        storage.load_state_dict(state["storage"])
+        writer.load_state_dict(state["writer"])
+        writer.resume(2)
+    assert path.read_bytes() == saved
+    assert "checkpoint" not in caplog.text  # nothing is missing
+
+
 def test_a_torn_last_line_is_healed(tmp_path):
     path = tmp_path / "m.csv"
     run(path, 0, 8)
@@ -66,7 +103,7 @@ def test_the_config_finds_it(tmp_path):
     from hookline.hooks import WRITER_REGISTRY
 
     writer = WRITER_REGISTRY.build("CSVWriter", offered={"output_dir": str(tmp_path), "window_size": 5, "max_iter": 3})
-    assert writer._path == str(tmp_path / "metrics.csv")
+    assert writer.path == str(tmp_path / "metrics.csv")
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

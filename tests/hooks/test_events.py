@@ -22,6 +22,16 @@ def put_series(storage, name, iterations, smoothing_hint):
         storage.put_scalar(name, float(iteration), smoothing_hint=smoothing_hint, cur_iter=iteration)
 
 
+def test_a_metric_named_iteration_is_refused(storage):
+    with pytest.raises(ValueError, match='cannot be named "iteration"'):
+        storage.put_scalar("iteration", 1.0)
+    with pytest.raises(ValueError, match='cannot be named "iteration"'):
+        storage.put_scalars(loss=1.0, iteration=1.0)
+    with storage.name_scope("inner"):
+        storage.put_scalars(iteration=1.0)
+    assert list(storage.latest()) == ["inner/iteration"]
+
+
 # ---------------------------------------------------------------------------- the storage in use
 
 

@@ -9,7 +9,7 @@ from torch import nn
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer, TrainerBase
 from hookline.engine.checkpoint import Checkpointer
-from hookline.hooks import JSONWriter, PeriodicCheckpointer, PeriodicWriter
+from hookline.hooks import CallbackHook, JSONWriter, MemoryMonitor, PeriodicCheckpointer, PeriodicWriter
 from hookline.hooks.spikes import LossSpike
 
 
@@ -55,6 +55,29 @@ def test_the_count_stands_in_every_row(tmp_path):
         *((it, 0.0) for it in (9, 19, 29, 39, 49)),
         *((it, 1.0) for it in (59, 69, 79)),
     ]
+
+
+@pytest.mark.parametrize(("hook", "metric"), [(LossSpike, "loss_spikes"), (MemoryMonitor, "rss_mem")])
+def test_a_run_that_was_stopped_and_resumed_has_the_rows_of_one_that_was_not(tmp_path, hook, metric):
+    def places():
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        return [row["iteration"] for row in rows if metric in row]
+
+    def trainer(*hooks):
+        trainer = Losses({}, hook(), *hooks, path=path)
+        model = nn.Linear(1, 1)
+        trainer.checkpointer = Checkpointer(model, str(tmp_path), trainer=trainer)
+        trainer.register_hooks([PeriodicCheckpointer(trainer.checkpointer, 0)])
+        return trainer
+
+    path = tmp_path / "metrics.json"
+    stopping = CallbackHook(after_step=lambda t: t.request_stop("SIGTERM", exit_code=75) if t.iter == 33 else None)
+    trainer(stopping).train(0, 50)
+    assert places() == [9, 19, 29, 33]
+    resumed = trainer()
+    resumed.checkpointer.resume_or_load("", resume=True)
+    resumed.train(resumed.iter + 1, 50)
+    assert places() == [9, 19, 29, 39, 49]
 
 
 def test_a_spike_is_told_once_with_its_iteration(log):

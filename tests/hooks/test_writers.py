@@ -138,11 +138,18 @@ def test_the_metrics_of_a_failed_run_are_written_up_to_its_failure(path):
     assert [row["iteration"] for row in rows] == [19, 25]
 
 
-def test_a_nan_is_written_as_nan(path):
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_values_that_are_not_finite_are_null(path, value):
     with EventStorage() as storage:
-        storage.put_scalars(loss=torch.tensor(math.nan))
+        storage.put_scalars(loss=torch.tensor(value))
         JSONWriter(str(path)).write()
-    assert math.isnan(read(path)[0]["loss"])
+    assert path.read_text() == '{"iteration": 0, "loss": null}\n'
+
+
+def test_a_file_with_nan_as_hookline_0_1_wrote_it_is_resumed(path):
+    path.write_text('{"iteration": 9, "loss": NaN}\n{"iteration": 19, "loss": Infinity}\n')
+    JSONWriter(str(path)).resume(15)
+    assert path.read_text() == '{"iteration": 9, "loss": NaN}\n'
 
 
 def test_late_values_of_iterations_already_written_go_to_the_next_row(path):
@@ -216,7 +223,10 @@ def test_rows_of_the_restart_iteration_and_beyond_are_cut(path):
     assert [row["iteration"] for row in read(path)] == [9, 19]
 
 
-@pytest.mark.parametrize("torn", ['{"iteration": 29, "lo', '{"iteration": 29}', "\x00\x00\x00", "not json\n", "[1]\n"])
+@pytest.mark.parametrize(
+    "torn",
+    ['{"iteration": 29, "lo', '{"iteration": 29}', "\x00\x00\x00", "not json\n", "[1]\n", '{"iteration": "1"}\n'],
+)
 def test_a_line_torn_by_a_crash_is_cut(path, torn):
     path.write_text('{"iteration": 19}\n' + torn)
     JSONWriter(str(path)).resume(100)
