@@ -46,7 +46,8 @@ class CfgNode(_FvcoreCfgNode):
 
     - A key that does not exist is an error that proposes the nearest one; a value of the wrong type is one that says
       what is expected. A merge reports all its errors together, and then changes nothing.
-    - Files are safe YAML, ``_BASE_`` included. Nothing in them is executed.
+    - Files are safe YAML, ``_BASE_`` included, and reading one executes nothing. Running one does: it names the
+      modules to import and the functions to call.
     - A frozen tree does not change, whichever way it is tried.
     - A component that gets another ``NAME`` loses the ``ARGS`` of the former one.
 

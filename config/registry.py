@@ -1,11 +1,12 @@
 """Names for classes and functions, and calls of them that are checked beforehand."""
 
+import functools
 import importlib
 import inspect
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, overload
 
 from fvcore.common.registry import Registry as _FvcoreRegistry
@@ -29,11 +30,20 @@ class Registry(_FvcoreRegistry):
 
         MODEL_REGISTRY.build("ConvNet", {"width": 32}, key="MODEL.ARGS")
 
-    Wherever a name is asked for, ``"package.module:Name"`` works without registration.
+    Wherever a name is asked for, ``"package.module:Name"`` works without registration, for a class of the registry's
+    kind or a function that returns an instance of one. Python's standard library has none of either.
 
     Args:
         name: what it holds, such as ``"MODEL"``; messages say "model".
+        kind: a class, or a tuple of classes, that an entry builds instances of; by default any.
+
+    Attributes:
+        kind: the same.
     """
+
+    def __init__(self, name: str, kind: Any = object) -> None:
+        super().__init__(name)
+        self.kind = kind
 
     @property
     def _label(self) -> str:
@@ -81,7 +91,7 @@ class Registry(_FvcoreRegistry):
 
         Raises:
             UnknownKeyError: there is none; the message suggests the nearest.
-            ConfigError: a module fails on import.
+            ConfigError: a module fails on import, or what it has under the name is not of the registry's kind.
         """
         return self._resolve(name, f"{key}: " if key else "")
 
@@ -139,15 +149,22 @@ class Registry(_FvcoreRegistry):
 
         Raises:
             UnknownKeyError: there is no such name.
-            ConfigError: arguments are unknown, missing or of the wrong type. The message has a line for each, with
-                its full key.
+            ConfigError: arguments are unknown, missing or of the wrong type; the message has a line for each, with
+                its full key. Or what an imported function returns is not of the registry's kind.
         """
         offered = offered or {}
         target, plan = self._plan(name, args, len(positional), offered, key, name_key)
         if plan.cfg_first:
             positional = (offered["cfg"], *positional)
         keywords = {item: offered[item] for item in plan.offered}
-        return target(*positional, **keywords, **_plain(args or {}))
+        built = target(*positional, **keywords, **_plain(args or {}))
+        if name not in self._obj_map and not isinstance(built, self.kind):
+            where = name_key_of(key) if name_key is None else name_key
+            raise ConfigError(
+                f"{where + ': ' if where else ''}'{name}' cannot be the {self._label}: it returned an "
+                f"object of type {type(built).__name__}, not a {self._kind_text}"
+            )
+        return built
 
     def _plan(
         self,
@@ -176,15 +193,44 @@ class Registry(_FvcoreRegistry):
         hint = suggest(name, names)
         if ":" in name or "." in name:
             try:
+                _refuse_standard_library(name)  # without importing it
                 target = locate(name)
             except UnknownKeyError as error:
                 raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}': {error}{hint}") from error
             except ConfigError as error:
                 raise ConfigError(f"{prefix}{error}") from error
-            if not callable(target):
-                raise ConfigError(f"{prefix}'{name}' cannot be called: it is a {type(target).__name__}")
+            if problem := self._problem(target):
+                raise ConfigError(f"{prefix}'{name}' cannot be the {self._label}: {problem}")
             return target
         raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}'{hint or '.'}{known}")
+
+    def _problem(self, target: Any) -> str:
+        """Why an imported object cannot be what this registry holds; empty if it can."""
+        function = target
+        while isinstance(function, functools.partial):
+            function = function.func
+        function = inspect.unwrap(function) if callable(function) else function
+        if not isinstance(function, type | FunctionType | MethodType):
+            return f"it is of type {type(target).__name__}, not a class or a function written in Python"
+        if _is_standard(getattr(function, "__module__", None) or ""):
+            return f"it is {_origin(function)}, of Python's standard library"
+        if isinstance(target, type) and not issubclass(target, self.kind):
+            return f"it is not a subclass of {self._kind_text}"
+        return ""
+
+    @property
+    def _kind_text(self) -> str:
+        kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
+        return " or ".join(kind.__name__.lstrip("_") for kind in kinds)
+
+
+def _refuse_standard_library(name: str) -> None:
+    if _is_standard(name.partition(":")[0]):
+        raise ConfigError(f"'{name}' is in Python's standard library, which has no components: name your own module")
+
+
+def _is_standard(module_name: str) -> bool:
+    return module_name.partition(".")[0] in sys.stdlib_module_names
 
 
 def locate(name: str) -> Any:

@@ -67,7 +67,7 @@ class _Loader(yaml.SafeLoader):
         raise yaml.constructor.ConstructorError(
             None,
             None,
-            f"the tag '{tag}' is not allowed: configs are data, nothing in them is executed",
+            f"the tag '{tag}' is not allowed: the values of a config are plain data",
             node.start_mark,
         )
 

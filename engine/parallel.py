@@ -23,11 +23,7 @@ _BUFFERS = "forward_sync_buffers"
 if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:
     _BUFFERS = "broadcast_buffers"
 
-STRATEGY_REGISTRY = Registry("STRATEGY")
-"""Strategies for ``PARALLEL.NAME``: subclasses of :class:`Strategy`, made with ``PARALLEL.ARGS``."""
 
-
-@STRATEGY_REGISTRY.register(name="none")
 class Strategy:
     """What trainers need of a way to train one model in several processes. This one exchanges nothing.
 
@@ -77,6 +73,12 @@ class Strategy:
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
         """An error that says what to do, for one that ``model`` raised in training; None: the error says enough."""
         return None
+
+
+STRATEGY_REGISTRY = Registry("STRATEGY", Strategy)
+"""Strategies for ``PARALLEL.NAME``: subclasses of :class:`Strategy`, made with ``PARALLEL.ARGS``."""
+
+STRATEGY_REGISTRY.register(Strategy, name="none")
 
 
 @STRATEGY_REGISTRY.register(name="ddp")

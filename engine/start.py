@@ -62,7 +62,11 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in OUTPUT_DIR")
     parser.add_argument("--eval-only", action="store_true", help="evaluate MODEL.WEIGHTS on DATASETS.TEST and stop")
     parser.add_argument("--predict", action="store_true", help="write what MODEL.WEIGHTS predicts for DATASETS.TEST")
-    parser.add_argument("--dry-run", action="store_true", help="print what would be done, write nothing, and stop")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print what would be done, write nothing, and stop; runs the code that the config names",
+    )
     parser.add_argument("--num-gpus", type=int, default=1, help="processes on each machine (one a GPU; or CPU cores)")
     parser.add_argument("--num-machines", type=int, default=1, help="machines that train together")
     parser.add_argument("--machine-rank", type=int, default=0, help="number of this machine, from 0")

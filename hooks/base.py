@@ -8,9 +8,6 @@ from ..config import ConfigError, Duration, Registry, suggest
 
 __all__ = ["EVENTS", "HOOK_REGISTRY", "STEP_EVENTS", "CallbackHook", "Every", "HookBase", "StopTraining"]
 
-HOOK_REGISTRY: Registry = Registry("HOOK")
-"""Hooks that a config's ``HOOKS`` list may name. Their arguments come from ``ARGS``."""
-
 
 class StopTraining(Exception):
     """Raised anywhere in a run, ends it in good order: the same as ``trainer.request_stop(reason)``.
@@ -185,6 +182,10 @@ EVENTS: tuple[str, ...] = tuple(
 
 STEP_EVENTS: tuple[str, ...] = EVENTS[EVENTS.index("before_fetch") : EVENTS.index("after_zero_grad") + 1]
 """Those that ``run_step`` emits."""
+
+
+HOOK_REGISTRY: Registry = Registry("HOOK", HookBase)
+"""Hooks that a config's ``HOOKS`` list may name. Their arguments come from ``ARGS``."""
 
 
 def overrides(hook: HookBase, event: str) -> bool:

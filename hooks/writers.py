@@ -17,9 +17,6 @@ __all__ = ["WRITER_REGISTRY", "EventWriter", "PeriodicWriter", "RowWriter"]
 
 logger = logging.getLogger(__name__)
 
-WRITER_REGISTRY: Registry = Registry("WRITER")
-"""Writers that a config's ``LOG.WRITERS`` may name. They are offered ``output_dir``, ``max_iter``, ``window_size``."""
-
 
 class EventWriter:
     """Takes metrics out of the active :class:`~hookline.hooks.EventStorage`, to a file or elsewhere."""
@@ -39,6 +36,10 @@ class EventWriter:
 
     def close(self) -> None:
         """Finish; a later :meth:`write` opens again what it needs."""
+
+
+WRITER_REGISTRY: Registry = Registry("WRITER", EventWriter)
+"""Writers that a config's ``LOG.WRITERS`` may name. They are offered ``output_dir``, ``max_iter``, ``window_size``."""
 
 
 class RowWriter(EventWriter):

@@ -3,7 +3,10 @@
 
     python tools/export_model.py --checkpoint output/digits_convnet --output model.safetensors
     python tools/export_model.py --checkpoint output/digits_convnet --output model.pth --weights averaged
-    python tools/export_model.py --checkpoint output/digits_convnet --output model.pt2 --config-file mine.yaml
+    python tools/export_model.py --checkpoint output/digits_convnet --output model.pt2 --trust-config
+
+The export of a program builds the model and the data that a config names, which runs their code. The config in the
+checkpoint's folder is used for that with --trust-config only.
 
 Exit codes: 0, or 2 for bad input; then nothing is written.
 """
@@ -24,8 +27,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--weights", choices=("auto", "model", "averaged"), default="auto", help="see WEIGHTS_FROM")
     parser.add_argument("--format", choices=tuple(FORMATS), default="", help="by default what the extension says")
     parser.add_argument("--dtype", default="", help="convert to float16, bfloat16, float32 or float64")
-    parser.add_argument(
-        "--config-file", default="", metavar="FILE", help="for torch-export: the run's config, by default the folder's"
+    config = parser.add_mutually_exclusive_group()
+    config.add_argument("--config-file", default="", metavar="FILE", help="for torch-export: the run's config")
+    config.add_argument(
+        "--trust-config",
+        action="store_true",
+        help="for torch-export: take config.yaml beside the checkpoint, and run it",
     )
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="for torch-export: config keys and their values")
     return parser.parse_intermixed_args()
@@ -36,6 +43,11 @@ def run_config(args: argparse.Namespace) -> CfgNode:
     path = args.config_file or os.path.join(os.path.dirname(find_checkpoint(args.checkpoint)), "config.yaml")
     if not args.config_file and not os.path.isfile(path):
         raise ConfigError(f"--format torch-export needs a --config-file: there is no {path}")
+    if not args.config_file and not args.trust_config:
+        raise ConfigError(
+            f"--format torch-export runs the code that a config names. If you trust {path}, add --trust-config; or "
+            "give a config of yours by --config-file"
+        )
     cfg = get_cfg()
     cfg.merge_from_file(path)
     cfg.merge_from_list([*args.opts, "MODEL.WEIGHTS", args.checkpoint, "MODEL.WEIGHTS_FROM", args.weights])
@@ -45,8 +57,10 @@ def run_config(args: argparse.Namespace) -> CfgNode:
 def main(args: argparse.Namespace) -> Exported:
     format = check_output(args.output, args.format)
     if format != "torch-export":
-        if args.config_file or args.opts:
-            raise ConfigError(f"--config-file and config keys are for --format torch-export, not for {format}")
+        if args.config_file or args.trust_config or args.opts:
+            raise ConfigError(
+                f"--config-file, --trust-config and config keys are for --format torch-export, not for {format}"
+            )
         return export_weights(args.checkpoint, args.output, weights=args.weights, format=format, dtype=args.dtype)
     if args.dtype:
         raise ConfigError("--dtype is for weights; a torch-export program computes in the model's own dtype")

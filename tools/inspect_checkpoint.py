@@ -15,6 +15,7 @@ from typing import Any
 from hookline.config import ConfigError
 from hookline.engine import config_errors_exit
 from hookline.engine.checkpoint.inspection import compare_checkpoints, inspect_checkpoint
+from hookline.engine.checkpoint.torch_files import printable
 from hookline.engine.checkpoint.weights import find_checkpoint
 
 SHOWN = 20
@@ -50,7 +51,7 @@ def describe(report: dict[str, Any]) -> str:
     if report["config"]:
         lines.append("config, where it differs from the defaults:")
         lines += [f"  {key} = {value!r}" for key, (_, value) in report["config"].items()]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _describe_weights(title: str, weights: dict[str, Any]) -> list[str]:
@@ -75,7 +76,7 @@ def describe_comparison(report: dict[str, Any]) -> str:
     lines.append(f"equal: {report['same']}")
     lines += _list("config", [f"{key}: {a!r}, {b!r}" for key, (a, b) in report["config"].items()])
     lines += _list("other state of the runs that differs", report["state"])
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _list(title: str, items: list[str]) -> list[str]:
@@ -98,7 +99,7 @@ def main(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps({"whole": False, "problem": str(error)}))
         else:
-            print(error)
+            print("\n".join(map(printable, str(error).splitlines())))
         return 1
     if args.json:
         print(json.dumps(report, indent=1))

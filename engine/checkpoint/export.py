@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,9 +140,10 @@ def origin(checkpoint: Mapping[str, Any]) -> dict[str, str]:
         found["iteration"] = str(iteration)
     run = trainer.get("run")
     if isinstance(run, Mapping) and isinstance(run.get("config"), str):
-        model = CfgNode.load_cfg(run["config"]).get("MODEL")
-        if isinstance(model, Mapping) and model.get("NAME"):
-            found["model"] = printable(str(model["NAME"]))
+        with suppress(ConfigError):
+            model = CfgNode.load_cfg(run["config"]).get("MODEL")
+            if isinstance(model, Mapping) and model.get("NAME"):
+                found["model"] = printable(str(model["NAME"]))
     return found
 
 

@@ -62,6 +62,7 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
     trainer = trainer if isinstance(trainer, Mapping) else {}
     averaged = averaged_weights(checkpoint)
     data, hooks = trainer.get("data"), trainer.get("hooks")
+    cfg = _config(checkpoint, path)
     return {
         "file": path,
         "megabytes": _size(path) / _MEGABYTE,
@@ -69,12 +70,12 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
         "epoch": _number(data.get("epoch")) if isinstance(data, Mapping) else None,
         "weights": _describe_weights(checkpoint["model"]),
         "averaged": _describe_weights(averaged) if averaged else None,
-        "optimizer": _describe_optimizer(trainer.get("optimizer", checkpoint.get("optimizer")), _config(checkpoint)),
+        "optimizer": _describe_optimizer(trainer.get("optimizer", checkpoint.get("optimizer")), cfg),
         "hooks": {
             str(key): sorted(map(str, state)) if isinstance(state, Mapping) else []
             for key, state in (hooks.items() if isinstance(hooks, Mapping) else ())
         },
-        "config": _config_changes(checkpoint),
+        "config": _config_changes(cfg),
         "other": sorted(str(key) for key in {**checkpoint, **trainer} if key not in _DESCRIBED),
     }
 
@@ -131,7 +132,7 @@ def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
         yield where, value
 
 
-def _config(checkpoint: Mapping[str, Any]) -> CfgNode | None:
+def _config(checkpoint: Mapping[str, Any], path: str) -> CfgNode | None:
     """The config that a checkpoint of a run was written under, keys that it did not know yet at their defaults."""
     trainer = checkpoint.get("trainer")
     run = trainer.get("run") if isinstance(trainer, Mapping) else None
@@ -140,12 +141,14 @@ def _config(checkpoint: Mapping[str, Any]) -> CfgNode | None:
         return None
     cfg = get_cfg()
     cfg.set_new_allowed(True)
-    cfg.merge_from_other_cfg(CfgNode.load_cfg(text))
+    try:
+        cfg.merge_from_other_cfg(CfgNode.load_cfg(text))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: its config cannot be read: {error}") from error
     return cfg
 
 
-def _config_changes(checkpoint: Mapping[str, Any]) -> dict[str, list[Any]]:
-    cfg = _config(checkpoint)
+def _config_changes(cfg: CfgNode | None) -> dict[str, list[Any]]:
     return {} if cfg is None else _pairs(cfg.diff(get_cfg()))
 
 
@@ -201,7 +204,7 @@ def compare_checkpoints(path: str, other: str, *, weights_from: str = "model") -
     # What is not a number is the largest difference there is.
     report["changed"] = sorted(changed, key=lambda one: -one[1] if one[1] == one[1] else float("-inf"))
     report["equal"] = not any(report[key] for key in ("added", "missing", "shapes", "dtypes", "changed"))
-    cfg, other_cfg = _config(first), _config(second)
+    cfg, other_cfg = _config(first, path), _config(second, other)
     report["config"] = _pairs(other_cfg.diff(cfg)) if cfg is not None and other_cfg is not None else {}
     both_runs = "trainer" in first and "trainer" in second
     report["state"] = _differing_places(first["trainer"], second["trainer"]) if both_runs else []

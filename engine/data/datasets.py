@@ -1,8 +1,8 @@
 """Data sets: a registry, tensors in memory gathered a batch at a time, and a few small ones of real data."""
 
 import functools
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -12,7 +12,15 @@ from ...config import ConfigError, Registry, component
 
 __all__ = ["DATASET_REGISTRY", "ArrayDataset", "concat_datasets", "first_samples", "get_dataset"]
 
-DATASET_REGISTRY = Registry("DATASET")
+
+@runtime_checkable
+class _Samples(Protocol):
+    """Has samples by index, as a data set or a list."""
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+DATASET_REGISTRY = Registry("DATASET", (Dataset, Iterable, _Samples))
 """Data sets for ``DATASETS.TRAIN`` and ``DATASETS.TEST``: classes, or functions that return one."""
 
 

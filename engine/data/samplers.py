@@ -32,7 +32,7 @@ __all__ = [
     "TrainingSampler",
 ]
 
-SAMPLER_REGISTRY = Registry("SAMPLER")
+SAMPLER_REGISTRY = Registry("SAMPLER", Iterable)
 """Samplers for ``DATALOADER.SAMPLER_TRAIN``: given ``size`` and ``seed`` where they name them, they yield the indices
 of all ranks."""
 

@@ -22,7 +22,7 @@ __all__ = [
     "check_metrics",
 ]
 
-EVALUATOR_REGISTRY = Registry("EVALUATOR")
+EVALUATOR_REGISTRY = Registry("EVALUATOR", DatasetEvaluator)
 """Evaluators for ``TEST.EVALUATOR.NAME``: given ``cfg``, ``dataset_name``, ``metrics`` (those of ``TEST.METRICS``) and
 ``targets_of`` where they name them, and ``TEST.EVALUATOR.ARGS``."""
 

@@ -5,7 +5,7 @@ result is that of the whole data set, however it was cut.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
@@ -16,10 +16,8 @@ from ..modeling.build import build_loss
 
 __all__ = ["METRIC_REGISTRY", "Accuracy", "Loss", "MeanMetric", "MeanSquaredError", "Metric"]
 
-METRIC_REGISTRY = Registry("METRIC")
-"""Metrics for ``TEST.METRICS``; called with their ``ARGS`` (and ``cfg``, if that is their first parameter)."""
 
-
+@runtime_checkable
 class Metric(Protocol):
     """What an evaluator needs of a metric; torchmetrics' have it."""
 
@@ -31,6 +29,10 @@ class Metric(Protocol):
 
     def reset(self) -> None:
         """Forget everything."""
+
+
+METRIC_REGISTRY = Registry("METRIC", Metric)
+"""Metrics for ``TEST.METRICS``; called with their ``ARGS`` (and ``cfg``, if that is their first parameter)."""
 
 
 class MeanMetric:

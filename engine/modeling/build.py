@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -29,13 +29,13 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-MODEL_REGISTRY = Registry("MODEL")
+MODEL_REGISTRY = Registry("MODEL", nn.Module)
 """Models for ``MODEL.NAME``; called with ``MODEL.ARGS`` (and ``cfg``, if that is their first parameter)."""
 
 META_ARCH_REGISTRY = MODEL_REGISTRY
 """detectron2's name of :data:`MODEL_REGISTRY`."""
 
-LOSS_REGISTRY = Registry("LOSS")
+LOSS_REGISTRY = Registry("LOSS", Callable)
 """Losses for ``MODEL.LOSS.NAME``: called as ``loss(model(x), y)``, they return a scalar tensor, or that and a count."""
 
 for _loss in (

@@ -23,7 +23,7 @@ __all__ = ["OPTIMIZER_REGISTRY", "build_lr_scheduler", "build_optimizer", "check
 
 logger = logging.getLogger(__name__)
 
-OPTIMIZER_REGISTRY = Registry("OPTIMIZER")
+OPTIMIZER_REGISTRY = Registry("OPTIMIZER", Optimizer)
 """Optimizers for ``SOLVER.OPTIMIZER.NAME``; called with parameter groups and ``SOLVER.OPTIMIZER.ARGS``."""
 
 for _optimizer in (

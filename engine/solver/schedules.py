@@ -15,6 +15,7 @@ from fvcore.common.param_scheduler import (
     LinearParamScheduler,
     ParamScheduler,
 )
+from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import CfgNode, ConfigError, Registry
 
@@ -22,7 +23,7 @@ __all__ = ["LR_SCHEDULER_REGISTRY", "FunctionSchedule"]
 
 logger = logging.getLogger(__name__)
 
-LR_SCHEDULER_REGISTRY = Registry("LR_SCHEDULER")
+LR_SCHEDULER_REGISTRY = Registry("LR_SCHEDULER", (LRScheduler, ParamScheduler))
 """Schedules for ``SOLVER.LR_SCHEDULER_NAME``: ``(cfg, **SOLVER.LR_SCHEDULER_ARGS) -> ParamScheduler``."""
 
 

@@ -1,4 +1,5 @@
 import functools
+import os
 import sys
 
 import pytest
@@ -106,8 +107,9 @@ def test_many_names_are_not_listed():
 def test_names_of_modules_are_imported(registry):
     from collections import OrderedDict
 
-    assert registry.get("collections:OrderedDict") is OrderedDict
-    assert registry.get("collections.OrderedDict") is OrderedDict
+    assert registry.get("hookline.config:CfgNode") is CfgNode
+    assert registry.get("hookline.config.CfgNode") is CfgNode
+    assert registry.get("hookline.config:CfgNode.load_yaml_with_base") == CfgNode.load_yaml_with_base
     assert locate("os.path:join") is locate("os.path.join")
     assert locate("collections:OrderedDict.fromkeys") == OrderedDict.fromkeys
 
@@ -117,8 +119,8 @@ def test_names_of_modules_are_imported(registry):
     [
         ("no_such_package.mod:Net", "there is no module 'no_such_package.mod'"),
         ("no_such_package.Net", "there is no module 'no_such_package'"),
-        ("collections:OrderedDic", "no 'OrderedDic' in 'collections'; did you mean 'OrderedDict'"),
-        ("collections.nope.Thing", "no 'nope' in 'collections'"),
+        ("hookline.config:CfgNod", "no 'CfgNod' in 'hookline.config'; did you mean 'CfgNode'"),
+        ("hookline.config.nope.Thing", "no 'nope' in 'hookline.config'"),
         (":x", "no module"),
         ("..", "no module"),
     ],
@@ -130,9 +132,68 @@ def test_names_of_modules_that_do_not_exist(registry, name, message):
         registry.build(name, key="MODEL.ARGS")
 
 
-def test_what_cannot_be_called_is_refused(registry):
-    with pytest.raises(ConfigError, match=r"MODEL\.NAME: 'math:pi' cannot be called: it is a float"):
-        registry.build("math:pi", key="MODEL.ARGS")
+NUMBER = 3
+
+
+class Kind:
+    pass
+
+
+class OfTheKind(Kind):
+    pass
+
+
+class Impostor:
+    def __call__(self):
+        raise AssertionError("it was called")
+
+
+def make(kind: str):
+    return OfTheKind() if kind == "right" else 3
+
+
+instance, builtin, standard = Impostor(), len, functools.partial(os.path.join, "a")
+partial = functools.partial(make, "right")
+
+
+@pytest.fixture
+def of_a_kind(monkeypatch):
+    monkeypatch.setitem(sys.modules, "this_module", sys.modules[__name__])
+    return Registry("MODEL", Kind)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("this_module:NUMBER", "it is of type int, not a class or a function"),
+        ("this_module:instance", "it is of type Impostor, not a class or a function"),
+        ("this_module:builtin", "it is of type builtin_function_or_method, not a class or a function"),
+        ("this_module:standard", r"it is posixpath\.join.*, of Python's standard library"),
+        ("this_module:os.path.join", r"it is posixpath\.join.*, of Python's standard library"),
+        ("this_module:Impostor", "it is not a subclass of Kind"),
+    ],
+)
+def test_what_is_not_of_the_kind_is_refused_before_it_is_called(of_a_kind, name, message):
+    for call in (of_a_kind.check, of_a_kind.build):
+        with pytest.raises(ConfigError, match=rf"^MODEL\.NAME: '{name}' cannot be the model: {message}"):
+            call(name, key="MODEL.ARGS")
+
+
+@pytest.mark.parametrize("name", ["os:system", "os.path:join", "subprocess:call", "builtins:eval", "antigravity:x"])
+def test_the_standard_library_has_no_components_and_is_not_imported(of_a_kind, name):
+    before = set(sys.modules)
+    with pytest.raises(ConfigError, match=rf"^MODEL\.NAME: '{name}' is in Python's standard library"):
+        of_a_kind.build(name, {"command": "true"}, key="MODEL.ARGS")
+    assert set(sys.modules) == before
+
+
+def test_classes_of_the_kind_and_functions_that_make_them_are_taken(of_a_kind):
+    for name, args in (("OfTheKind", {}), ("make", {"kind": "right"}), ("partial", {})):
+        assert isinstance(of_a_kind.build(f"this_module:{name}", args), OfTheKind)
+    with pytest.raises(
+        ConfigError, match=r"^MODEL\.NAME: 'this_module:make' cannot be the model: it returned an object of type int"
+    ):
+        of_a_kind.build("this_module:make", {"kind": "wrong"}, key="MODEL.ARGS")
 
 
 def test_the_working_directory_is_searched_last(in_folder):
@@ -270,11 +331,13 @@ def test_nodes_are_passed_as_dicts(registry):
     assert args.sub.a == [1]
 
 
-def test_partials_and_builtins_work(registry):
+def test_partials_and_registered_builtins_work(registry):
     registry.register(functools.partial(linear, lr=0.1), name="partial")
     assert registry.build("partial", {"momentum": 0.5}, positional=("P",)) == ("P", 0.1, 0.5)
-    assert registry.build("builtins:dict", {"a": 1}) == {"a": 1}
-    assert registry.build("builtins:min", positional=([3, 2],)) == 2
+    registry.register(dict)
+    registry.register(min)
+    assert registry.build("dict", {"a": 1}) == {"a": 1}
+    assert registry.build("min", positional=([3, 2],)) == 2
 
 
 def test_an_error_inside_the_target_is_not_touched(registry):

@@ -3,6 +3,7 @@
 import logging
 import os
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def test_the_weights_of_a_run_are_exported(tool, trained, tmp_path, option, aver
 
 def test_a_program_is_exported_with_the_runs_own_config(tool, tmp_path):
     output = tmp_path / "net.pt2"
-    code, out, err = tool("--checkpoint", "run", "--output", output)
+    code, out, err = tool("--checkpoint", "run", "--output", output, "--trust-config")
     assert code == 0, err
     assert "batch size: any" in out
     program = torch.export.load(str(output)).module()
@@ -95,7 +96,9 @@ def test_a_program_is_exported_with_the_runs_own_config(tool, tmp_path):
         (["--checkpoint", "run", "--output", "net.xyz"], "the extension says no format"),
         (["--checkpoint", "run", "--output", "net.pth", "--config-file", "c.yaml"], "are for --format torch-export"),
         (["--checkpoint", "run", "--output", "net.pt2", "--dtype", "float16"], "--dtype is for weights"),
-        (["--checkpoint", "run", "--output", "net.pt2", "SEEED", "1"], "did you mean 'SEED'"),
+        (["--checkpoint", "run", "--output", "net.pt2", "--trust-config", "SEEED", "1"], "did you mean 'SEED'"),
+        (["--checkpoint", "run", "--output", "net.pt2"], "add --trust-config"),
+        (["--checkpoint", "run", "--output", "net.pth", "--trust-config"], "are for --format torch-export"),
         (["--checkpoint", "w.pth", "--output", "net.pt2"], "needs a --config-file"),
         (["--checkpoint", "run", "--output", "net.pth", "--weights", "best"], "invalid choice"),
         (["--output", "net.pth"], "--checkpoint"),
@@ -109,3 +112,20 @@ def test_bad_input_is_exit_code_two_and_writes_nothing(tool, trained, arguments,
     assert says in err
     assert "Traceback" not in err
     assert sorted(os.listdir(trained)) == before
+
+
+@pytest.mark.parametrize("output", ["net.pt2", "net.safetensors", "net.pth"])
+def test_the_config_of_a_downloaded_folder_is_not_run(tool, trained, tmp_path, monkeypatch, output):
+    (tmp_path / "attack.py").write_text("open('attacked', 'w').close()")
+    monkeypatch.syspath_prepend(tmp_path)
+    shutil.copytree(trained / "run", tmp_path / "downloaded")
+    attack = (tmp_path / "downloaded" / "config.yaml").read_text().replace("NAME: MLP", "NAME: attack:Net")
+    assert "attack:Net" in attack
+    (tmp_path / "downloaded" / "config.yaml").write_text(attack)
+    checkpoint = torch.load(trained / "run" / "model_final.pth", weights_only=True)
+    checkpoint["trainer"]["run"]["config"] = attack
+    torch.save(checkpoint, tmp_path / "downloaded" / "model_final.pth")
+    code, out, _ = tool("--checkpoint", tmp_path / "downloaded", "--output", tmp_path / output)
+    assert code == (2 if output == "net.pt2" else 0)
+    assert "attack:Net" in out or output != "net.safetensors"
+    assert not (trained / "attacked").exists()

@@ -129,3 +129,42 @@ def test_as_a_process_of_its_own_it_answers_the_same(tool, trained):
     done = subprocess.run(command, cwd=trained, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == tool("run")[1]
+
+
+def test_nothing_in_a_checkpoint_is_run_or_does_something_to_the_terminal(tool, trained, tmp_path, monkeypatch):
+    (tmp_path / "attack.py").write_text("open('attacked', 'w').close()")
+    monkeypatch.syspath_prepend(tmp_path)
+    checkpoint = torch.load(trained / "run" / "model_final.pth", weights_only=True)
+    config = checkpoint["trainer"]["run"]["config"].replace("NAME: MLP", "NAME: attack:Net")
+    checkpoint["trainer"]["run"]["config"] = config + '"A\\x1b[2J": "\\x1b[2J"\n'
+    checkpoint["trainer"]["hooks"]["Hook\x1b[2J"] = {"entry\x1b[2J": 1}
+    checkpoint["other\x1b[2J"] = 1
+    torch.save(checkpoint, tmp_path / "model.pth")
+    for arguments in (["model.pth"], ["model.pth", "--json"], ["model.pth", trained / "run"]):
+        _, out, err = tool(*(tmp_path / one if one == "model.pth" else one for one in arguments))
+        assert err == ""
+        assert "attack:Net" in out
+        assert "\x1b" not in out
+        assert "x1b[2J" in out or len(arguments) == 2
+    assert not (trained / "attacked").exists()
+
+
+JUNK = [
+    {"trainer": [1]},
+    {"trainer": {"hooks": [1], "data": 3, "optimizer": "x", "iteration": "\x1b"}},
+    {"trainer": {"run": {"config": "- 1"}}},
+    {"trainer": {"run": {"config": "MODEL: 3"}}},
+    {"trainer": {"run": {"config": "SOLVER: {OPTIMIZER: 3}"}}},
+    {"trainer": {"hooks": {"EMA": {"averaged_model": [1]}}}, "ema": {"a": 1}},
+]
+
+
+@pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
+def test_junk_beside_the_weights_is_described_or_refused_and_no_traceback(tool, tmp_path, junk):
+    torch.save({"model": {"a": torch.ones(1)}, **junk}, tmp_path / "model.pth")
+    for arguments in ((), (tmp_path / "model.pth",)):
+        code, out, err = tool(tmp_path / "model.pth", *arguments)
+        assert code in (0, 1)
+        assert err == ""
+        assert "model.pth" in out
+        assert "\x1b" not in out
