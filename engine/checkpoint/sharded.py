@@ -10,6 +10,7 @@ The rules are those of single files: written under another name, flushed to the 
 Tensors are found again by their place in the state, so a folder is read on any number of ranks, one among them.
 """
 
+import io
 import json
 import os
 import shutil
@@ -24,6 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException  # which is no Exception
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...config import ConfigError
@@ -187,17 +189,42 @@ def _write_parts(
 ) -> dict[str, int]:
     """Write what is this rank's to write; the checksums of it, by file."""
     rank = dist.get_rank(group)
-    dcp.save(
-        _nested(shards),
-        storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
-        process_group=group,
-        no_dist=False,
-    )
+    writer = dcp.FileSystemWriter(folder, sync_files=True)
+    writer.fs = _FileSystem()
+    dcp.save(_nested(shards), storage_writer=writer, process_group=group, no_dist=False)
     names = [name for name in os.listdir(folder) if name.startswith(f"__{rank}_")]
     if rank == 0:
         names += [".metadata", STATE_FILE]
         replace_file(os.path.join(folder, STATE_FILE), lambda file: write_checkpoint(file, state))
     return _checksums(folder, names)
+
+
+class _FileSystem(FileSystem):
+    """Raises the error of the disk where torch's archive writer replaces it by one about a position in the file."""
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        raw = _RawFile(os.fspath(path), mode)
+        try:
+            with io.BufferedWriter(raw) as stream:
+                yield stream
+        except Exception:
+            if raw.error is not None:
+                raise raw.error from None
+            raise
+
+
+class _RawFile(io.FileIO):
+    """A file that keeps the first error of a write."""
+
+    error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        try:
+            return super().write(content)
+        except OSError as error:
+            self.error = self.error or OSError(error.errno, error.strerror, self.name)
+            raise
 
 
 def _complete(temporary: str, path: str, sums: list[dict[str, int]]) -> None:

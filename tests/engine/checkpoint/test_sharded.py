@@ -1,6 +1,8 @@
 """Folders of sharded checkpoints, in a group of one process: what they hold, and how damage to them is noticed."""
 
+import errno
 import json
+import resource
 
 import pytest
 import torch
@@ -140,6 +142,22 @@ def test_a_write_that_fails_leaves_what_was_there(folder, mesh):
     assert json.loads((folder / "checksums.json").read_text()) == before
     verify_folder(str(folder))
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_an_error_of_the_disk_in_a_part_reads_as_such(folder, mesh):
+    before = sorted(path.name for path in folder.parent.iterdir())
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    shards = {("model", str(i)): sharded(mesh, 64, 100) for i in range(8)}
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # as a disk that is full in the middle of a file
+    try:
+        with pytest.raises(OSError, match="File too large") as caught:
+            write_folder(str(folder), {}, shards, dist.group.WORLD)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert caught.value.errno == errno.EFBIG
+    assert caught.value.filename.endswith("__0_0.distcp")
+    assert sorted(path.name for path in folder.parent.iterdir()) == before
+    verify_folder(str(folder))
 
 
 def test_an_error_of_the_system_stays_what_it_is_and_others_become_one(mesh):
