@@ -1,0 +1,362 @@
+"""A run ends as the untouched one does, whichever of its file operations fails or is the last before a kill.
+
+The run is small and complete: dropout, a moving average, the best weights, evaluations, four kinds of records. For each
+of its operations and each fault (see ``injector.FAULTS``) it is started, resumed to its end, and then resumed with a
+larger MAX_ITER. What is left behind must be what the untouched run leaves, extended likewise; or a resume is refused
+with words. Files of the user in its folder are never touched.
+"""
+
+import csv
+import dataclasses
+import errno
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(0, str(Path(__file__).parent))
+from forker import forker
+from injector import FAULTS, Operation, Plan, recorded
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+CONFIG = {
+    "_BASE_": str(ROOT / "configs/synthetic/mlp.yaml"),
+    "MODEL": {"ARGS": {"hidden": [8], "dropout": 0.2}},
+    "DATASETS": {
+        "TRAIN": [{"NAME": "synthetic", "ARGS": {"size": 64, "seed": 0}}],
+        "TEST": [{"NAME": "synthetic", "ARGS": {"size": 32, "seed": 1}}],
+    },
+    "DATALOADER": {"BATCH_SIZE": 8},
+    "SOLVER": {"MAX_ITER": 12, "CHECKPOINT_PERIOD": 3, "WARMUP_ITERS": 2},
+    "TEST": {"EVAL_PERIOD": 4},
+    "CHECKPOINT": {"MAX_TO_KEEP": 2, "BEST": {"METRIC": "synthetic/accuracy", "KEEP": 2}},
+    "HOOKS": [{"NAME": "EMA", "ARGS": {"decay": 0.9}}, "sweep_parts:Pictures"],
+    "LOG": {"PERIOD": 2, "WRITERS": ["JSONWriter", "CSVWriter", "TensorboardXWriter"]},
+    "SEED": 3,
+}
+LONGER = ("SOLVER.MAX_ITER", "18")
+USERS_FILES = ("notes.txt.old.1", "inference.py", "pretrained.pth", "photos.old.2019/photo.jpg")
+TIMINGS = ("time", "data_time", "eta_seconds")
+# Seconds until a run is taken to hang; it needs a fifth of one.
+PATIENCE = 60.0
+REFUSED = 2
+
+
+class Case:
+    """A run in a folder of its own, with files of the user beside its own."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self.folder, self.run = folder, folder / "run"
+        (self.run / "photos.old.2019").mkdir(parents=True)
+        for name in USERS_FILES:
+            (self.run / name).write_text(f"my {name}")
+        self.users = self._users_files()
+        (folder / "config.yaml").write_text(yaml.safe_dump({**config, "OUTPUT_DIR": str(self.run)}))
+        self._starts = 0
+
+    def start(self, *arguments: str, operation: Operation | None = None, fault: str = "", record: str = "") -> "Ending":
+        """Run the training tool once; each start is 10 s after the one before, by its own clock."""
+        plan = Plan(str(self.run), record, operation, fault, clock=10.0 * self._starts)
+        self._starts += 1
+        command = [HERE / "faulty_run.py", json.dumps(dataclasses.asdict(plan)), ROOT / "tools/train_net.py"]
+        command += ["--config-file", self.folder / "config.yaml", *arguments]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+        process = forker.start(command, self.folder, environment, apart=True)
+        hangs = not process.ended_within(PATIENCE)
+        if hangs:
+            process.kill()
+        return Ending(process.wait(), *process.communicate(), hangs)
+
+    def users_files_changed(self) -> bool:
+        return self._users_files() != self.users
+
+    def _users_files(self) -> dict[str, tuple[int, str]]:
+        paths = [self.run / name for name in USERS_FILES]
+        return {path.name: (path.stat().st_ino, path.read_text()) if path.exists() else (0, "") for path in paths}
+
+
+@dataclasses.dataclass
+class Ending:
+    """How a process ended."""
+
+    code: int
+    out: str
+    err: str | None
+    hangs: bool
+
+    @property
+    def last_line(self) -> str:
+        lines = (self.err or self.out).strip().splitlines()
+        return lines[-1][:200] if lines else ""
+
+    def problem(self, *expected: int) -> str:
+        """What is wrong with it; empty if nothing is."""
+        if self.hangs:
+            return "hangs"
+        if self.code not in expected:
+            return f"ends with {self.code}: {self.last_line}"
+        return ""
+
+
+# ---------------------------------------------------------------------- what a run leaves behind
+
+
+def left_behind(run: Path) -> dict[str, Any]:
+    """All that there is to be seen of a run that has ended, by name; timings are left out."""
+    final = torch.load(run / "model_final.pth", weights_only=True)
+    best = torch.load(run / "model_best.pth", weights_only=True)
+    state = final["trainer"]
+    scalars, images, histograms = tensorboard(run)
+    return {
+        "iteration": state["iteration"],
+        "weights": frozen(final["model"]),
+        "optimizer": frozen(state["optimizer"]),
+        "random numbers": frozen(state["rng"]),
+        "average": frozen({key: hook for key, hook in state["hooks"].items() if key.startswith("EMA")}),
+        "best weights": frozen(best["model"]),
+        "kept": (state["hooks"]["PeriodicCheckpointer"], state["hooks"]["BestCheckpointer"]),
+        "metrics.json": [untimed(json.loads(line)) for line in (run / "metrics.json").read_text().splitlines()],
+        "metrics.csv": [untimed(row) for row in csv.DictReader((run / "metrics.csv").open())],
+        "tensorboard scalars": scalars,
+        "tensorboard images": images,
+        "tensorboard histograms": histograms,
+        "last_checkpoint": (run / "last_checkpoint").read_text(),
+        "files": sorted(
+            name
+            for name in os.listdir(run)
+            if not name.startswith(("events.", "log.txt")) and not name.endswith(".old")
+        ),
+    }
+
+
+def tensorboard(run: Path) -> tuple[Any, Any, Any]:
+    """Scalars, images and histograms as TensorBoard shows them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run), size_guidance=dict.fromkeys(("scalars", "images", "histograms"), 0)).Reload()
+    tags = events.Tags()
+    return (
+        {t: [(e.step, None if t in TIMINGS else e.value) for e in events.Scalars(t)] for t in tags["scalars"]},
+        {t: [(e.step, e.encoded_image_string) for e in events.Images(t)] for t in tags["images"]},
+        {t: [(e.step, e.histogram_value) for e in events.Histograms(t)] for t in tags["histograms"]},
+    )
+
+
+def frozen(value: Any) -> Any:
+    """A copy that is compared bit by bit."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), tuple(value.shape), value.detach().contiguous().numpy().tobytes()
+    if isinstance(value, dict):
+        return {key: frozen(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [frozen(item) for item in value]
+    return value
+
+
+def untimed(row: dict[str, Any]) -> dict[str, Any]:
+    """A row whose timings are only said to be there; empty cells are not."""
+    return {name: None if name in TIMINGS else value for name, value in row.items() if value != ""}
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any], left: str = "") -> list[str]:
+    """Names of what differs; the file ``left`` may be there in addition."""
+    found = {**found, "files": [name for name in found["files"] if name != left or name in expected["files"]]}
+    return [f"{name} differ" for name in expected if found[name] != expected[name]]
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """The files that a run has written into a folder, those in folders below it left out."""
+    return {
+        path.name: path.read_bytes()
+        for path in folder.iterdir()
+        if path.is_file() and path.name not in USERS_FILES and not path.name.startswith((".", "log.txt"))
+    }
+
+
+# ---------------------------------------------------------------------- the sweep
+
+
+@dataclasses.dataclass
+class Untouched:
+    """The run without a fault: its operations, and what it leaves at its end and after the extension."""
+
+    operations: list[Operation]
+    end: dict[str, Any]
+    extended: dict[str, Any]
+
+
+def untouched(folder: Path, config: dict[str, Any]) -> Untouched:
+    case = Case(folder, config)
+    first = case.start(record=str(folder / "operations"))
+    assert first.code == 0, first.err
+    end = left_behind(case.run)
+    second = case.start("--resume", *LONGER)
+    assert second.code == 0, second.err
+    assert not case.users_files_changed()
+    return Untouched(recorded(folder / "operations"), end, left_behind(case.run))
+
+
+def try_fault(
+    folder: Path, config: dict[str, Any], whole: Untouched, operation: Operation, fault: str
+) -> list[str] | None:
+    """What is wrong after one fault; None if a resume was refused."""
+    case = Case(folder, config)
+    first = case.start(operation=operation, fault=fault)
+    kills = fault in ("kill before", "kill after", "torn")
+    problem = first.problem(*((-9, 0) if kills else (0, 1, 2)))
+    if problem:
+        return [f"the run {problem}"]
+    words = (os.strerror(errno.EIO), os.strerror(errno.ENOSPC))
+    if first.code == 1 and not any(word in (first.err or "") + first.out for word in words):
+        return [f"the run fails with another error: {first.last_line}"]
+    for arguments, expected in (((), whole.end), (LONGER, whole.extended)):
+        resumed = case.start("--resume", *arguments)
+        if resumed.code == REFUSED and (resumed.err or "").startswith("error: "):
+            return None
+        problem = resumed.problem(0)
+        if problem:
+            return [f"the resume {problem}"]
+        left = operation[1] if operation[0] == "remove" and not kills else ""  # a file that could not be removed
+        try:
+            different = differences(left_behind(case.run), expected, left)
+        except Exception as error:  # a file is not there, or is damaged
+            different = [f"{type(error).__name__}: {error}"]
+        if different:
+            return [f"{text} {'at the end' if not arguments else 'when extended'}" for text in different]
+        if case.users_files_changed():
+            return ["files of the user are changed"]
+    return []
+
+
+def sweep(tmp_path: Path, config: dict[str, Any], whole: Untouched, cases: Sequence[tuple[Operation, str]]) -> None:
+    """Try faults, two or three at a time; all that is wrong is reported together."""
+
+    def attempt(numbered: tuple[int, tuple[Operation, str]]) -> list[str] | None:
+        number, (operation, fault) = numbered
+        return try_fault(tmp_path / f"case{number}", config, whole, operation, fault)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(attempt, enumerate(cases)))
+    wrong = [
+        f"{fault:12} {' '.join(map(str, operation)):60} {'; '.join(problems)}"
+        for (operation, fault), problems in zip(cases, found, strict=True)
+        if problems
+    ]
+    refused = sum(problems is None for problems in found)
+    print(f"{len(whole.operations)} operations, {len(cases)} faults: {refused} refused, {len(wrong)} wrong")
+    assert not wrong, f"{len(wrong)} of {len(cases)} faults, {refused} refused:\n" + "\n".join(wrong)
+
+
+def worth_trying(operations: Iterable[Operation]) -> list[Operation]:
+    """All operations but most writes of logs and checkpoints, which are many and alike."""
+    sizes = Counter((kind, name) for kind, name, _ in operations)
+
+    def is_chosen(operation: Operation) -> bool:
+        kind, name, number = operation
+        if kind != "write" or not name.endswith((".pth", "log.txt")):
+            return True
+        return number in (1, 2, 30, sizes[kind, name] - 1, sizes[kind, name])
+
+    return list(filter(is_chosen, operations))
+
+
+def faults(operations: Iterable[Operation], every: int = 1) -> list[tuple[Operation, str]]:
+    """Each fault at each operation that can have it, or at each so manieth."""
+    pairs = [(operation, fault) for fault in FAULTS for operation in worth_trying(operations)]
+    return [(operation, fault) for operation, fault in pairs if fault != "torn" or operation[0] == "write"][::every]
+
+
+# Until these hold, the sweeps fail; without them they pass.
+KNOWN = pytest.mark.xfail(
+    strict=True,
+    reason="files are set aside by their names and one by one; the end of a run draws random numbers twice",
+)
+
+
+@pytest.fixture(scope="module")
+def synchronous(tmp_path_factory):
+    return untouched(tmp_path_factory.mktemp("untouched") / "sync", CONFIG)
+
+
+ASYNC = {**CONFIG, "CHECKPOINT": {**CONFIG["CHECKPOINT"], "ASYNC": True}}
+
+
+@pytest.fixture(scope="module")
+def asynchronous(tmp_path_factory):
+    return untouched(tmp_path_factory.mktemp("untouched") / "async", ASYNC)
+
+
+@KNOWN
+def test_the_untouched_run_is_deterministic_and_its_operations_are_counted(synchronous, asynchronous):
+    kinds = Counter(kind for kind, *_ in synchronous.operations)
+    assert {"open", "write", "sync", "rename", "link", "remove"} <= kinds.keys()
+    assert differences(asynchronous.end, synchronous.end) == []
+    assert differences(asynchronous.extended, synchronous.extended) == []
+
+
+@KNOWN
+def test_a_run_ends_the_same_after_a_sample_of_faults(synchronous, tmp_path):
+    sweep(tmp_path, CONFIG, synchronous, faults(synchronous.operations, every=67))
+
+
+@KNOWN
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_ends_the_same_whatever_operation_fails(synchronous, tmp_path):
+    sweep(tmp_path, CONFIG, synchronous, faults(synchronous.operations))
+
+
+@KNOWN
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_that_saves_asynchronously_ends_the_same_whatever_operation_fails(asynchronous, tmp_path):
+    sweep(tmp_path, ASYNC, asynchronous, faults(asynchronous.operations, every=5))
+
+
+def try_while_set_aside(folder: Path, operation: Operation | None, fault: str) -> tuple[list[str], list[Operation]]:
+    """Start a new run where an earlier one has been, with a fault; what is wrong, and the new run's operations."""
+    case = Case(folder, CONFIG)
+    assert case.start(*SHORT).code == 0
+    earlier = files_of(case.run)
+    first = case.start(*SHORT, "SEED", "4", operation=operation, fault=fault, record=str(folder / "operations"))
+    places = [case.run, *case.run.glob("previous_*")]
+    problems = []
+    if not any(earlier.items() <= files_of(place).items() for place in places):
+        problems.append("the earlier run is not whole in one place")
+    if first.code:
+        again = case.start(*SHORT, "SEED", "4")
+        problems += filter(None, [again.problem(0)])
+        if not any(earlier.items() <= files_of(place).items() for place in case.run.glob("previous_*")):
+            problems.append("the earlier run is not whole in one place after the next start")
+    if case.users_files_changed():
+        problems.append("files of the user are changed")
+    return problems, recorded(folder / "operations")
+
+
+SHORT = ("SOLVER.MAX_ITER", "4", "HOOKS", "[]", "LOG.WRITERS", "['JSONWriter','CSVWriter','TensorboardXWriter']")
+
+
+@KNOWN
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_earlier_run_stays_whole_whatever_fails_while_a_new_one_starts(tmp_path):
+    problems, operations = try_while_set_aside(tmp_path / "untouched", None, "")
+    assert not problems
+    begin = [operation for operation in operations if not operation[1].startswith("log.txt")]
+    begin = begin[: [kind == "write" and "model_" in name for kind, name, _ in begin].index(True)]
+    cases = [(operation, fault) for operation in begin for fault in FAULTS if fault != "torn"]
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda case: try_while_set_aside(tmp_path / f"{case[0]}", *case[1])[0], enumerate(cases)))
+    wrong = [f"{case}: {'; '.join(problems)}" for case, problems in zip(cases, found, strict=True) if problems]
+    assert not wrong, "\n".join(wrong)
