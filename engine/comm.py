@@ -11,12 +11,15 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+
+from ..config import ConfigError
 
 __all__ = [
     "all_gather",
@@ -25,17 +28,21 @@ __all__ = [
     "broadcast_object",
     "create_local_process_group",
     "gather",
+    "get_data_rank",
+    "get_data_size",
     "get_local_process_group",
     "get_local_rank",
     "get_local_size",
     "get_rank",
     "get_store",
     "get_world_size",
+    "is_first_of_data_rank",
     "is_main_process",
     "main_process_first",
     "new_group",
     "object_group",
     "reduce_dict",
+    "set_data_ranks",
     "shared_random_seed",
     "synchronize",
     "timeout",
@@ -72,6 +79,72 @@ def get_local_size() -> int:
 def is_main_process() -> bool:
     """True on rank 0, the one that writes files and prints."""
     return get_rank() == 0
+
+
+# ---------------------------------------------------------------------- who shares a batch
+
+
+@dataclass(frozen=True)
+class _DataRanks:
+    world: Any  # the default group: a new one begins with the default again
+    rank: int
+    size: int
+    is_first: bool
+
+
+_data_ranks: _DataRanks | None = None
+
+
+def _of_this_world() -> _DataRanks | None:
+    found = _data_ranks
+    return found if found is not None and _initialized() and found.world is dist.group.WORLD else None
+
+
+def get_data_rank() -> int:
+    """Number of this process's share of each global batch; ranks that compute one share together have the same."""
+    found = _of_this_world()
+    return get_rank() if found is None else found.rank
+
+
+def get_data_size() -> int:
+    """Number of shares that a global batch is split into: by default one for each rank."""
+    found = _of_this_world()
+    return get_world_size() if found is None else found.size
+
+
+def is_first_of_data_rank() -> bool:
+    """True on one of the ranks that share a batch: the one whose predictions count. By default on every rank."""
+    found = _of_this_world()
+    return found is None or found.is_first
+
+
+def set_data_ranks(rank: int, size: int) -> None:
+    """Say which ranks share a batch. Samplers and loaders made afterwards, and evaluations, follow it.
+
+    :class:`~hookline.engine.DefaultTrainer` calls it with ``data_rank`` and ``data_size`` of its strategy. Every rank
+    must call it. It holds for the present process group.
+
+    Args:
+        rank: which share of each batch this process has.
+        size: the number of shares.
+
+    Raises:
+        ConfigError: the ranks' numbers do not go together.
+    """
+    global _data_ranks
+    everywhere: list[tuple[int, int]] = all_gather((rank, size))
+    shares = [share for share, _ in everywhere]
+    per_share = len(shares) // size if size > 0 else 0
+    # Shares are numbered in the order of their first ranks: evaluations write predictions in the order of ranks.
+    if {one for _, one in everywhere} != {size} or sorted(shares) != sorted([*range(size)] * per_share):
+        raise ConfigError(
+            f"data ranks of the strategy: the ranks' (data_rank, data_size) are {everywhere}; data_size must be the "
+            "same on all, and each data_rank below it must have the same number of ranks"
+        )
+    if list(dict.fromkeys(shares)) != list(range(size)):
+        raise ConfigError(f"data ranks of the strategy: {shares} must be numbered in the order of their first ranks")
+    if _initialized():
+        _data_ranks = _DataRanks(dist.group.WORLD, rank, size, shares.index(rank) == get_rank())
 
 
 # ---------------------------------------------------------------------- groups

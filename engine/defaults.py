@@ -26,7 +26,7 @@ from .evaluation import (
 )
 from .logger import setup_logger
 from .modeling import ModelAdapter, build_adapter, build_model, model_summary, resolve_device
-from .parallel import build_strategy
+from .parallel import build_strategy, share_weights
 from .ported import PortedTrainer
 from .predictor import DefaultPredictor
 from .resume import (
@@ -42,7 +42,7 @@ from .resume import (
     stretches_since,
 )
 from .solver import LRMultiplier, build_grad_clipper, build_lr_scheduler, build_optimizer
-from .start import default_argument_parser, default_setup, default_writers
+from .start import default_argument_parser, default_setup, default_writers, seed_all_rng
 from .train_loop import TrainResult
 
 __all__ = [
@@ -81,11 +81,16 @@ class DefaultTrainer(PortedTrainer):
     def __init__(self, cfg: CfgNode) -> None:
         if not logging.getLogger("hookline").handlers:  # default_setup() was not called
             setup_logger()
-        cfg = self.auto_scale_workers(cfg, comm.get_world_size())
         if cfg.DATASETS.TEST and not self._evaluates_by_itself():
             check_metrics(cfg)
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
-        model = strategy.wrap(self.build_model(cfg), device)
+        comm.set_data_ranks(strategy.data_rank, strategy.data_size)
+        if strategy.data_size < comm.get_world_size():  # ranks that share a batch draw the same, in dropout too
+            seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
+        cfg = self.auto_scale_workers(cfg, strategy.data_size)
+        model = self.build_model(cfg)
+        share_weights(model)
+        model = strategy.wrap(model, device)
         optimizer = self.build_optimizer(cfg, unwrap_model(model))
         data_loader = self.build_train_loader(cfg)
         iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or _iters_per_epoch(data_loader)

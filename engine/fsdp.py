@@ -12,7 +12,7 @@ from torch import nn
 from ..config import ConfigError
 from ..hooks.models import describe_no_match, matches
 from . import comm
-from .parallel import STRATEGY_REGISTRY, Strategy
+from .parallel import STRATEGY_REGISTRY, Strategy, share_weights
 
 __all__ = ["FSDP2"]
 
@@ -79,7 +79,7 @@ class FSDP2(Strategy):
 
         units = self._units(model)
         _make_contiguous(model)
-        _share(model)
+        share_weights(model)
         options: dict[str, Any] = {
             "mesh": init_device_mesh(device.type, (comm.get_world_size(),)),
             "reshard_after_forward": self._reshard_after_forward,
@@ -193,13 +193,6 @@ def _make_contiguous(model: nn.Module) -> None:
     for name in names:
         parameter = model.get_parameter(name)
         parameter.data = parameter.data.contiguous()
-
-
-def _share(model: nn.Module) -> None:
-    """Give all ranks rank 0's weights: each has drawn its own."""
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            dist.broadcast(tensor, src=0)
 
 
 @contextmanager

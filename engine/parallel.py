@@ -25,22 +25,47 @@ if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameter
 
 
 class Strategy:
-    """What trainers need of a way to train one model in several processes. This one exchanges nothing.
+    """How several processes train one model. This one exchanges nothing.
 
-    A subclass replaces what it does otherwise, and is registered with :data:`STRATEGY_REGISTRY`.
+    A subclass overrides what differs, and is registered with :data:`STRATEGY_REGISTRY`. ``data_rank``, ``data_size``
+    and ``same_state_on_all_ranks`` may be properties or plain attributes; they are read once the strategy is made.
 
     Attributes:
         averages: whether a backward pass leaves the mean of all ranks' gradients on each rank. Losses are then
-            weighed so that this mean is the gradient of the loss over the global batch.
+            weighted so that this mean is the gradient of the loss over the global batch.
     """
 
     averages: bool = False
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of each global batch this rank computes; ranks with the same number share their batch.
+
+        Samplers, evaluations and seeds follow it. With tensor parallelism over all ranks it is 0 everywhere, with
+        groups of n neighbouring ranks it is ``rank // n``. By default the rank.
+        """
+        return comm.get_rank()
+
+    @property
+    def data_size(self) -> int:
+        """The number of shares that a global batch is split into: by default the number of ranks."""
+        return comm.get_world_size()
+
+    @property
+    def same_state_on_all_ranks(self) -> bool:
+        """Whether rank 0's copy of what is not sharded is every rank's: only then can a checkpoint be resumed.
+
+        By default true if gradients are averaged, or all ranks compute the same batch. Local SGD, whose weights differ
+        by rank between two averages, has neither.
+        """
+        return self.averages or self.data_size == 1
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         """The model to be trained; its optimizer is made from what is returned.
 
         Args:
-            model: on its device. ``engine.checkpoint.unwrap_model`` must find it in what is returned.
+            model: on its device. In a :class:`DefaultTrainer` it has rank 0's weights on all ranks.
+                ``engine.checkpoint.unwrap_model`` must find it in what is returned.
             device: that device.
         """
         return model
@@ -68,7 +93,7 @@ class Strategy:
         return clipper(parameters)
 
     def before_evaluation(self, model: nn.Module) -> None:
-        """Make alike what ranks may hold apart of the model, such as running means: all evaluate one model."""
+        """Give all ranks the same model to evaluate, where they hold different values, such as running means."""
 
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
         """An error that says what to do, for one that ``model`` raised in training; None: the error says enough."""
@@ -180,6 +205,44 @@ def _compressing(dtype: str) -> Callable[[Any, Any], Any]:
     # DDP looks at the annotations, which are torch's types.
     compress.__annotations__ = {}
     return compress
+
+
+def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> None:
+    """Check that a strategy, the model it has wrapped and the loader agree on which ranks share a batch.
+
+    Raises:
+        ConfigError: training would compute something else than the gradient of the global batch.
+    """
+    name = type(strategy).__name__
+    if comm.get_world_size() == 1:
+        return
+    sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
+    if sharded and not strategy.averages and strategy.data_size > 1:
+        raise ConfigError(
+            f"PARALLEL.NAME: the model's parameters are sharded over ranks, and the strategy {name} neither averages "
+            "gradients nor has ranks share a batch. If all ranks compute the same batch (tensor parallelism), set its "
+            "data_rank = 0 and data_size = 1; if gradients are averaged, set averages = True. To SimpleTrainer, pass "
+            "the strategy that wrapped the model"
+        )
+    parts = getattr(getattr(data_loader, "batch_sampler", None), "world_size", None)
+    if isinstance(parts, int) and parts > strategy.data_size:
+        raise ConfigError(
+            f"the loader splits each batch into {parts} parts, and the data_size of the strategy {name} is "
+            f"{strategy.data_size}: call comm.set_data_ranks(strategy.data_rank, strategy.data_size) before the loader "
+            "is made"
+        )
+
+
+def share_weights(model: nn.Module) -> None:
+    """Give all ranks rank 0's parameters and buffers: each rank has drawn its own."""
+    if comm.get_world_size() == 1:
+        return
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            whole = tensor.contiguous()  # the tensor itself, but for other memory formats
+            torch.distributed.broadcast(whole, src=0)
+            if whole is not tensor:
+                tensor.copy_(whole)
 
 
 def strategy_of(model: nn.Module) -> Strategy:

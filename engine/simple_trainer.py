@@ -25,7 +25,7 @@ from .fast_path import FastOptimizer, backward
 from .modeling.adapters import ModelAdapter
 from .nonfinite import NonFinitePolicy, skip_on_device
 from .over_ranks import OverRanks, names_to_share
-from .parallel import Strategy, strategy_of
+from .parallel import Strategy, check_strategy, strategy_of
 from .solver.several import OptimizerList
 from .state import capture_rng, restore_rng
 from .train_loop import TrainerBase
@@ -118,6 +118,13 @@ class SimpleTrainer(TrainerBase):
         self._whole_step = _whole_step(compile_step, cuda_graph)
         self._rng: dict[str, Any] | None = None
         self.strategy = strategy or strategy_of(model)
+        check_strategy(self.strategy, model, data_loader)
+        if not self._same_state_on_all_ranks:
+            logger.warning(
+                "Strategy %s: each rank has its own weights, and a checkpoint holds rank 0's, so it cannot be resumed. "
+                "If all ranks do have the same, set same_state_on_all_ranks = True in the strategy",
+                type(self.strategy).__name__,
+            )
         self._ranks = OverRanks() if self.strategy.averages and comm.get_world_size() > 1 else None
         # Of all ranks, and the iteration after which they were in that state.
         self._rank_rngs: tuple[int, list[dict[str, Any]]] = (-1, [])
@@ -480,12 +487,24 @@ class SimpleTrainer(TrainerBase):
         iteration, rank_rngs = self._rank_rngs
         if rank_rngs and iteration == self.finished_iter:
             state["rng_of_ranks"] = rank_rngs
+        if not self._same_state_on_all_ranks:
+            state["same_state_on_all_ranks"] = False
         return state
+
+    @property
+    def _same_state_on_all_ranks(self) -> bool:
+        return comm.get_world_size() == 1 or self.strategy.same_state_on_all_ranks
 
     def _gather_state(self) -> None:
         self._rank_rngs = self.finished_iter, comm.all_gather(capture_rng())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        if not state_dict.get("same_state_on_all_ranks", True):
+            raise ConfigError(
+                "the checkpoint cannot be resumed: its run held other weights or optimizer state on each rank "
+                "(same_state_on_all_ranks of its strategy is False), and the checkpoint holds rank 0's. To start from "
+                "its weights alone, set MODEL.WEIGHTS instead of resuming"
+            )
         super().load_state_dict(state_dict)
         try:
             self.optimizer.load_state_dict(state_dict["optimizer"])
@@ -531,8 +550,12 @@ def _with_gradients(optimizer: Any) -> list[Any]:
 
 
 def _rng_of_this_rank(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The random generators' state that this rank had; None for one that there was not: it keeps its own seed."""
-    of_ranks, rank = state_dict.get("rng_of_ranks", []), comm.get_rank()
+    """The random generators' state that this rank had; None for a rank that is new: it keeps its own seed.
+
+    On another number of ranks it goes by the share of the batch, so that ranks that share one draw the same.
+    """
+    of_ranks = state_dict.get("rng_of_ranks", [])
+    rank = comm.get_rank() if len(of_ranks) == comm.get_world_size() else comm.get_data_rank()
     if rank < len(of_ranks):
         return of_ranks[rank]
     return state_dict.get("rng") if rank == 0 else None

@@ -125,17 +125,17 @@ class Throughput(HookBase):
             return
         values = {"epoch": self._epoch()}
         samples = self._batch_size or self._samples_per_step()
-        world_size = trainer.comm.get_world_size()
+        data_size = trainer.comm.get_data_size()
         if samples is not None:
             values["samples_per_s"] = samples * steps / seconds
         elif self._samples:
-            values["samples_per_s"] = self._samples * world_size / seconds
+            values["samples_per_s"] = self._samples * data_size / seconds
         histories = trainer.storage.histories()
         since = self._window.first - steps - 1
         if self._items_of is not None:
-            values["items_per_s"] = self._items * world_size / seconds
+            values["items_per_s"] = self._items * data_size / seconds
         elif "num_items" in histories and (count := histories["num_items"].count_since(since)):
-            values["items_per_s"] = histories["num_items"].avg(count) * steps * world_size / seconds
+            values["items_per_s"] = histories["num_items"].avg(count) * steps * data_size / seconds
         if "time" in histories and (count := histories["time"].count_since(since)):
             times = sorted(value for value, _ in histories["time"].tail(count))
             values["time_p95"] = times[math.ceil(0.95 * count) - 1]
@@ -166,7 +166,7 @@ class Throughput(HookBase):
         with suppress(AttributeError, TypeError, ZeroDivisionError):  # an endless one
             mean = min(size, len(batches.sampler) / len(batches))
         # hookline's own batch samplers count the batch of all ranks, torch's that of one.
-        return mean if hasattr(batches, "world_size") else mean * self.trainer.comm.get_world_size()
+        return mean if hasattr(batches, "world_size") else mean * self.trainer.comm.get_data_size()
 
 
 def _elements_of(name: str) -> Callable[[Any], float]:

@@ -41,8 +41,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
             must depend on nothing but the epoch, or a position means nothing.
         batch_size: samples of a global batch; it need not be a multiple of the number of ranks.
         drop_last: leave out what is left of a finite stream when no full batch can be made of it.
-        rank: whose part. Default: this process.
-        world_size: number of ranks. Default: those that there are.
+        rank: whose part. Default: this process's data rank.
+        world_size: number of parts. Default: the number of data ranks.
         max_batches: end each epoch after so many batches. None: when the sampler does.
         placed: yield :class:`PlacedBatch`, for loaders that need the places.
 
@@ -64,8 +64,8 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.sampler = sampler
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.rank = comm.get_rank() if rank is None else rank
-        self.world_size = comm.get_world_size() if world_size is None else world_size
+        self.rank = comm.get_data_rank() if rank is None else rank
+        self.world_size = comm.get_data_size() if world_size is None else world_size
         self.max_batches = max_batches
         self.placed = placed
         self._epoch = 0

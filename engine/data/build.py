@@ -80,7 +80,7 @@ def _train_stream(cfg: CfgNode, dataset: IterableDataset[Any], seed: int) -> Dat
     for key in ("LIMIT_TRAIN_BATCHES", "OVERFIT_BATCHES"):
         if settings[key]:
             raise ConfigError(f"DATALOADER.{key}: is for data sets with indices, and {name} is iterable")
-    workers, ranks = max(1, settings.NUM_WORKERS), comm.get_world_size()
+    workers, ranks = max(1, settings.NUM_WORKERS), comm.get_data_size()
     if not isinstance(dataset, ShardedIterable):
         if ranks > 1 and not settings.ITERS_PER_EPOCH:
             raise ConfigError(
@@ -129,9 +129,9 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
             raise ConfigError(
                 f"DATALOADER.LIMIT_TEST_BATCHES: is for data sets with indices, and {dataset_name} is iterable"
             )
-        return _stream(dataset, batch_size * comm.get_world_size(), seed=seed, keep_rest=True, **_options(cfg))
+        return _stream(dataset, batch_size * comm.get_data_size(), seed=seed, keep_rest=True, **_options(cfg))
     if limit:
-        dataset = first_samples(dataset, limit * batch_size * comm.get_world_size())
+        dataset = first_samples(dataset, limit * batch_size * comm.get_data_size())
     batches = BatchSampler(InferenceSampler(len(dataset)), batch_size, drop_last=False)
     return _loader(dataset, batches, seed=seed, **_options(cfg))
 
@@ -172,7 +172,7 @@ def build_batch_data_loader(
         ValueError: ``total_batch_size`` is no positive multiple of the number of ranks; a map-style data set has no
             sampler.
     """
-    world_size = comm.get_world_size()
+    world_size = comm.get_data_size()
     if total_batch_size < 1 or total_batch_size % world_size:
         raise ValueError(
             f"total_batch_size must be a positive multiple of {world_size} rank(s), not {total_batch_size}"
@@ -307,7 +307,7 @@ def _generator(seed: int) -> torch.Generator:
     With one of its own, it draws nothing from the global one: a run's random numbers do not depend on how often a
     loader is built or started over.
     """
-    state = np.random.SeedSequence((seed, comm.get_rank())).generate_state(1, np.uint64)[0]
+    state = np.random.SeedSequence((seed, comm.get_data_rank())).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state >> 1))
 
 

@@ -126,8 +126,8 @@ class _EndlessSampler(Sampler[int]):
 
     def __init__(self, seed: int | None, rank: int | None, world_size: int | None) -> None:
         self.seed = comm.shared_random_seed() if seed is None else seed
-        self.rank = comm.get_rank() if rank is None else rank
-        self.world_size = comm.get_world_size() if world_size is None else world_size
+        self.rank = comm.get_data_rank() if rank is None else rank
+        self.world_size = comm.get_data_size() if world_size is None else world_size
         self.epoch = 0
         self._start = 0
 
@@ -167,8 +167,9 @@ class TrainingSampler(_EndlessSampler):
         size: samples in the data set.
         shuffle: False: every pass is in the order of the data set.
         seed: equal on all ranks; None: a random one that the ranks agree on.
-        rank: this rank yields every ``world_size``-th index, beginning with the ``rank``-th. Default: this process.
-        world_size: number of ranks. Default: those that there are. With 1 the whole stream is yielded.
+        rank: this rank yields every ``world_size``-th index, beginning with the ``rank``-th. Default: this process's
+            data rank.
+        world_size: number of parts. Default: the number of data ranks. With 1 the whole stream is yielded.
     """
 
     def __init__(
@@ -306,7 +307,7 @@ class InferenceSampler(Sampler[int]):
     """
 
     def __init__(self, size: int) -> None:
-        rank, world_size = comm.get_rank(), comm.get_world_size()
+        rank, world_size = comm.get_data_rank(), comm.get_data_size()
         share, rest = divmod(size, world_size)
         begin = rank * share + min(rank, rest)
         self._indices = range(begin, begin + share + (rank < rest))

@@ -57,7 +57,7 @@ class ShardedIterable(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = _worker()
-        shard, shards = comm.get_rank() * workers + worker, comm.get_world_size() * workers
+        shard, shards = comm.get_data_rank() * workers + worker, comm.get_data_size() * workers
         for sample in islice(self.source, shard, None, shards):
             yield sample if self.transform is None else self.transform(sample)
 
@@ -77,8 +77,8 @@ class StreamLoader(DataLoader[Any]):
             batch fewer. For evaluation: ranks that train must take the same number of steps.
         fast_forward: how to get to a position that the data set cannot go to: True: by reading and throwing away what
             comes before; False: not at all.
-        rank: whose part. Default: this process.
-        world_size: number of ranks. Default: those that there are.
+        rank: whose part. Default: this process's data rank.
+        world_size: number of parts. Default: the number of data ranks.
         **options: as for DataLoader.
     """
 
@@ -221,8 +221,8 @@ class _Parts:
         self, batch_size: int, rank: int | None, world_size: int | None, drop_last: bool, keep_rest: bool
     ) -> None:
         self.batch_size = batch_size
-        self.rank = comm.get_rank() if rank is None else rank
-        self.world_size = comm.get_world_size() if world_size is None else world_size
+        self.rank = comm.get_data_rank() if rank is None else rank
+        self.world_size = comm.get_data_size() if world_size is None else world_size
         self.drop_last = drop_last
         self.least = 1 if keep_rest else self.world_size
         if batch_size < self.world_size:

@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import nn
 
 from ..data.transfer import move_to_device
 from ..data.whole_pass import whole_pass
-from .lockstep import in_step, needs_all_ranks
+from .lockstep import counted
 
 __all__ = [
     "DatasetEvaluator",
@@ -119,10 +119,10 @@ def inference_on_dataset(
     with inference_context(model), torch.no_grad():
         call["on_start"]()
         own = islice(whole_pass(data_loader), max_batches)
-        for batch, counts in in_step(own) if needs_all_ranks(model) else zip(own, repeat(True)):
+        for batch, counts in counted(model, own):
             if device is not None:
                 batch = move_to_device(batch, device)
-            if not counts:  # another rank needs this one's parameters
+            if not counts:  # another rank needs this one's parameters, or counts the batch itself
                 model(batch) if predict is None else predict(model, batch)
                 continue
             emit("before_eval_step", batch)

@@ -1,6 +1,7 @@
-"""Evaluating a model whose parameters are sharded: a forward pass of one rank needs all the others'."""
+"""Evaluating on several ranks: whose outputs count, and models that need all ranks for each forward pass."""
 
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -8,7 +9,22 @@ from torch import nn
 
 from .. import comm
 
-__all__ = ["in_step", "needs_all_ranks"]
+__all__ = ["counted", "in_step", "needs_all_ranks"]
+
+
+def counted(model: Any, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """The batches that this rank runs the model on, and whether their outputs count.
+
+    They do not where another rank needs this one's forward pass only (see :func:`in_step`), nor on ranks that share
+    their batch with an earlier one: each sample counts once.
+
+    Args:
+        model: what is run.
+        batches: this rank's.
+    """
+    is_first = comm.is_first_of_data_rank()
+    for batch, counts in in_step(batches) if needs_all_ranks(model) else zip(batches, repeat(True)):
+        yield batch, counts and is_first
 
 
 def needs_all_ranks(model: Any) -> bool:

@@ -12,7 +12,6 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
-from itertools import repeat
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,7 +25,7 @@ from .. import comm
 from ..data.transfer import move_to_device
 from ..data.whole_pass import whole_pass
 from .evaluator import inference_context
-from .lockstep import in_step, needs_all_ranks
+from .lockstep import counted
 
 __all__ = ["FORMATS", "check_format", "outputs_of", "predict_dataset", "write_predictions"]
 
@@ -85,11 +84,12 @@ def outputs_of(
 ) -> Iterator[Any]:
     """What a model predicts for each batch, without gradients; see :func:`predict_dataset`.
 
-    The caller takes all of them: ranks with parts of one model (FSDP2) need each other for each batch.
+    The caller takes all of them: ranks with parts of one model (FSDP2) need each other for each batch. Of ranks that
+    share a batch only the first yields.
     """
     # Between two batches the caller may do what it wants with the model, so the mode is set for each.
     own = whole_pass(data_loader)
-    for batch, counts in in_step(own) if needs_all_ranks(model) else zip(own, repeat(True)):
+    for batch, counts in counted(model, own):
         if device is not None:
             batch = move_to_device(batch, device)
         with inference_context(model), torch.no_grad():

@@ -1,5 +1,6 @@
 """Gradient clipping: by value, by the global norm, or by each parameter's own norm."""
 
+import functools
 import math
 from collections.abc import Callable
 from functools import partial
@@ -82,15 +83,23 @@ def _clipping_subclass(base: type[Optimizer], clip: GradClipper) -> type[Optimiz
 
 def _clip_value(parameters: list[nn.Parameter], limit: float) -> None:
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    if parameters:
+    if any(_is_sharded(parameter.grad) for parameter in parameters):
+        for parameter in parameters:
+            _local(parameter.grad).clamp_(-limit, limit)
+    elif parameters:
         nn.utils.clip_grad_value_(parameters, limit)
 
 
 def _clip_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -> torch.Tensor:
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     own = _own_parts(grads)
-    if own is None:
+    if own is None and not any(map(_is_sharded, grads)):
         return nn.utils.clip_grad_norm_(parameters, limit, norm_type)
+    if own is None:
+        norm = torch.linalg.vector_norm(_mixed_norms(grads, norm_type), norm_type)
+        for grad in grads:
+            _local(grad).mul_(_factors(norm, limit).to(grad.dtype))
+        return norm
     # torch's own function takes half as long again, in grouping gradients that are alike here.
     norm = torch.linalg.vector_norm(_norms(grads, own, norm_type), norm_type)
     torch._foreach_mul_(own, _factors(norm, limit))
@@ -100,6 +109,10 @@ def _clip_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -
 def _clip_each_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -> None:
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
     own = _own_parts(grads)
+    if own is None and any(map(_is_sharded, grads)):
+        for grad, factor in zip(grads, _factors(_mixed_norms(grads, norm_type), limit), strict=True):
+            _local(grad).mul_(factor.to(grad.dtype))
+        return
     if own is None:
         for parameter in parameters:
             nn.utils.clip_grad_norm_(parameter, limit, norm_type)
@@ -122,6 +135,23 @@ def _norms(grads: list[torch.Tensor], own: list[torch.Tensor], norm_type: float)
     powers = torch.stack(torch._foreach_norm(own, norm_type)).to(exact).pow(norm_type)
     dist.all_reduce(powers, group=group)
     return powers.pow(1.0 / norm_type).to(own[0].dtype)
+
+
+def _mixed_norms(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
+    """The norm of each gradient where some are sharded and others not, as with tensor parallelism."""
+    exact = functools.reduce(torch.promote_types, (grad.dtype for grad in grads), torch.float32)
+    norms: list[Any] = [torch.linalg.vector_norm(grad, norm_type, dtype=exact) for grad in grads]
+    return torch.stack([norm.full_tensor() if _is_sharded(norm) else norm for norm in norms])
+
+
+def _is_sharded(tensor: Any) -> bool:
+    return hasattr(tensor, "to_local")
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    """This rank's part of a sharded tensor, with the same storage; others as they are."""
+    part: torch.Tensor = tensor.to_local() if _is_sharded(tensor) else tensor
+    return part
 
 
 def _factors(norms: torch.Tensor, limit: float) -> torch.Tensor:

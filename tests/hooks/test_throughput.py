@@ -193,7 +193,7 @@ def test_the_batches_of_all_ranks_are_counted(batches, samples):
     kwargs = {"batch_sampler": sampler} if batches == "of all ranks" else {"batch_size": 16}
     model = Loss()
     trainer = SimpleTrainer(model, DataLoader(data, **kwargs), torch.optim.SGD(model.parameters(), lr=0.1))
-    trainer.comm = type("Two", (), {"get_world_size": staticmethod(lambda: 2)})
+    trainer.comm = type("Two", (), {"get_data_size": staticmethod(lambda: 2)})
     hook = Throughput()
     trainer.register_hooks([hook])
     assert hook._samples_per_step() == samples

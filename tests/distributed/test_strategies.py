@@ -1,0 +1,166 @@
+"""Strategies of a third party: ranks that share a batch, ranks whose weights differ."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from ranks import SYNTHETIC, finish, fork, rows, run_ranks, tool
+
+pytestmark = pytest.mark.timeout(400)
+
+STRATEGIES = """
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from hookline.engine import comm
+from hookline.engine.parallel import Strategy
+from hookline.hooks import HookBase
+
+# The last layer is not sharded.
+PLAN = {"1": ColwiseParallel(), "3": RowwiseParallel()}
+
+class TensorParallel(Strategy):
+    data_rank, data_size = 0, 1
+
+    def wrap(self, model, device):
+        mesh = init_device_mesh(device.type, (comm.get_world_size(),))
+        return parallelize_module(model, mesh, PLAN)
+
+class Undeclared(Strategy):
+    wrap = TensorParallel.wrap
+
+class LocalSGD(Strategy):
+    def before_evaluation(self, model):
+        for parameter in model.parameters():
+            torch.distributed.all_reduce(parameter.data)
+            parameter.data /= comm.get_world_size()
+
+class DrawnSame(HookBase):
+    # Ranks that share a batch draw the same random numbers, for dropout.
+    def after_step(self):
+        drawn = comm.all_gather(torch.rand(()).item())
+        assert len(set(drawn)) == comm.get_data_size(), drawn
+"""
+
+
+def options(*more, output="run"):
+    return [
+        *(
+            "--config-file",
+            SYNTHETIC,
+            "MODEL.DEVICE",
+            "cpu",
+            "OUTPUT_DIR",
+            output,
+            "SEED",
+            3,
+            "MODEL.ARGS.hidden",
+            "[32, 16]",
+        ),
+        *("SOLVER.MAX_ITER", 30, "SOLVER.CHECKPOINT_PERIOD", 10, "LOG.PERIOD", 5, "TEST.EVAL_PERIOD", 10),
+        *("SOLVER.CLIP_GRADIENTS", "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.2}", *more),
+    ]
+
+
+def train(folder, ranks, strategy, *more):
+    (folder / "strategies.py").write_text(STRATEGIES)
+    name = f"strategies:{strategy}" if strategy else "auto"
+    return finish(fork(tool(*options("--num-gpus", ranks, "PARALLEL.NAME", name, *more)), folder))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    code, output = train(folder, 1, "")
+    assert code == 0, output
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def tensor_parallel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tensor_parallel")
+    code, output = train(folder, 2, "TensorParallel", "HOOKS", "['strategies:DrawnSame']")
+    assert code == 0, output
+    return folder / "run"
+
+
+def assert_same(run, other):
+    ours, theirs = rows(run), rows(other)
+    assert [row["iteration"] for row in ours] == [row["iteration"] for row in theirs]
+    for our, their in zip(ours, theirs, strict=True):
+        assert our == pytest.approx(their, rel=1e-5, abs=1e-6), our["iteration"]
+
+
+def test_ranks_that_share_a_batch_train_as_one_rank_does(alone, tensor_parallel):
+    assert_same(tensor_parallel, alone)
+
+
+@pytest.mark.parametrize(("ranks", "strategy"), [(2, "TensorParallel"), (1, "")])
+def test_a_checkpoint_of_ranks_that_share_a_batch_is_resumed_on_any_number(
+    alone, tensor_parallel, tmp_path, ranks, strategy
+):
+    shutil.copytree(tensor_parallel, tmp_path / "run")
+    (tmp_path / "run/last_checkpoint").write_text("model_0000009.pth")
+    code, output = train(tmp_path, ranks, strategy, "--resume")
+    assert code == 0, output
+    assert "model_0000009.pth" in output
+    assert_same(tmp_path / "run", alone)
+
+
+def test_shards_without_a_word_on_who_shares_a_batch_are_refused(tmp_path):
+    code, output = train(tmp_path, 2, "Undeclared")
+    assert code == 2, output
+    assert "the strategy Undeclared neither averages gradients nor has ranks share a batch" in output
+    assert "set its data_rank = 0 and data_size = 1" in output
+    assert "Traceback" not in output
+
+
+def test_a_run_whose_weights_differ_by_rank_says_so_and_is_not_resumed(tmp_path):
+    code, output = train(tmp_path, 2, "LocalSGD")
+    assert code == 0, output
+    assert "Strategy LocalSGD: each rank has its own weights" in output
+    before = {path: path.read_bytes() for path in tmp_path.glob("run/*.pth")}
+    for ranks, strategy in ((2, "LocalSGD"), (1, "")):
+        code, output = train(tmp_path, ranks, strategy, "--resume", "SOLVER.MAX_ITER", 40)
+        assert code == 2, output
+        assert "error: the checkpoint cannot be resumed: its run held other weights" in output
+        assert "set MODEL.WEIGHTS instead of resuming" in output
+    assert {path: path.read_bytes() for path in tmp_path.glob("run/*.pth")} == before
+
+
+SHARED = """
+from hookline.engine.data import GlobalBatchSampler, TrainingSampler
+from hookline.engine.data.samplers import InferenceSampler
+from hookline.engine.evaluation import predict_dataset
+
+def error_of(rank, size):
+    try:
+        comm.set_data_ranks(rank, size)
+    except ConfigError as error:
+        return str(error)
+
+def main(folder):
+    rank = comm.get_rank()
+    before = len(InferenceSampler(5))
+    errors = [error_of(0, 2), error_of(rank, 1 + rank), error_of(1 - rank, 2), error_of(0, 0)]
+    comm.set_data_ranks(0, 1)
+    one = GlobalBatchSampler(range(6), 4)
+    predicted = predict_dataset(nn.Identity(), [torch.arange(3.0)], str(folder))
+    shared = [list(one), list(InferenceSampler(5)), next(iter(TrainingSampler(5, shuffle=False))), predicted[1]]
+    (folder / f"{rank}.json").write_text(json.dumps([before, errors, shared]))
+"""
+
+
+def test_samplers_and_predictions_follow_the_data_ranks(tmp_path):
+    code, output, results = run_ranks(SHARED, 2, tmp_path)
+    assert code == 0, output
+    for rank, (before, errors, shared) in enumerate(results):
+        assert before == (3, 2)[rank]
+        assert "(data_rank, data_size) are [(0, 2), (0, 2)]" in errors[0]
+        assert "[(0, 1), (1, 2)]" in errors[1]
+        assert "[1, 0] must be numbered in the order of their first ranks" in errors[2]
+        assert "[(0, 0), (0, 0)]" in errors[3]
+        assert shared == [[[0, 1, 2, 3], [4, 5]], [0, 1, 2, 3, 4], 0, 3]
