@@ -24,6 +24,7 @@ from .evaluation import (
     inference_on_dataset,
     verify_results,
 )
+from .launch import note_training
 from .logger import setup_logger
 from .modeling import ModelAdapter, build_adapter, build_model, model_summary, resolve_device
 from .parallel import build_strategy, share_weights
@@ -197,6 +198,7 @@ class DefaultTrainer(PortedTrainer):
             self.cfg.DATALOADER.BATCH_SIZE,
             self.device,
         )
+        note_training(self.cfg.OUTPUT_DIR)
         result = super().train(self.start_iter, self.max_iter)
         for hook in self.find_hooks(hooks.BestCheckpointer):
             if hook.loaded_iter not in (None, result.iteration):  # those of the last evaluation are of other weights

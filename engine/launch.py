@@ -9,6 +9,8 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -25,9 +27,10 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from ..config import ConfigError
 from ..hooks.guards import EXIT_AGAIN, tell_workers_of_the_end
-from .rank import GOOD_ORDER, Failure, Place, environment, has_left, log_file, run_rank, watch_parent
+from . import comm
+from .rank import GOOD_ORDER, Failure, Place, environment, has_left, log_file, run_rank, watch_agent, watch_parent
 
-__all__ = ["DEFAULT_TIMEOUT", "launch", "launched_by_torchrun", "restarted"]
+__all__ = ["DEFAULT_TIMEOUT", "launch", "launched_by_torchrun", "note_training", "restarted"]
 
 logger = logging.getLogger(__name__)
 
@@ -128,9 +131,32 @@ def launched_by_torchrun() -> bool:
     return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
 
 
-def restarted() -> bool:
-    """Whether torchrun has started the processes of this run again, after one had failed."""
-    return launched_by_torchrun() and int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+def restarted(output_dir: str) -> bool:
+    """Whether torchrun starts a run again that had begun to train. Every rank must call it; all get the same answer.
+
+    torchrun's own count of restarts differs from machine to machine, and machines that join or leave do not change it.
+
+    Args:
+        output_dir: the run's folder.
+    """
+    mark = _mark(output_dir)
+    again = mark is not None and mark.exists() and mark.read_text() != str(os.getpid())
+    return any(comm.all_gather(again))
+
+
+def note_training(output_dir: str) -> None:
+    """Let :func:`restarted` know that the run in ``output_dir`` begins to train."""
+    if mark := _mark(output_dir):
+        mark.write_text(str(os.getpid()))
+
+
+def _mark(output_dir: str) -> Path | None:
+    """A file of the torchrun agent that started this process: it stays when the agent starts its processes again."""
+    error_file = os.environ.get("TORCHELASTIC_ERROR_FILE")  # <folder of the agent>/attempt_0/<local rank>/error.json
+    if not error_file:
+        return None
+    number = zlib.crc32(os.path.abspath(output_dir).encode())
+    return Path(error_file).parents[2] / f"hookline_{number:08x}_{os.environ['LOCAL_RANK']}"
 
 
 def _check(processes: int, machines: int, machine_rank: int, device: str) -> None:
@@ -209,6 +235,8 @@ def _join_torchrun(
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     if processes not in (1, local_size):
         raise ConfigError(f"--num-gpus {processes}: torchrun started {local_size} process(es) here; leave it out")
+    if dist.is_torchelastic_launched():
+        watch_agent()
     if world_size == 1:
         return main_func(*args)
     _check_device(device)
@@ -217,14 +245,13 @@ def _join_torchrun(
         raise ConfigError(
             f"torchrun --nproc-per-node {local_size}: this machine has {torch.cuda.device_count()} GPU(s)"
         )
-    store, _, _ = next(dist.rendezvous("env://", timeout=timeout))
-    store = dist.PrefixStore(f"hookline/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store, greet = _join_start(_torchruns_store(rank, timeout), rank, world_size)
     place = Place(rank, world_size, local_rank, local_size, cuda, timeout)
 
     @record  # hands an error to torchrun, which shows the one that came first when all have ended
     def run() -> Any:
         try:
-            return run_rank(main_func, args, store, place)
+            return run_rank(main_func, args, store, place, greet)
         except ConfigError as error:
             first = _first_failure(store)
             if first is None or first.rank == rank:  # all have the same to say
@@ -232,6 +259,50 @@ def _join_torchrun(
             raise SystemExit(2) from None
 
     return run()
+
+
+def _torchruns_store(rank: int, timeout: timedelta) -> dist.TCPStore:
+    """The store at MASTER_ADDR. torchrun's agent keeps it, or else rank 0 does."""
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        return dist.TCPStore(address, port, is_master=keeps, wait_for_workers=False, timeout=timeout)
+    except RuntimeError as error:
+        seconds = f"{timeout.total_seconds():g} s (PARALLEL.TIMEOUT)"
+        raise ConfigError(
+            f"rank {rank} found no store at {address}:{port} within {seconds} ({str(error).splitlines()[0]})"
+        ) from None
+
+
+def _join_start(store: dist.TCPStore, rank: int, world_size: int) -> tuple[dist.Store, Callable[[], None]]:
+    """Find the part of the store that belongs to this start of the ranks.
+
+    The agent's store holds the keys of earlier starts as well, and nothing in a rank's environment numbers the starts.
+    So each process writes down an id of its own, and rank 0 answers each id with its own, which names the part.
+
+    Returns:
+        That part; and a function that rank 0 calls again and again until all ranks are there, to answer them.
+    """
+    mine, answered = uuid.uuid4().hex, dict[int, bytes]()
+    part = dist.PrefixStore(f"hookline/{mine}", store)
+
+    def greet() -> None:
+        for other in range(1, world_size):
+            if store.check([f"hookline/id/{other}"]):
+                found = store.get(f"hookline/id/{other}")
+                if answered.get(other) != found:
+                    store.set(f"hookline/answer/{found.decode()}", mine)
+                    answered[other] = found
+
+    if rank == 0:
+        return part, greet
+    store.set(f"hookline/id/{rank}", mine)
+    try:
+        first = store.get(f"hookline/answer/{mine}").decode()
+    except RuntimeError:
+        seconds = f"{store.timeout.total_seconds():g} s (PARALLEL.TIMEOUT)"  # type: ignore[attr-defined]
+        raise ConfigError(f"rank 0 did not come within {seconds}, rank {rank} waited: start all machines") from None
+    return dist.PrefixStore(f"hookline/{first}", store), lambda: None
 
 
 # ---------------------------------------------------------------------- processes of our own

@@ -15,6 +15,7 @@ import logging
 import os
 import platform
 import re
+import signal
 import sys
 import threading
 import time
@@ -31,7 +32,18 @@ import torch.distributed as dist
 from ..config import ConfigError
 from . import comm
 
-__all__ = ["GOOD_ORDER", "Failure", "Place", "has_left", "log_file", "run_rank", "tell_log_file"]
+__all__ = [
+    "GOOD_ORDER",
+    "Failure",
+    "Place",
+    "environment",
+    "has_left",
+    "log_file",
+    "run_rank",
+    "tell_log_file",
+    "watch_agent",
+    "watch_parent",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +155,13 @@ def log_file(store: "dist.Store") -> str:
         return ""
 
 
-def run_rank(main_func: Callable[..., Any], args: tuple[Any, ...], store: "dist.Store", place: Place) -> Any:
+def run_rank(
+    main_func: Callable[..., Any],
+    args: tuple[Any, ...],
+    store: "dist.Store",
+    place: Place,
+    greet: Callable[[], None] = lambda: None,
+) -> Any:
     """Join the other ranks, run ``main_func(*args)``, and leave when all are done.
 
     Args:
@@ -151,6 +169,7 @@ def run_rank(main_func: Callable[..., Any], args: tuple[Any, ...], store: "dist.
         args: its arguments.
         store: where the ranks meet; kept by somebody who outlives them.
         place: of this process.
+        greet: is called again and again while the other ranks come.
 
     Returns:
         What ``main_func`` returns.
@@ -167,7 +186,7 @@ def run_rank(main_func: Callable[..., Any], args: tuple[Any, ...], store: "dist.
     own: dist.Store = store.clone()  # type: ignore[attr-defined]
     threading.Thread(target=_watch, args=(own, place.rank, stop), daemon=True, name="hookline-watch").start()
     try:
-        _meet(store, place)
+        _meet(store, place, greet)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if place.cuda else "gloo",
             store=dist.PrefixStore("group", store),
@@ -208,7 +227,7 @@ def run_rank(main_func: Callable[..., Any], args: tuple[Any, ...], store: "dist.
 # ---------------------------------------------------------------------- coming and going
 
 
-def _meet(store: "dist.Store", place: Place) -> None:
+def _meet(store: "dist.Store", place: Place, greet: Callable[[], None]) -> None:
     """Wait until all ranks are here.
 
     Raises:
@@ -223,6 +242,7 @@ def _meet(store: "dist.Store", place: Place) -> None:
         raise ConfigError(f"rank {place.rank} is there already, on {node}: give each machine its own --machine-rank")
     end, pause = time.monotonic() + place.timeout.total_seconds(), 0.001
     while not store.check(keys):
+        greet()
         if store.check(keys[:1]):
             _compare_sizes(place, store.get(keys[0]).decode())
         if failure := Failure.first(store):
@@ -406,6 +426,20 @@ def watch_parent(parent: Any, grace: float = 60.0) -> None:
         os._exit(1)
 
     threading.Thread(target=wait, daemon=True, name="hookline-parent").start()
+
+
+def watch_agent(grace: float = 60.0) -> None:
+    """Stop this process as by SIGTERM when the torchrun agent that started it is killed; end it some time after."""
+    agent = os.getppid()
+
+    def wait() -> None:
+        while os.getppid() == agent:
+            time.sleep(_LOOK_EVERY)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(grace)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True, name="hookline-agent").start()
 
 
 def environment(place: Place, address: str, port: int) -> Mapping[str, str]:

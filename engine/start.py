@@ -110,7 +110,7 @@ def config_errors_exit() -> Iterator[None]:
         with _signals_exit():
             yield
     except ConfigError as error:
-        if not launched_by_torchrun() or os.environ["RANK"] == "0":  # the others say the same
+        if not launched_by_torchrun() or os.environ["LOCAL_RANK"] == "0":  # the others of this machine say the same
             sys.stderr.write(f"error: {error}\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
@@ -149,8 +149,8 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
     5. Everything random is seeded with SEED; one is drawn if it is negative, and put into ``cfg``.
 
     What only turns out later, such as weights that do not fit the model, is undone by :func:`unchanged_if_refused`.
-    Every process of the run calls it. In one that torchrun started again (``--max-restarts``) ``args.resume`` is set:
-    the run goes on from its last checkpoint.
+    Every process of the run calls it. When torchrun starts a run again, because a process failed or a machine joined,
+    it sets ``args.resume``: the run resumes from its last checkpoint.
 
     Args:
         cfg: the full config.
@@ -163,7 +163,7 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
     options = ("resume", "eval_only", "predict")
     refuse_other_configs(cfg, {f"--{name}".replace("_", "-"): bool(getattr(args, name, False)) for name in options})
     eval_only = bool(getattr(args, "eval_only", False) or getattr(args, "predict", False))
-    again = restarted() and hasattr(args, "resume") and not eval_only
+    again = restarted(cfg.OUTPUT_DIR) and hasattr(args, "resume") and not eval_only
     if again:
         args.resume = True
     output_dir, rank = cfg.OUTPUT_DIR, comm.get_rank()
@@ -179,7 +179,7 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
     logger.info("hookline %s, %s", hookline.__version__, describe_environment())
     logger.debug("Command line: %s", " ".join(sys.argv))
     if again:
-        logger.info("torchrun has started this run again: it goes on from its last checkpoint")
+        logger.info("torchrun starts this run again: it resumes from its last checkpoint")
     if comm.is_main_process():
         if moved:
             logger.info("What an earlier run left in %s is now in %s", output_dir, moved)

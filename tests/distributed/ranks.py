@@ -51,11 +51,11 @@ def start(arguments, folder, **environment):
     )
 
 
-def fork(arguments, folder):
+def fork(arguments, folder, **environment):
     """The same for a Python script, in a small part of the time: see ``forker.py``. Its ranks are forks as well."""
     interpreter, *command = arguments
     assert interpreter == sys.executable
-    return forker.start(command, folder, environment_in(folder))
+    return forker.start(command, folder, environment_in(folder, **environment))
 
 
 def finish(process, timeout=200):

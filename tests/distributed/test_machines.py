@@ -1,10 +1,13 @@
 """Several machines: launchers that meet at an address, also in two network namespaces with a cable between them."""
 
 import os
+import select
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -135,3 +138,141 @@ def test_two_machines_train_over_a_network_what_one_process_trains(namespaces, t
     assert len(ours) == len(theirs)
     for our, their in zip(ours, theirs, strict=True):
         assert our == pytest.approx(their, abs=1e-5)
+
+
+# ---------------------------------------------------------------------------- torchrun's agents
+
+# torchrun on one of several machines, but that its rank is forked.
+AGENT = """
+import runpy, sys
+import torch
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+def main(tool, *arguments):
+    torch.multiprocessing._prctl_pr_set_pdeathsig(0)  # torchrun's processes get no signal when it is killed
+    sys.argv = [tool, *arguments]
+    try:
+        runpy.run_path(tool, run_name="__main__")
+    except SystemExit as end:
+        if end.code:
+            raise
+
+if __name__ == "__main__":
+    port, least, most, restarts, *command = sys.argv[1:]
+    config = LaunchConfig(
+        int(least), int(most), 1, run_id="test", rdzv_backend="c10d", rdzv_endpoint=f"localhost:{port}",
+        max_restarts=int(restarts), start_method="fork", local_addr="127.0.0.1",
+        rdzv_configs={"last_call_timeout": 1, "join_timeout": 60, "keep_alive_interval": 1},
+    )
+    elastic_launch(config, main)(*command)
+"""
+HOOKS = """
+import os, signal, time
+from pathlib import Path
+from hookline.hooks import HookBase
+
+class Wait(HookBase):
+    # Writes where each rank is, and lets time pass until the file "go" exists.
+    def before_step(self):
+        rank, world_size = self.trainer.comm.get_rank(), self.trainer.comm.get_world_size()
+        if self.trainer.iter >= 40 and not Path("go").exists():
+            Path(f"waits.{rank}of{world_size}").write_text(f"{os.getpid()} {os.getppid()}")
+            time.sleep(0.05)
+
+class KillOnce(HookBase):
+    def before_step(self):
+        if self.trainer.comm.get_rank() == 1 and self.trainer.iter == 40 and not Path("killed").exists():
+            Path("killed").write_text("")
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.fixture
+def agent(tmp_path):
+    """Starts an agent: ``agent(least, most, restarts, hook, **environment)``, all of them of one run."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    (tmp_path / "hooks_of_test.py").write_text(HOOKS)
+    script = tmp_path / "agent.py"
+    script.write_text(AGENT)
+    started = []
+
+    def start_agent(least, most, restarts, hook, **environment):
+        run = tool("--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "OUTPUT_DIR", "run", "SEED", "3")
+        run += ["HOOKS", f"['hooks_of_test:{hook}']", "SOLVER.CHECKPOINT_PERIOD", "20"]
+        command = [sys.executable, script, port, least, most, restarts, *run[1:]]
+        started.append(fork(command, tmp_path, **environment))
+        return started[-1]
+
+    yield start_agent
+    for process in started:
+        process.kill()
+
+
+def wait_for(path, *processes):
+    end = time.monotonic() + 100
+    while not (path.exists() and path.read_text()):
+        ended = [process.communicate()[0] for process in processes if process.poll() is not None]
+        assert not ended, "\n".join(ended)
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return path
+
+
+def assert_resumed_once(folder):
+    log = (folder / "log.txt").read_text()
+    assert log.count("torchrun starts this run again: it resumes from its last checkpoint") == 1
+    assert "Training ended at iteration 160: completed" in log
+    iterations = [row["iteration"] for row in rows(folder)]
+    assert iterations == sorted(set(iterations))
+    assert not (folder / "previous_001").exists()
+
+
+# By default torch's agents share one store, and a machine that joins later never finds it.
+JOINS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+@pytest.mark.slow
+def test_a_run_that_a_machine_joins_is_resumed(agent, tmp_path):
+    first = agent(1, 2, 0, "Wait", **JOINS)
+    wait_for(tmp_path / "waits.0of1", first)
+    second = agent(1, 2, 0, "Wait", **JOINS)
+    wait_for(tmp_path / "waits.1of2", first, second)
+    (tmp_path / "go").write_text("")
+    ended = [finish(process) for process in (first, second)]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert_resumed_once(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_run_in_which_a_machine_is_replaced_is_resumed(agent, tmp_path):
+    machines = [agent(2, 2, 1, "Wait", **JOINS) for _ in range(2)]
+    places = [wait_for(tmp_path / f"waits.{rank}of2", *machines) for rank in range(2)]
+    # The first agent keeps torchrun's store, and has rank 0: the other one is lost.
+    assert int(places[1].read_text().split()[1]) == machines[1].pid
+    machines[1].kill()
+    for place in places:
+        place.unlink()
+    machines[1] = agent(2, 2, 1, "Wait", **JOINS)
+    wait_for(places[1], *machines)
+    (tmp_path / "go").write_text("")
+    ended = [finish(process) for process in machines]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert_resumed_once(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_agents_that_count_restarts_differently_start_their_ranks_again_together(agent, tmp_path):
+    ended = [finish(process) for process in [agent(2, 2, 2, "KillOnce") for _ in range(2)]]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert (tmp_path / "killed").exists()
+    assert_resumed_once(tmp_path / "run")
+
+
+def test_ranks_whose_torchrun_agent_is_killed_save_and_end(agent, tmp_path):
+    process = agent(1, 1, 0, "Wait")
+    rank = os.pidfd_open(int(wait_for(tmp_path / "waits.0of1", process).read_text().split()[0]))
+    os.kill(process.pid, signal.SIGKILL)
+    assert select.select([rank], [], [], 30)[0], "the rank trains on"
+    assert "Training ended at iteration" in (tmp_path / "run" / "log.txt").read_text()
+    assert (tmp_path / "run" / "last_checkpoint").exists()

@@ -2,13 +2,15 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 
 from hookline.config import ConfigError
 from hookline.engine import launch
-from hookline.engine.launch import launched_by_torchrun
+from hookline.engine.launch import _join_start, launched_by_torchrun, note_training, restarted
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
@@ -79,6 +81,37 @@ def test_one_process_of_torchrun_joins_nobody(monkeypatch):
     for name, value in {**TORCHRUN, "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     assert launch(lambda: "done", 1) == "done"
+
+
+def test_ranks_that_are_started_again_meet_whatever_earlier_ones_left_in_the_store():
+    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    parts = []
+    for _ in range(2):
+        stores = [dist.TCPStore("127.0.0.1", kept.port, is_master=False) for _ in range(2)]
+        with ThreadPoolExecutor() as threads:
+            other = threads.submit(_join_start, stores[1], 1, 2)  # rank 1: the thread waits for rank 0's answer
+            part, greet = _join_start(stores[0], 0, 2)
+            while not other.done():
+                greet()
+            other.result()[0].set("from rank 1", "here")
+        assert part.get("from rank 1") == b"here"
+        parts.append(part)
+    parts[0].set("key", "of the first start")
+    assert not parts[1].check(["key"])
+
+
+def test_a_run_that_began_to_train_is_resumed_when_the_same_agent_starts_it_again(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "agent" / "attempt_0" / "0" / "error.json"))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")  # of this machine; the first start never came to training
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    (tmp_path / "agent").mkdir()
+    assert not restarted("run")
+    note_training("run")
+    assert not restarted("run")  # evaluated later, in the same process
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")  # as after a machine joined
+    assert restarted("run")
+    assert not restarted("another run")
 
 
 def run_python(*arguments):
