@@ -29,11 +29,14 @@ def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
     "param_norm" does so for each parameter by itself. Norms are of order NORM_TYPE.
 
     Raises:
-        ConfigError: CLIP_TYPE is not one of them.
+        ConfigError: CLIP_TYPE is not one of them, or a number is not positive.
     """
     clip = cfg.SOLVER.CLIP_GRADIENTS
     if not clip.ENABLED:
         return None
+    for name in ("CLIP_VALUE", "NORM_TYPE"):
+        if not clip[name] > 0:  # a NaN neither
+            raise ConfigError(f"SOLVER.CLIP_GRADIENTS.{name}: must be greater than 0, not {clip[name]}")
     if clip.CLIP_TYPE == "value":
         return partial(_clip_value, limit=clip.CLIP_VALUE)
     if clip.CLIP_TYPE == "norm":

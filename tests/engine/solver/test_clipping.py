@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline.config import get_cfg
+from hookline.config import ConfigError, get_cfg
 from hookline.engine.solver import build_grad_clipper, maybe_add_gradient_clipping
 
 
@@ -122,3 +122,12 @@ def test_gradients_that_a_closure_computes_are_clipped():
 
     assert optimizer.step(closure).item() == 0.0
     assert parameter.norm().item() == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("number", [-1.0, 0.0, float("nan")])
+@pytest.mark.parametrize("name", ["CLIP_VALUE", "NORM_TYPE"])
+def test_numbers_that_are_not_positive_are_refused(name, number):
+    cfg = make_cfg("norm")
+    cfg.SOLVER.CLIP_GRADIENTS[name] = number
+    with pytest.raises(ConfigError, match=rf"SOLVER\.CLIP_GRADIENTS\.{name}: must be greater than 0"):
+        build_grad_clipper(cfg)
