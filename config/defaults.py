@@ -177,8 +177,10 @@ _C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = Typed("value", one_of("value", "norm", "par
 _C.SOLVER.CLIP_GRADIENTS.CLIP_VALUE = 1.0
 _C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
 
-# A loss that is NaN or infinite: "raise" an error; "skip" the update; "stop" training in good order.
+# A loss or a gradient that is NaN or infinite: "raise" an error; "skip" the update; "stop" training.
 _C.SOLVER.NONFINITE_LOSS = Typed("raise", one_of("raise", "skip", "stop"))
+# So many iterations in a row whose update was skipped are an error. Float16 skips some at the start, too.
+_C.SOLVER.NONFINITE_LIMIT = _count(100, least=1)
 
 # Mixed precision: forward and loss run under torch.autocast in DTYPE.
 _C.SOLVER.AMP = CN()

@@ -88,7 +88,7 @@ class CompiledStep:
         """
         check_asked(trainer, KEY, self._asked)
 
-    def run(self, trainer: Any, batch: Any) -> dict[str, torch.Tensor] | None:
+    def run(self, trainer: Any, batch: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor] | None:
         """One step.
 
         Args:
@@ -96,7 +96,8 @@ class CompiledStep:
             batch: to be learned from.
 
         Returns:
-            The losses by name; None if the step has to be made in the ordinary way.
+            The losses by name, and whether one of them, or a gradient, is NaN or infinite; None if the step has to be
+            made in the ordinary way.
 
         Raises:
             ConfigError: torch cannot compile it.
@@ -110,7 +111,7 @@ class CompiledStep:
         grad_enabled = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)
         try:
-            losses, puts = self._call(trainer, batch)
+            losses, found, puts = self._call(trainer, batch)
         except self._exceptions.FailOnRecompileLimitHit:
             self._warn_of_limit()
             return None
@@ -127,7 +128,7 @@ class CompiledStep:
         optimizer._opt_called = True  # torch's schedulers want to know
         for name, value, smoothing_hint in puts:
             trainer.storage.put_scalar(name, value, smoothing_hint=smoothing_hint)
-        return losses
+        return losses, found
 
     def _start(self, trainer: Any) -> None:
         optimizer = self._optimizer = trainer.optimizer
@@ -210,17 +211,19 @@ def _step(inside: Any, trainer: Any, optimizer: Any, batch: Any) -> Any:
     before = [(tensor, tensor.clone()) for tensor in _updated_by(optimizer)]
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     held = [_size_of_state(optimizer, parameter) for parameter in parameters]
+    finite = sum(losses.values()).isfinite()
+    for parameter in parameters:
+        finite = finite & parameter.grad.isfinite().all()
     this.optimizer_step()
     if held != [_size_of_state(optimizer, parameter) for parameter in parameters]:
         note(_UNREADY)
         raise _UnreadyError  # decided when the step is traced: nothing has been run
     # An update by gradients that are not finite is undone before anybody can see it.
-    finite = sum(losses.values()).isfinite()
     for tensor, old in before:
         tensor.copy_(torch.where(finite, tensor, old))
     if not trainer.zero_grad_before_forward:
         optimizer.zero_grad()
-    return losses, this.storage.values
+    return losses, ~finite, this.storage.values
 
 
 def _size_of_state(optimizer: Any, parameter: torch.Tensor) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..config import ConfigError
-from .nonfinite import skip_on_device
+from .nonfinite import find_nonfinite, skip_on_device
 from .whole_step import OptimizerStandIn, check_asked, check_whole_step, inside_of
 
 __all__ = ["CudaGraphs", "GraphedStep"]
@@ -20,7 +20,8 @@ logger = logging.getLogger(__name__)
 
 KEY = "SOLVER.CUDA_GRAPH"
 
-Outputs = tuple[dict[str, torch.Tensor], list[tuple[str, Any, bool]]]
+# The losses, whether something was NaN or infinite, and the metrics that were put.
+Outputs = tuple[dict[str, torch.Tensor], torch.Tensor, list[tuple[str, Any, bool]]]
 
 _requires_grad = attrgetter("requires_grad")
 _training = attrgetter("training")
@@ -121,7 +122,7 @@ class GraphedStep:
         """
         check_asked(trainer, KEY, self._asked)
 
-    def run(self, trainer: Any, batch: Any) -> dict[str, torch.Tensor]:
+    def run(self, trainer: Any, batch: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         """One step.
 
         Args:
@@ -129,7 +130,7 @@ class GraphedStep:
             batch: to be learned from; its tensors are on the device.
 
         Returns:
-            The losses by name.
+            The losses by name; and 1 if one of them, or a gradient, is NaN or infinite, else 0.
 
         Raises:
             ConfigError: it cannot be captured.
@@ -142,7 +143,7 @@ class GraphedStep:
         key = ((form, tuple(map(_kind, leaves))), self._state(trainer))
         if self._captured != key and not self._due(key):
             step = self._graphs.warm_up if self._seen[key] <= self.WARM_UP else _call
-            losses, puts = step(lambda: self._step(trainer, optimizer, batch))
+            losses, found, puts = step(lambda: self._step(trainer, optimizer, batch))
         else:
             if self._captured != key:
                 self._capture(trainer, optimizer, leaves, form)
@@ -150,11 +151,11 @@ class GraphedStep:
             for static, leaf in zip(self._inputs, leaves, strict=True):
                 if isinstance(leaf, torch.Tensor):
                     static.copy_(leaf, non_blocking=True)
-            losses, puts = self._replayed()
+            losses, found, puts = self._replayed()
         trainer.optimizer._opt_called = True  # torch's schedulers want to know
         for name, value, smoothing_hint in puts:
             trainer.storage.put_scalar(name, value, smoothing_hint=smoothing_hint)
-        return losses
+        return losses, found
 
     def _start(self, trainer: Any) -> None:
         self.check(trainer)
@@ -219,11 +220,11 @@ class GraphedStep:
 
     def _replayed(self) -> Outputs:
         """Replay; what comes back is copied, since the next replay fills the same tensors."""
-        losses, puts = self._replay()
+        losses, found, puts = self._replay()
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         copied = {name: loss.clone() for name, loss in losses.items()}
-        return copied, [(name, _copy(value), hint) for name, value, hint in puts]
+        return copied, found.clone(), [(name, _copy(value), hint) for name, value, hint in puts]
 
     def _step(self, trainer: Any, optimizer: Any, batch: Any) -> Outputs:
         """What is captured: the trainer's own methods, one after the other, on stand-ins of trainer and optimizer."""
@@ -231,13 +232,15 @@ class GraphedStep:
         optimizer.zero_grad()
         losses = this.accumulate(batch) if trainer.accumulation_steps > 1 else this.forward_backward(batch)
         losses = {name: loss.detach() for name, loss in losses.items()}
-        if trainer.nonfinite.policy == "skip":
-            skip_on_device([optimizer], losses)
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        device = gradients[0].device if gradients else next(iter(losses.values())).device
+        found = find_nonfinite([*gradients, *losses.values()], torch.zeros((), device=device))
+        skip_on_device([optimizer], found, trainer.nonfinite.policy)
         with torch.no_grad():
             this.optimizer_step()
         if not trainer.zero_grad_before_forward:
             optimizer.zero_grad()
-        return losses, this.storage.values
+        return losses, found, this.storage.values
 
 
 class _Settings:

@@ -108,6 +108,7 @@ class DefaultTrainer(PortedTrainer):
             device=device,
             iters_per_epoch=iters_per_epoch,
             nonfinite=cfg.SOLVER.NONFINITE_LOSS,
+            nonfinite_limit=cfg.SOLVER.NONFINITE_LIMIT,
             strategy=strategy,
             compile_step=dict(cfg.SOLVER.COMPILE_STEP_ARGS) if cfg.SOLVER.COMPILE_STEP else False,
             cuda_graph=cfg.SOLVER.CUDA_GRAPH,

@@ -15,7 +15,7 @@ __all__ = ["OverRanks"]
 
 
 class OverRanks:
-    """Weighs a rank's losses, and finds out together what only one rank sees, where ranks average gradients.
+    """Weights a rank's losses where ranks average gradients.
 
     The mean over ranks of gradients is that of the loss over the global batch if each rank's loss, a mean over its
     own samples (or items), counts by their number: times the number of ranks, over the number in the global batch.
@@ -36,15 +36,19 @@ class OverRanks:
             return sampler.share(batches.samples_before)
         if isinstance(batches.loader, StreamLoader):
             mine = samples_in(batch)
-            return 1.0 if mine is None else mine / self.mean(mine)
+            return 1.0 if mine is None else mine / self.mean(comm.all_reduce_sum(mine))
         return 1.0
 
-    def mean(self, count: Any) -> Any:
-        """The mean over ranks of a count, 1 if nothing was counted: what counts are divided by."""
-        total = comm.all_reduce_sum(count)
+    def mean(self, total: Any) -> Any:
+        """The mean over ranks of a count that is ``total`` on all of them, or 1 if that is 0: a divisor."""
         if isinstance(total, torch.Tensor):
             return torch.where(total > 0, total / self.world_size, 1.0)
         return total / self.world_size if total else 1.0
+
+    def in_batch(self, total: Any) -> Any:
+        """The count in the global batch, of one that is ``total`` over all ranks: some ranks may share their part."""
+        sharing = self.world_size // comm.get_data_size()
+        return total if sharing == 1 else total / sharing
 
     def weigh(self, trainer: Any, batch: Any) -> Callable[[Any], Any]:
         """The factor that the losses of a whole batch count with, as a function of the items they are means over."""
@@ -52,48 +56,11 @@ class OverRanks:
         def factor(num_items: Any) -> Any:
             if num_items is None:
                 return self.share(trainer._batches, batch)
-            trainer.storage.put_scalar("num_items", num_items, smoothing_hint=False)
-            return num_items / self.mean(num_items)
+            total = comm.all_reduce_sum(num_items)
+            trainer.storage.put_scalar("num_items", self.in_batch(total), smoothing_hint=False)
+            return num_items / self.mean(total)
 
         return factor
-
-    def nonfinite(self, trainer: Any, found: FloatingPointError | None) -> FloatingPointError | None:
-        """Whether a loss of this step is NaN or infinite on any rank: all ranks get the same answer.
-
-        Gradients are what all ranks share: one that is not finite on any rank has made them so on all. Only then do
-        they ask each other. A loss that no gradient depends on leaves them finite: then the rank that found it acts
-        alone. It fails by the policy "raise", which ends all; asks all to stop by "stop", which they do within about a
-        second; and by "skip" there is nothing to skip.
-
-        Args:
-            trainer: its gradients are final. On a GPU, and with a gradient scaler, the answer is not waited for.
-            found: what this rank found of its own losses.
-
-        Returns:
-            An error that names the rank, or None; the same on all ranks, but for such a loss.
-        """
-        if trainer.grad_scaler is not None:
-            return None
-        groups = trainer.optimizer.param_groups
-        gradients = [parameter.grad for group in groups for parameter in group["params"] if parameter.grad is not None]
-        if not gradients or gradients[0].device.type != "cpu":
-            return None
-        if torch.stack([norm.float() for norm in torch._foreach_norm(gradients)]).isfinite().all():
-            return None if found is None else self._found_alone(trainer, found)
-        messages: list[str | None] = comm.all_gather(None if found is None else str(found))
-        bad = [(rank, message) for rank, message in enumerate(messages) if message is not None]
-        if not bad:  # finite losses, and gradients that are not: the next losses will tell
-            return None
-        others = f" (and on {len(bad) - 1} other ranks)" if len(bad) > 1 else ""
-        return FloatingPointError(f"on rank {bad[0][0]}{others} {bad[0][1]}")
-
-    def _found_alone(self, trainer: Any, found: FloatingPointError) -> FloatingPointError | None:
-        what = f"on rank {comm.get_rank()} {found}"
-        if trainer.nonfinite.policy == "raise":
-            return FloatingPointError(what)
-        if trainer.nonfinite.policy == "stop":
-            trainer.request_stop(what)
-        return None
 
 
 def names_to_share(losses: Mapping[str, Any], prefix: str = "") -> set[str]:

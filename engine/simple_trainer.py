@@ -23,7 +23,7 @@ from .data.transfer import move_to_device
 from .evaluation.predictions import outputs_of
 from .fast_path import FastOptimizer, backward
 from .modeling.adapters import ModelAdapter
-from .nonfinite import NonFinitePolicy, skip_on_device
+from .nonfinite import NonFinitePolicy
 from .over_ranks import OverRanks, names_to_share
 from .parallel import Strategy, check_strategy, strategy_of
 from .solver.several import OptimizerList
@@ -57,10 +57,11 @@ class SimpleTrainer(TrainerBase):
         grad_scaler: for float16; one is made if ``precision`` is float16.
         device: where batches are moved; None leaves them where they are.
         iters_per_epoch: batches an epoch, for loaders that have no length or never end.
-        nonfinite: what is done about a loss that is NaN or infinite: "raise" a FloatingPointError; "skip" the update;
-            "stop" training in good order, without the update. The value is logged in any case. On a GPU no step
-            waits to find out: "skip" acts there through the fused optimizers, "raise" and "stop" when metrics are
-            next written.
+        nonfinite: what to do about a loss or a gradient that is NaN or infinite: "raise" a FloatingPointError; "skip"
+            the update; "stop" training, without the update. The value is logged in any case. On a GPU no step waits to
+            find out: fused optimizers skip the update there, and the policy is applied when metrics are next written,
+            before anything is evaluated or saved.
+        nonfinite_limit: so many iterations in a row without an update are an error.
         compile_step: run forward, backward and update as one graph made by ``torch.compile`` (see
             :class:`~hookline.engine.compiled_step.CompiledStep`); a dict: with these arguments for it.
         cuda_graph: capture them in a CUDA graph (see :class:`~hookline.engine.cuda_graph.GraphedStep`).
@@ -68,9 +69,9 @@ class SimpleTrainer(TrainerBase):
             DistributedDataParallel.
     """
 
-    # How steps are made as one unit, if they are, and whether the present one is.
+    # How steps are made as one unit, if they are, and whether it found something NaN or infinite in the present one.
     _whole_step: CompiledStep | GraphedStep | None = None
-    _is_whole = False
+    _found: torch.Tensor | None = None
     _given_length: int | None = None
 
     def __init__(
@@ -90,6 +91,7 @@ class SimpleTrainer(TrainerBase):
         device: torch.device | str | None = None,
         iters_per_epoch: int | None = None,
         nonfinite: Literal["raise", "skip", "stop"] = "raise",
+        nonfinite_limit: int = 100,
         compile_step: bool | Mapping[str, Any] = False,
         cuda_graph: bool = False,
         strategy: Strategy | None = None,
@@ -114,7 +116,7 @@ class SimpleTrainer(TrainerBase):
         self._given_length = iters_per_epoch
         self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self), self.device)
         self._fast = FastOptimizer(self.optimizer)
-        self.nonfinite = NonFinitePolicy(nonfinite)
+        self.nonfinite = NonFinitePolicy(nonfinite, nonfinite_limit)
         self._whole_step = _whole_step(compile_step, cuda_graph)
         self._rng: dict[str, Any] | None = None
         self.strategy = strategy or strategy_of(model)
@@ -220,11 +222,14 @@ class SimpleTrainer(TrainerBase):
 
     def _run_whole_step(self, batch: Any, data_time: float) -> bool:
         """Have the step made as one unit; False if it has to be made in parts."""
-        losses = self._whole_step.run(self, batch)  # type: ignore[union-attr]
-        self._is_whole = losses is not None
-        if losses is None:
+        done = self._whole_step.run(self, batch)  # type: ignore[union-attr]
+        if done is None:
             return False
-        self._write_metrics(losses, data_time)
+        losses, self._found = done
+        try:
+            self._write_metrics(losses, data_time)
+        finally:
+            self._found = None
         if self.nonfinite.skip_update:  # the unit has not made it
             self.nonfinite.skip_update = False
         elif self._listeners["after_optimizer_step"]:
@@ -289,7 +294,7 @@ class SimpleTrainer(TrainerBase):
         # FSDP2 gathers parameters in each pass, so every rank needs the same number of passes.
         parts = list(split_batch(batch, self.accumulation_steps, exact=ranks is not None))
         rank_share = ranks.share(self._batches, batch) if ranks is not None else 1.0
-        mean = _at_least_one if ranks is None else ranks.mean
+        divisor = _at_least_one if ranks is None else ranks.mean
         unit: Any = None
         counts: list[Any] = []
         total: dict[str, torch.Tensor] = {}
@@ -302,7 +307,7 @@ class SimpleTrainer(TrainerBase):
                 counts.append(num_items)
                 if unit is None:
                     # Relative to the first, so that numbers stay of the size that they are without accumulation.
-                    unit = mean(num_items)
+                    unit = divisor(num_items if ranks is None else comm.all_reduce_sum(num_items))
                 return num_items / unit
 
             # Ranks exchange gradients once a step, with the last micro-batch.
@@ -311,8 +316,10 @@ class SimpleTrainer(TrainerBase):
             for name, loss in losses.items():
                 total[name] = total[name] + loss.detach() if name in total else loss.detach()
         if counts:
-            self.storage.put_scalar("num_items", sum(counts), smoothing_hint=False)
-            scale = unit / mean(sum(counts))
+            count = sum(counts) if ranks is None else comm.all_reduce_sum(sum(counts))
+            items = count if ranks is None else ranks.in_batch(count)
+            self.storage.put_scalar("num_items", items, smoothing_hint=False)
+            scale = unit / divisor(count)
             gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
             torch._foreach_mul_(gradients, scale)
             total = {name: loss * scale for name, loss in total.items()}
@@ -360,7 +367,9 @@ class SimpleTrainer(TrainerBase):
             for optimizer in optimizers:
                 scaler.step(optimizer)
             if optimizers:
+                found = [flag for optimizer in optimizers for flag in scaler._found_inf_per_device(optimizer).values()]
                 scaler.update()
+                self.nonfinite.count_overflow(self, found)
             scale = getattr(scaler, "_scale", None)
             if scale is not None:  # get_scale() would wait for the device
                 self.storage.put_scalar("grad_scale", scale, smoothing_hint=False)
@@ -424,25 +433,18 @@ class SimpleTrainer(TrainerBase):
     def _write_metrics(
         self, loss_dict: Mapping[str, torch.Tensor], data_time: float, prefix: str = "", iter: int | None = None
     ) -> None:
-        iteration = self.iter if iter is None else iter
-        if (iteration + 1) % self.gather_metric_period == 0:
-            found = None
-            try:
+        """Put the metrics of a step every ``gather_metric_period``, and check its losses and gradients."""
+        iteration, found = self.iter if iter is None else iter, None
+        try:
+            if (iteration + 1) % self.gather_metric_period == 0:
+                if self._ranks is not None:
+                    self.storage.over_ranks |= names_to_share(loss_dict, prefix)
                 self.write_metrics(loss_dict, data_time, iteration, prefix, self.storage)
-            except FloatingPointError as error:
-                found = error
-            if self._ranks is not None:
-                self.storage.over_ranks |= names_to_share(loss_dict, prefix)
-                found = self._ranks.nonfinite(self, found)
-            if found is not None:
-                self.nonfinite.found(self, found)
-        if (
-            self.nonfinite.policy == "skip"
-            and self.grad_scaler is None
-            and not self._is_whole
-            and self._device_type() != "cpu"
-        ):
-            skip_on_device(getattr(self.optimizer, "optimizers", [self.optimizer]), loss_dict)
+            else:
+                _check_losses(_on_cpu(loss_dict), iteration)
+        except FloatingPointError as error:
+            found = error
+        self.nonfinite.check(self, loss_dict, found)
 
     @staticmethod
     def write_metrics(
@@ -455,8 +457,7 @@ class SimpleTrainer(TrainerBase):
         """Put the losses, their sum as ``total_loss``, and ``data_time`` (seconds) into the storage.
 
         Raises:
-            FloatingPointError: a loss on the CPU is NaN or infinite. Losses on a GPU are looked at when they
-                are next written, so that no step waits for them.
+            FloatingPointError: a loss on the CPU is NaN or infinite. No step waits for those on a GPU.
         """
         storage = storage or get_event_storage()
         values: dict[str, Any] = {
@@ -471,14 +472,24 @@ class SimpleTrainer(TrainerBase):
         if isinstance(total, float) and not math.isfinite(total):
             raise FloatingPointError(f"the loss is NaN or infinite at iteration {cur_iter}: {values}")
 
-    def _serve_requests(self) -> None:
-        super()._serve_requests()
-        self.nonfinite.found_late(self)
+    def _check_state(self, requests: set[str]) -> None:
+        self.nonfinite.settle(self)
+        if not requests.isdisjoint({"on_eval", "on_save"}):
+            self.nonfinite.check_weights(self, self.ranks_alike)
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint holds of the trainer.
+
+        Raises:
+            FloatingPointError: a step before was by a loss or gradient that is NaN or infinite, or a weight is.
+        """
+        # A second time for those who save without asking for it: nothing is saved that was not checked.
+        self.nonfinite.settle(self)
+        self.nonfinite.check_weights(self)
         state = super().state_dict()
+        state["nonfinite"] = self.nonfinite.state_dict()
         state["optimizer"] = self.optimizer.state_dict()
         if self.grad_scaler is not None:
             state["grad_scaler"] = self.grad_scaler.state_dict()
@@ -523,6 +534,7 @@ class SimpleTrainer(TrainerBase):
             )
         # Restored right before the first step: what comes until then must not draw from it.
         self._rng = _rng_of_this_rank(state_dict)
+        self.nonfinite.load_state_dict(state_dict.get("nonfinite", {}))
 
     def _restore_rng(self) -> None:
         assert self._rng is not None
@@ -559,6 +571,15 @@ def _rng_of_this_rank(state_dict: Mapping[str, Any]) -> dict[str, Any] | None:
     if rank < len(of_ranks):
         return of_ranks[rank]
     return state_dict.get("rng") if rank == 0 else None
+
+
+def _on_cpu(losses: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    return {name: loss.item() for name, loss in losses.items() if loss.device.type == "cpu"}
+
+
+def _check_losses(values: Mapping[str, float], iteration: int) -> None:
+    if not math.isfinite(sum(values.values())):
+        raise FloatingPointError(f"the loss is NaN or infinite at iteration {iteration}: {values}")
 
 
 def _weighted(loss: torch.Tensor, weight: Any) -> torch.Tensor:

@@ -283,6 +283,11 @@ class TrainerBase(HookHost):
             # Every step that began is done: put what comes now (a last evaluation) after the last of them.
             self.iter = self.storage.iter = self._finished + 1
         before = self._error
+        if before is None:
+            try:
+                self._check_state({"on_eval", "on_save"})
+            except BaseException as error:
+                self._fail(error)
         self._ends_together = self._end_agreement()
         if self._error is None and not self.completed:
             # What hooks put at this end is not on schedule: a resumed run puts it when it is due.
@@ -318,8 +323,16 @@ class TrainerBase(HookHost):
             return False
         return True
 
+    def _check_state(self, requests: set[str]) -> None:
+        """Before metrics are written, and before anything is evaluated or saved: raise an error if it must not be.
+
+        Args:
+            requests: what is about to happen.
+        """
+
     def _serve_requests(self) -> None:
         """At the end of a step, when all hooks had their say: evaluate, then write, then save all of it."""
+        self._check_state(self._requests)
         for event in ("on_eval", "on_write", "on_save"):
             if event in self._requests:
                 self._requests.discard(event)

@@ -248,7 +248,9 @@ class ExceptionCheckpointer(HookBase):
     def on_exception(self, error: BaseException) -> None:
         trainer = self.trainer
         in_step = trainer.iter != trainer.finished_iter
-        untouched = not in_step or self._updating == trainer.finished_iter
+        # Where an error about NaN comes after a step, the weights may be NaN.
+        nan = isinstance(error, FloatingPointError)
+        untouched = self._updating == trainer.finished_iter if in_step else not nan
         self._exact = isinstance(error, Exception) and trainer.finished_iter >= trainer.start_iter and untouched
         if isinstance(error, Exception) and not self._exact:
             logger.info("The state at the failure is not saved: it is not that of a step of this run that was finished")

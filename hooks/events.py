@@ -464,16 +464,16 @@ def _reserved() -> ValueError:
 
 
 def _fetch_tensors(pending: list[tuple[int, dict[str, Any], bool]]) -> None:
-    """Replace the tensors in ``pending`` by floats: one stack and one copy a device."""
-    by_device: dict[torch.device, list[tuple[dict[str, Any], str]]] = {}
+    """Replace the tensors in ``pending`` by numbers, unrounded: one stack and one copy for each device and type."""
+    alike: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
     for _, values, _ in pending:
         for name, value in values.items():
             if isinstance(value, torch.Tensor):
-                by_device.setdefault(value.device, []).append((values, name))
-    for places in by_device.values():
-        numbers = torch.stack([values[name].to(torch.float32) for values, name in places]).tolist()
+                alike.setdefault((value.device, value.dtype), []).append((values, name))
+    for places in alike.values():
+        numbers = torch.stack([values[name] for values, name in places]).tolist()
         for (values, name), number in zip(places, numbers, strict=True):
-            values[name] = number
+            values[name] = float(number)
 
 
 def flatten_names(results: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -135,7 +135,7 @@ class Throughput(HookBase):
         if self._items_of is not None:
             values["items_per_s"] = self._items * data_size / seconds
         elif "num_items" in histories and (count := histories["num_items"].count_since(since)):
-            values["items_per_s"] = histories["num_items"].avg(count) * steps * data_size / seconds
+            values["items_per_s"] = histories["num_items"].avg(count) * steps / seconds
         if "time" in histories and (count := histories["time"].count_since(since)):
             times = sorted(value for value, _ in histories["time"].tail(count))
             values["time_p95"] = times[math.ceil(0.95 * count) - 1]

@@ -190,6 +190,41 @@ def nan_beside(results):
     result = trainer.train(0, 2000)
     results["nan beside"] = all_same([result.reason, result.iteration])[0]
 
+class Masked(nn.Module):
+    # A mean over items; where a part of the batch has none, its loss and its gradient are 0/0.
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+    def forward(self, batch):
+        x, mask = batch
+        return {"loss": (self.linear(x).square()[:, 0] * mask).sum() / mask.sum(), "num_items": mask.sum()}
+
+def items(results):
+    x, first = torch.ones(4, 3), comm.is_main_process()
+    full, none = torch.ones(4), torch.ones(4) if first else torch.zeros(4)
+    for policy in ("raise", "skip", "stop"):
+        wrapped = DDP().wrap(Masked(), torch.device("cpu"))
+        data = [(x, full), (x, full), (x, none), (x, full)]
+        optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
+        trainer = SimpleTrainer(wrapped, data, optimizer, nonfinite=policy)
+        try:
+            result = trainer.train(0, 4)
+            ended = [result.reason, result.iteration, trainer.nonfinite.steps]
+        except FloatingPointError as error:
+            ended = str(error)
+        finite = all(bool(weight.isfinite().all()) for weight in wrapped.parameters())
+        results[f"no items, {policy}"] = [all_same(ended), finite]
+    counts = []
+    for steps in (1, 2):
+        wrapped = DDP().wrap(Masked(), torch.device("cpu"))
+        data = [(x, torch.tensor([1.0, float(first), 1.0, float(first)]))]
+        trainer = SimpleTrainer(
+            wrapped, data, torch.optim.SGD(wrapped.parameters(), 0.1), accumulation_steps=steps
+        )
+        trainer.train(0, 1)
+        counts.append(trainer.storage.latest()["num_items"][0])
+    results["items"] = all_same(counts)
+
 class GivesUp(Steps):
     def run_step(self):
         super().run_step()
@@ -248,6 +283,7 @@ def main(folder):
     decisions(results)
     hook_changes(results)
     nan_beside(results)
+    items(results)
     detectron2s_way(results, folder)
     shared_losses(results)
     strategies(results)
@@ -307,6 +343,22 @@ def test_a_hook_that_joins_on_one_rank_alone_is_named_and_training_goes_on(both)
 def test_a_nan_that_no_gradient_shows_stops_all_ranks_at_one_step(both):
     for results in both:
         assert results["nan beside"].startswith("on rank 1 the loss is NaN or infinite at iteration 4")
+
+
+def test_a_share_without_items_whose_gradient_is_nan_never_reaches_the_weights(both):
+    for results in both:
+        message, finite = results["no items, raise"]
+        assert message.startswith("the gradient of linear.weight and 1 others is NaN or infinite at iteration 2")
+        assert "divide by max(num_items, 1)" in message
+        assert finite
+        assert results["no items, skip"] == [["completed", 4, 1], True]
+        (reason, iteration, _), finite = results["no items, stop"]
+        assert "at iteration 2" in reason
+        assert (iteration, finite) == (3, True)
+
+
+def test_num_items_is_the_number_in_the_global_batch(both):
+    assert [results["items"] for results in both] == [[6.0, 6.0], [6.0, 6.0]]
 
 
 ALONE = (

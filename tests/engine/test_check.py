@@ -32,6 +32,7 @@ def test_the_examples_are_sound(cfg):
     ("key", "value", "says"),
     [
         ("SOLVER.BASE_LR", -1.0, "SOLVER.BASE_LR: must be at least 0"),
+        ("SOLVER.NONFINITE_LIMIT", 0, "SOLVER.NONFINITE_LIMIT: must be at least 1"),
         ("SOLVER.MAX_ITER", 0, "SOLVER.MAX_ITER: is 0"),
         ("SOLVER.ACCUMULATION_STEPS", 0, "SOLVER.ACCUMULATION_STEPS: must be at least 1"),
         ("CHECKPOINT.MAX_TO_KEEP", -1, "CHECKPOINT.MAX_TO_KEEP: must be at least 0"),

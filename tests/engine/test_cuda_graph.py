@@ -35,12 +35,13 @@ class Calls:
         def replay():
             nonlocal filled
             self.log.append("replay")
-            losses, puts = function()
+            losses, found, puts = function()
             if filled is None:
-                filled = losses, puts
+                filled = losses, found, puts
             for name, loss in losses.items():
                 filled[0][name].copy_(loss)
-            for (_, kept, _), (_, value, _) in zip(filled[1], puts, strict=True):
+            filled[1].copy_(found)
+            for (_, kept, _), (_, value, _) in zip(filled[2], puts, strict=True):
                 kept.copy_(value)
             return filled
 

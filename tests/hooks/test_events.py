@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hookline.hooks import EventStorage, get_event_storage, has_event_storage
+from hookline.hooks.events import _fetch_tensors
 
 
 @pytest.fixture
@@ -313,3 +314,11 @@ def test_replaced_values_are_the_ones_that_readers_get_and_that_are_judged():
         assert storage.unshared("loss") == []
         storage.replace("loss", {2: float("inf")})
         assert storage.nonfinite == {"loss": 2}
+
+
+def test_numbers_that_come_from_a_device_are_not_rounded():
+    values = {"num_items": torch.tensor(2**24 + 1), "loss": torch.tensor(0.5), "double": torch.tensor(0.1).double() / 3}
+    expected = {name: value.item() for name, value in values.items()}
+    _fetch_tensors([(0, values, True)])
+    assert values == expected
+    assert all(type(value) is float for value in values.values())
