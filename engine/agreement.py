@@ -19,7 +19,7 @@ import hookline
 from ..config import CfgNode, ConfigError
 from . import comm
 
-__all__ = ["Agreement", "HooksNow", "refuse_other_configs"]
+__all__ = ["Agreement", "HooksNow", "StopRequest", "refuse_other_configs"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +63,21 @@ def _versions() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
+class StopRequest:
+    """Why training is to stop.
+
+    Attributes:
+        reason: for the log and the result.
+        exit_code: not 0 if the run is only interrupted.
+        by: the hook that asked, as ``{"hook": its state key, "arguments": its arguments}``; None if no hook did.
+    """
+
+    reason: str
+    exit_code: int = 0
+    by: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class HooksNow:
     """The hooks of a rank.
 
@@ -103,7 +118,7 @@ class Agreement:
     def __init__(self, first_iter: int, hooks: HooksNow) -> None:
         self.next_iter = first_iter
         self.clock = 0.0
-        self._stop: tuple[str, int] | None = None
+        self._stop: StopRequest | None = None
         self._events: set[str] = set()
         self._began = self._last = time.monotonic()
         self._last_iter = first_iter - 1
@@ -115,16 +130,16 @@ class Agreement:
         self._known = hooks
         self._asked_in_vain = False
 
-    def ask_to_stop(self, reason: str, exit_code: int) -> None:
-        """This rank wants to stop; the first reason it has counts."""
+    def ask_to_stop(self, request: StopRequest) -> None:
+        """This rank wants to stop; its first request counts."""
         if self._stop is None:
-            self._stop = (reason, exit_code)
+            self._stop = request
 
     def ask_for(self, event: str) -> None:
         """This rank wants ``on_eval``, ``on_write`` or ``on_save``."""
         self._events.add(event)
 
-    def exchange(self, iteration: int, hooks: HooksNow) -> tuple[set[str], tuple[str, int] | None]:
+    def exchange(self, iteration: int, hooks: HooksNow) -> tuple[set[str], StopRequest | None]:
         """Ask the other ranks, which do so at the end of the same step.
 
         Args:
@@ -132,7 +147,7 @@ class Agreement:
             hooks: of this rank. Where they have changed, all learn whether they did on all ranks alike.
 
         Returns:
-            The events that any rank asked for; and why to stop and with which exit code, if any rank wants to.
+            The events that any rank asked for; and the first rank's request to stop, if there is one.
         """
         now = time.monotonic()
         steps = self._choose_steps(iteration, now)
@@ -206,11 +221,10 @@ class Agreement:
         """
         comm.barrier(f"hookline stop {self._number}, iteration {iteration}", timedelta(seconds=_ALL_COME))
 
-    def _first_to_stop(self) -> tuple[str, int]:
-        asked: list[Any] = comm.all_gather(self._stop, group=self._group)
+    def _first_to_stop(self) -> StopRequest:
+        asked: list[StopRequest | None] = comm.all_gather(self._stop, group=self._group)
         self._stop = None
-        reason, exit_code = next(one for one in asked if one is not None)
-        return reason, exit_code
+        return next(one for one in asked if one is not None)
 
     def _choose_steps(self, iteration: int, now: float) -> int:
         """After how many steps to ask again. At most twice as many as last time: the first steps are slow ones."""

@@ -10,7 +10,10 @@ from torch import nn
 
 from .. import hooks
 from ..config import CfgNode, ConfigError, Duration, component
+from ..hooks.events import EventStorage
+from ..hooks.host import arguments_of
 from . import comm
+from .agreement import StopRequest
 from .checkpoint import Checkpointer, unwrap_model
 from .checkpoint.sharded import is_sharded
 from .checkpoint.sharded_checkpointer import ShardedCheckpointer
@@ -40,10 +43,12 @@ from .resume import (
     hyperparameters,
     iteration_of,
     kinds,
+    set_rates,
     stretches_since,
 )
 from .solver import LRMultiplier, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .start import default_argument_parser, default_setup, default_writers, seed_all_rng
+from .state import capture_rng
 from .train_loop import TrainResult
 
 __all__ = [
@@ -56,6 +61,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+# Keys that decide what training computes: with another value, what stopped a run may not happen again.
+_STEERING = ("SOLVER.", "MODEL.", "DATASETS.", "DATALOADER.BATCH_SIZE", "SEED")
 
 
 class DefaultTrainer(PortedTrainer):
@@ -130,6 +138,8 @@ class DefaultTrainer(PortedTrainer):
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
         self._last_eval_results: Mapping[str, Any] = {}
+        self._result: TrainResult | None = None  # of the last train()
+        self._rng_after_train: dict[str, Any] = {}
         self.register_hooks(self.build_hooks())
 
     def resume_or_load(self, resume: bool = True) -> None:
@@ -172,10 +182,7 @@ class DefaultTrainer(PortedTrainer):
             self.max_iter, self._config = self.cfg.SOLVER.MAX_ITER, self.cfg.dump()
             for hook in self.find_hooks(hooks.PeriodicWriter):
                 hook.set_max_iter(self.max_iter)
-            if isinstance(self.scheduler, LRMultiplier):
-                position = self.scheduler.state_dict()
-                self.scheduler = self.build_lr_scheduler(self.cfg, self.optimizer)
-                self.scheduler.load_state_dict(position)
+            self._rebuild_schedule()
         changes = changes_since(saved["config"], self.cfg)
         for text in describe_changes(changes, (saved.get("world_size", 1), comm.get_world_size())):
             logger.warning("%s", text)
@@ -184,12 +191,38 @@ class DefaultTrainer(PortedTrainer):
     def train(self) -> TrainResult:  # type: ignore[override]
         """Train from ``start_iter`` to ``max_iter``, and check TEST.EXPECTED_RESULTS.
 
+        A second call continues a run that was stopped, exactly where it was; a complete run only if ``max_iter`` was
+        raised. A resumed run that had ended trains only if MAX_ITER grew or what had stopped it has changed. If there
+        is nothing to train, the result is that of the run that ended.
+
         Returns:
             How the run ended.
 
         Raises:
+            ConfigError: the model has the best weights, of CHECKPOINT.LOAD_BEST_AT_END: training cannot continue.
             SystemExit: an expected result was missed.
         """
+        end = self._end_that_holds()
+        if end is None or not end["complete"]:
+            self._result = self._train_on(end)
+        elif self._result is None:
+            self._result = self._ended_before(end)
+        else:
+            self._log_nothing_to_train(end)
+        result = self._result
+        if self._last_eval_results:  # the same on all ranks
+            if comm.is_main_process():
+                logger.info("Results:\n%s", format_results(self._last_eval_results))
+            if result.reason == "completed" and not verify_results(self.cfg, self._last_eval_results):
+                raise SystemExit(1)
+        return result
+
+    def _train_on(self, end: Mapping[str, Any] | None) -> TrainResult:
+        """Train; a run with an ``end`` has no step left, and what comes after the last step is done."""
+        if self._rng_after_train and hasattr(self, "storage"):
+            self._continue_run()
+        if self.max_iter != self.cfg.SOLVER.MAX_ITER:
+            self._follow_length()
         logger.info("Model:\n%s", model_summary(unwrap_model(self.model)))
         epochs = f" ({epochs_at(self.max_iter, self._stretches):.4g} epochs)" if self._stretches else ""
         logger.info(
@@ -199,18 +232,127 @@ class DefaultTrainer(PortedTrainer):
             self.cfg.DATALOADER.BATCH_SIZE,
             self.device,
         )
+        stop = None
+        if end is not None and end["reason"] != "completed":
+            stop = StopRequest(end["reason"], by=end["by"])
         note_training(self.cfg.OUTPUT_DIR)
-        result = super().train(self.start_iter, self.max_iter)
+        try:
+            result = self._train(self.start_iter, self.max_iter, stop)
+        finally:
+            self._rng_after_train = capture_rng()
+        self._evaluate_best(result)
+        return result
+
+    def _evaluate_best(self, result: TrainResult) -> None:
         for hook in self.find_hooks(hooks.BestCheckpointer):
-            if hook.loaded_iter not in (None, result.iteration):  # those of the last evaluation are of other weights
+            if hook.loaded_iter not in (None, result.iteration):  # the last evaluation was of other weights
                 logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
                 self._test_and_keep_results()
-        if self._last_eval_results:  # the same on all ranks
-            if comm.is_main_process():
-                logger.info("Results:\n%s", format_results(self._last_eval_results))
-            if result.reason == "completed" and not verify_results(self.cfg, self._last_eval_results):
-                raise SystemExit(1)
+
+    # ------------------------------------------------------------------ training again
+
+    def _end_that_holds(self) -> Mapping[str, Any] | None:
+        """How the run has ended, if there is nothing left to train; None if there is."""
+        end = self._loaded_end
+        if self._result is not None and end is None:  # this trainer has trained: only a complete run has ended
+            end = self._end() if self._finished + 1 >= self.max_iter else None
+            return None if end is None else {**end, "complete": True}
+        if end is None or end["iteration"] >= self.max_iter:
+            return end
+        if self.max_iter > end["max_iter"]:
+            return None
+        changed = self._what_stopped_has_changed(end["by"])
+        if changed:
+            logger.info(
+                "The run was stopped at iteration %d: %s. It continues: %s", end["iteration"], end["reason"], changed
+            )
+            return None
+        return end
+
+    def _what_stopped_has_changed(self, by: Mapping[str, Any] | None) -> str:
+        """What is different about the cause of a stop; empty if nothing is."""
+        if by is None:  # no hook: a loss that was not finite, or the model itself
+            changes = changes_since(self._saved_run["config"], self.cfg) if self._saved_run else {}
+            keys = [key for key in changes if key.startswith(_STEERING)]
+            return f"{', '.join(keys)} changed" if keys else ""
+        hook = self._keyed_hooks().get(by["hook"])
+        if hook is None:
+            return f"there is no {by['hook']} any more"
+        return "" if arguments_of(hook) == by["arguments"] else f"{by['hook']} has other arguments"
+
+    def _ended_before(self, end: Mapping[str, Any]) -> TrainResult:
+        """The result of a run that had ended before it was resumed."""
+        self._log_nothing_to_train(end)
+        storage = EventStorage(end["iteration"])
+        if self._storage_state is not None:
+            storage.load_state_dict(self._storage_state)
+        metrics = {name: value for name, (value, _) in storage.latest().items()}
+        result = TrainResult(end["reason"], end["iteration"], metrics)
+        for hook in self.find_hooks(hooks.BestCheckpointer):
+            hook.load_best()
+        self._evaluate_best(result)
         return result
+
+    def _log_nothing_to_train(self, end: Mapping[str, Any]) -> None:
+        cause = ""
+        if end["iteration"] < self.max_iter:
+            cause = f", or change or remove {end['by']['hook']}" if end["by"] else ", or change what the run computes"
+        logger.info(
+            "Nothing to train: the run ended at iteration %d (%s). To train on, raise SOLVER.MAX_ITER, now %d%s",
+            end["iteration"],
+            end["reason"],
+            self.max_iter,
+            cause,
+        )
+
+    def _continue_run(self) -> None:
+        """Have the next run of this trainer continue the last one, as a resume from its last checkpoint does."""
+        for hook in self.find_hooks(hooks.BestCheckpointer):
+            if hook.loaded_iter is not None:
+                raise ConfigError(
+                    f"CHECKPOINT.LOAD_BEST_AT_END: the model has the weights of iteration {hook.loaded_iter}, and "
+                    "training cannot continue with them. Make a new trainer, and call resume_or_load(resume=True)"
+                )
+        self.start_iter = self.finished_iter + 1
+        self._rng = self._rng_after_train
+        self._storage_state = self.storage.state_dict()
+        for hook in self.find_hooks(hooks.PeriodicWriter):
+            state = hook.state_dict()
+            if state:
+                hook.load_state_dict(state)
+
+    # ------------------------------------------------------------------ the length of the run
+
+    def _length_changed(self) -> None:
+        self._follow_length()
+        super()._length_changed()
+
+    def _follow_length(self) -> None:
+        """``max_iter`` was set: config, schedule and writers are those of a run of that length from now on."""
+        frozen, cfg = self.cfg.is_frozen(), self.cfg.clone()
+        cfg.defrost()
+        longer = self.max_iter > cfg.SOLVER.MAX_ITER
+        cfg.SOLVER.MAX_ITER = max(1, self.max_iter)
+        if frozen:
+            cfg.freeze()
+        self.cfg, self._config = cfg, cfg.dump()
+        for hook in self.find_hooks(hooks.PeriodicWriter):
+            hook.set_max_iter(self.max_iter)
+        if self._rebuild_schedule():
+            set_rates(self.optimizer, self.scheduler)
+        elif longer:
+            logger.warning("%s goes on as it is: it cannot be moved to a longer run", type(self.scheduler).__name__)
+
+    def _rebuild_schedule(self) -> bool:
+        """Build the schedule of the present config at the present position; False if it cannot be moved."""
+        if not isinstance(self.scheduler, LRMultiplier):
+            return False
+        position = self.scheduler.state_dict()
+        self.scheduler = self.build_lr_scheduler(self.cfg, self.optimizer)
+        self.scheduler.load_state_dict(position)
+        return True
+
+    # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         # The config, so that a resume can tell what was changed in between.
@@ -220,11 +362,14 @@ class DefaultTrainer(PortedTrainer):
             "kinds": kinds(self.optimizer, self.scheduler),
             "stretches": self._stretches,
             "world_size": comm.get_world_size(),
+            "results": self._last_eval_results,
         }
         return {**super().state_dict(), "run": run}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._saved_run = state_dict.get("run", {})
+        self._last_eval_results = self._saved_run.get("results", {})
+        self._result, self._rng_after_train = None, {}
         if self._saved_run:
             check_changes(
                 self.checkpointer.loaded_from,

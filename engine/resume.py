@@ -23,6 +23,7 @@ __all__ = [
     "hyperparameters",
     "iteration_of",
     "kinds",
+    "set_rates",
     "stretches_since",
 ]
 
@@ -174,6 +175,11 @@ def apply_changes(
         logger.warning("%s goes on as the checkpoint has it: it cannot be moved", type(scheduler).__name__)
         return
     scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
+    set_rates(optimizer, scheduler)
+
+
+def set_rates(optimizer: Optimizer, scheduler: LRMultiplier) -> None:
+    """Give the optimizer the learning rates that the schedule has at its present iteration."""
     for group, lr in zip(optimizer.param_groups, scheduler.get_lr(), strict=True):
         group["lr"] = lr
 

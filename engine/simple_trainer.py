@@ -28,7 +28,7 @@ from .over_ranks import OverRanks, names_to_share
 from .parallel import Strategy, check_strategy, strategy_of
 from .solver.several import OptimizerList
 from .state import capture_rng, restore_rng
-from .train_loop import TrainerBase
+from .train_loop import TrainerBase, TrainResult
 
 __all__ = ["SimpleTrainer"]
 
@@ -505,6 +505,18 @@ class SimpleTrainer(TrainerBase):
     @property
     def _same_state_on_all_ranks(self) -> bool:
         return comm.get_world_size() == 1 or self.strategy.same_state_on_all_ranks
+
+    def _train(self, *args: Any, **kwargs: Any) -> TrainResult:
+        if self._error is not None:  # an earlier run failed, perhaps between backward pass and update
+            self._fast_optimizer().zero_grad()
+        return super()._train(*args, **kwargs)
+
+    def after_train(self) -> None:
+        # A resumed run without a step: what its end draws (an evaluation, say) is what the killed run's end drew.
+        if self._rng is not None and self._error is None:
+            restore_rng(self._rng)
+            self._rng = None
+        super().after_train()
 
     def _gather_state(self) -> None:
         self._rank_rngs = self.finished_iter, comm.all_gather(capture_rng())

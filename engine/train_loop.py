@@ -11,7 +11,7 @@ from ..hooks.base import STEP_EVENTS, HookBase, StopTraining
 from ..hooks.events import EventStorage
 from ..hooks.host import HookHost, hook_name
 from . import comm
-from .agreement import Agreement, HooksNow
+from .agreement import Agreement, HooksNow, StopRequest
 from .shared_metrics import share_metrics
 
 __all__ = ["HookBase", "TrainResult", "TrainerBase"]
@@ -44,7 +44,9 @@ class TrainerBase(HookHost):
 
     Attributes:
         iter: the present iteration, from ``start_iter`` to ``max_iter - 1``, and ``max_iter`` once all are done.
-        start_iter, max_iter: where this run starts and ends. Changing ``max_iter`` while training is fine.
+        start_iter: where this run starts.
+        max_iter: where it ends. It may be changed while training: hooks with a method ``set_max_iter(max_iter)``, such
+            as the learning rate's, are called then.
         epoch: number of passes over the data so far; 0 where there is no notion of it.
         iters_per_epoch: iterations in one pass, or None where that is not known.
         epoch_ended: whether the present step is the last of its epoch.
@@ -56,17 +58,20 @@ class TrainerBase(HookHost):
     iters_per_epoch: int | None = None
     epoch_ended: bool = False
     comm = comm
+    _max_iter: int = 0
 
     def __init__(self) -> None:
         super().__init__()
         self.iter: int = 0
         self.start_iter: int = 0
-        self.max_iter: int = 0
         self.storage: EventStorage
         # The last iteration whose step is done, which is what a checkpoint holds; -1 before any.
         self._finished: int = -1
-        self._stop_reason: str | None = None
-        self._exit_code: int = 0
+        self._has_state = False  # of an earlier train(), or loaded
+        self._stop: StopRequest | None = None
+        self._at_last_save = False
+        # How the run in the loaded checkpoint ended; None if it had not.
+        self._loaded_end: Mapping[str, Any] | None = None
         self._error: BaseException | None = None
         self._requests: set[str] = set()
         self._agreement: Agreement | None = None  # with the other ranks, while several of them train
@@ -82,6 +87,9 @@ class TrainerBase(HookHost):
     def train(self, start_iter: int, max_iter: int) -> TrainResult:
         """Run iterations ``start_iter`` to ``max_iter - 1``. May be called again afterwards.
 
+        Weights and optimizer are used as they are. If ``start_iter`` follows the last finished iteration, hooks
+        continue; otherwise they forget the earlier run (:meth:`HookBase.reset_state`).
+
         Args:
             start_iter: the first iteration.
             max_iter: one beyond the last.
@@ -93,14 +101,23 @@ class TrainerBase(HookHost):
             Exception: whatever a step or a hook raises, after every hook's ``after_train``.
             RuntimeError: a step or a hook called ``sys.exit(0)``, which would end the program with success.
         """
+        return self._train(start_iter, max_iter)
+
+    def _train(self, start_iter: int, max_iter: int, stop: StopRequest | None = None) -> TrainResult:
+        """:meth:`train`; with ``stop`` the run had stopped already, and only its end is left to do."""
         logger.info("Starting training from iteration %d", start_iter)
+        starts_over = self._has_state and start_iter != self._finished + 1
+        self._has_state = True
         self.iter = self.start_iter = start_iter
         self.max_iter = max_iter
         self._finished = start_iter - 1
-        self._stop_reason = self._error = None
-        self._exit_code = 0
+        self._stop, self._error, self._loaded_end = stop, None, None
+        self._at_last_save = False
         self._requests.clear()
         self._began = time.monotonic()
+        if starts_over:
+            self._reset_hooks()
+            self._storage_state = None
         self._start_hooks()
         self._agreement = None
         if comm.get_world_size() > 1:
@@ -115,13 +132,13 @@ class TrainerBase(HookHost):
             try:
                 try:
                     self.before_train()
-                    while self.iter < self.max_iter and self._stop_reason is None:
+                    while self.iter < self.max_iter and self._stop is None:
                         self.before_step()
                         self.run_step()
                         self.after_step()
                         self.iter += 1
-                except StopTraining as stop:  # raised by a step; those of hooks are requests already
-                    self._give_up_step(stop)
+                except StopTraining as given_up:  # raised by a step; those of hooks are requests already
+                    self._give_up_step(given_up)
             except BaseException as error:
                 self._requests.clear()  # of a step that will not end
                 failure = self._fail(error)
@@ -131,11 +148,11 @@ class TrainerBase(HookHost):
             finally:
                 self.after_train()
             metrics = {name: value for name, (value, _) in self.storage.latest().items()}
-        reason, exit_code = self._stop_reason or "completed", 0
-        if self._exit_code:  # an interruption; of a run that was at its end already it makes no difference
-            reason, exit_code = ("completed", 0) if self.completed else (reason, self._exit_code)
-        logger.info("Training ended at iteration %d: %s", self.iter, reason)
-        return TrainResult(reason, self.iter, metrics, exit_code)
+        end = self._stop
+        if end is None or (end.exit_code and self.completed):  # an interruption that came too late
+            end = StopRequest("completed")
+        logger.info("Training ended at iteration %d: %s", self.iter, end.reason)
+        return TrainResult(end.reason, self.iter, metrics, end.exit_code)
 
     def _give_up_step(self, stop: StopTraining) -> None:
         """A step ends with ``StopTraining``, and training with it, if it does so on all ranks."""
@@ -149,7 +166,7 @@ class TrainerBase(HookHost):
                     f"all ranks: the others cannot finish a step that one gives up ({missing}). Where one rank wants "
                     "to stop, call trainer.request_stop(reason) instead: all then end with the same step"
                 ) from stop
-        self._stop_reason = self._stop_reason or reason
+        self._stop = self._stop or StopRequest(reason)
 
     def request_stop(self, reason: str = "", exit_code: int = 0, everywhere: bool = False) -> None:
         """Ask that training end, in good order, with the present step. The first one to ask counts.
@@ -163,12 +180,12 @@ class TrainerBase(HookHost):
                 its iteration rather than as final, and the program ends with this code, for whoever starts it again.
             everywhere: every rank asks for it in this very step, so that they need not agree first.
         """
-        reason = reason or "stop requested"
+        by = None if exit_code else self._asking_hook()  # an interrupted run is resumed in any case
+        request = StopRequest(reason or "stop requested", exit_code, by)
         if self._agreement is not None and not (everywhere and self._agreement.alike):
-            self._agreement.ask_to_stop(reason, exit_code)
-        elif self._stop_reason is None:
-            self._exit_code = exit_code
-            self._stop_reason = reason
+            self._agreement.ask_to_stop(request)
+        elif self._stop is None:
+            self._stop = request
 
     def request_save(self, everywhere: bool = False) -> None:
         """Ask for a checkpoint at the end of the present step; ``everywhere`` as for :meth:`request_stop`."""
@@ -199,6 +216,20 @@ class TrainerBase(HookHost):
         return self._ends_together or (self._agreement is not None and self._agreement.alike)
 
     @property
+    def max_iter(self) -> int:
+        return self._max_iter
+
+    @max_iter.setter
+    def max_iter(self, value: int) -> None:
+        changed, self._max_iter = value != self._max_iter, value
+        if changed and self._running:
+            self._length_changed()
+
+    def _length_changed(self) -> None:
+        """``max_iter`` was changed in the middle of a run."""
+        self.emit("set_max_iter", self.max_iter)
+
+    @property
     def finished_iter(self) -> int:
         """The last iteration whose step is done: what a checkpoint holds, and one before what a resume starts with."""
         return self._finished
@@ -211,7 +242,13 @@ class TrainerBase(HookHost):
     @property
     def interrupted(self) -> bool:
         """Whether the run is ending before its time, in good order, to be gone on with: by a signal or a time limit."""
-        return self._error is None and bool(self._exit_code) and self._finished + 1 < self.max_iter
+        stop = self._stop
+        return self._error is None and stop is not None and bool(stop.exit_code) and self._finished + 1 < self.max_iter
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is ending before its time on purpose, as by early stopping: a resume does not go on."""
+        return self._error is None and self._stop is not None and not self._stop.exit_code
 
     @property
     def failed(self) -> bool:
@@ -255,8 +292,7 @@ class TrainerBase(HookHost):
         """Do what any rank asked for. Metrics come first: what is written, and judged by, is of all ranks."""
         events, stop = agreement.exchange(self.iter, self._hooks_now())
         self._requests |= events
-        if stop is not None and self._stop_reason is None:
-            self._stop_reason, self._exit_code = stop
+        self._stop = self._stop or stop
         if self._requests and agreement.alike:
             share_metrics(self.storage, self._finished)
 
@@ -295,8 +331,10 @@ class TrainerBase(HookHost):
         for event in ("after_train", "before_write", "on_write", "on_save", "after_run"):
             if event == "on_save" and event not in self._requests:
                 continue
-            if event == "on_save" and self._ends_together and self._error is None:
-                self._gather_state()
+            if event == "on_save":
+                self._at_last_save = self._error is None
+                if self._at_last_save and self._ends_together:
+                    self._gather_state()
             for one in self._listeners[event]:
                 try:
                     self._run((one,), event, (), {})
@@ -386,8 +424,14 @@ class TrainerBase(HookHost):
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of the trainer: the last finished iteration, hooks' states, windows of metrics."""
+        """What a checkpoint holds of the trainer: the last finished iteration, hooks' states, windows of metrics.
+
+        Once the run has ended, or is to end with this iteration, also how: see :meth:`_end`.
+        """
         state: dict[str, Any] = {"iteration": self.finished_iter}
+        end = self._end()
+        if end:
+            state["end"] = end
         hooks = self._hooks_state()
         if hooks:
             state["hooks"] = hooks
@@ -395,9 +439,30 @@ class TrainerBase(HookHost):
             state["storage"] = self._state_at_end or self.storage.state_dict()
         return state
 
+    def _end(self) -> dict[str, Any] | None:
+        """How the run ends: None if it has not come to its end, was interrupted or failed.
+
+        Returns:
+            ``reason``: "completed", or what was given to ``request_stop``; ``iteration``: how many are done;
+            ``max_iter``: of the run; ``by``: see :class:`StopRequest`; ``complete``: whether all is done that comes
+            at the end of a run (a last evaluation, say), as in the final checkpoint.
+        """
+        done = self._finished + 1
+        if self.stopped:
+            assert self._stop is not None
+            reason, by = self._stop.reason, self._stop.by
+        elif self._error is None and done >= self.max_iter > 0:
+            reason, by = "completed", None
+        else:
+            return None
+        complete = self._at_last_save
+        return {"reason": reason, "iteration": done, "max_iter": self.max_iter, "by": by, "complete": complete}
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; :attr:`iter` becomes the last finished iteration, so go on at ``iter + 1``."""
         self.iter = self._finished = state_dict["iteration"]
+        self._has_state, self._stop, self._error, self._at_last_save = True, None, None, False
+        self._loaded_end = state_dict.get("end")
         self._load_hooks_state(state_dict.get("hooks", {}))
         self._storage_state = state_dict.get("storage")
 

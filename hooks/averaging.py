@@ -198,6 +198,10 @@ class WeightAveraging(HookBase):
         self.average, self._loaded = None, state_dict["averaged_model"]
         self.updates, self._begun_at = state_dict["updates"], state_dict["start"]
 
+    def reset_state(self) -> None:
+        self.average, self._loaded = None, None
+        self.updates, self._begun_at = 0, None
+
 
 @HOOK_REGISTRY.register()
 class EMA(WeightAveraging):

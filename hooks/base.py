@@ -172,11 +172,18 @@ class HookBase:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what :meth:`state_dict` returned in an earlier run."""
 
+    def reset_state(self) -> None:
+        """Forget what :meth:`state_dict` would return: the trainer trains again, and not from where it was.
+
+        Comes before ``before_train``, when ``train(start_iter, max_iter)`` is called a second time with a
+        ``start_iter`` that does not follow the last finished iteration.
+        """
+
 
 EVENTS: tuple[str, ...] = tuple(
     name
     for name, member in vars(HookBase).items()
-    if callable(member) and not name.startswith("_") and not name.endswith("state_dict")
+    if callable(member) and not name.startswith("_") and not name.endswith(("state_dict", "reset_state"))
 )
 """The name of every event, in the order of a run."""
 

@@ -144,9 +144,14 @@ class BestCheckpointer(HookBase):
     def after_run(self) -> None:
         trainer = self.trainer
         drain(self._checkpointer)
-        if not self._load_at_end or trainer.failed or trainer.interrupted:
+        if self._load_at_end and not trainer.failed and not trainer.interrupted:
+            trainer.comm.synchronize()  # another rank writes
+            self.load_best()
+
+    def load_best(self) -> None:
+        """Load the best weights into the model, if that is to be done at the end of a run."""
+        if not self._load_at_end:
             return
-        trainer.comm.synchronize()  # another rank writes
         path = self._files.path()
         if not self._checkpointer.path_manager.exists(path):
             logger.warning("There is no %s to load at the end: %s was never seen", path, self._val_metric)
@@ -367,6 +372,12 @@ class BestCheckpointer(HookBase):
             "best": [list(b) for b in self.best],
             "judged_by": [self._val_metric, self._mode],
         }
+
+    def reset_state(self) -> None:
+        self.best, self._judged_otherwise = [], None
+        # Files of the earlier run are replaced as those of a run in the same folder are.
+        self._file = self._aside = None
+        self._named, self._counted = set(), frozenset()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         best = state_dict.get("best")

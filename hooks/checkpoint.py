@@ -128,9 +128,9 @@ class PeriodicCheckpointer(HookBase):
             drain(self.checkpointer)
 
     def _only_the_end_is_missing(self) -> bool:
-        """Whether all iterations were done when this run began, and the one before was killed as it ended."""
-        resumed_from = os.path.basename(getattr(self.checkpointer, "resumed_from", ""))
-        done = self.trainer.finished_iter + 1 == self.trainer.max_iter
+        """Whether there was no step left to do when this run began, and the one before was killed as it ended."""
+        trainer, resumed_from = self.trainer, os.path.basename(getattr(self.checkpointer, "resumed_from", ""))
+        done = trainer.finished_iter + 1 == trainer.max_iter or getattr(trainer, "stopped", False)
         return done and resumed_from not in ("", f"{self.file_prefix}_final.pth")
 
     def on_save(self) -> None:

@@ -118,6 +118,9 @@ class EarlyStopping(HookBase):
 
     Looks at the metric after each evaluation. NaN is not better. Saves the best value and the count.
 
+    A run that was stopped has ended: ``--resume`` trains on only with a larger MAX_ITER, with other arguments for this
+    hook, or without it.
+
     Args:
         metric: its full name, such as ``"digits_test/accuracy"``.
         patience: evaluations without a better value after which training stops.
@@ -143,6 +146,7 @@ class EarlyStopping(HookBase):
             raise ConfigError(f"EarlyStopping: patience must be at least 1, not {patience}")
         self.metric = metric
         self.patience = patience
+        self.mode = mode
         self._sign = 1.0 if mode == "max" else -1.0
         self._min_delta = min_delta
         self._reset_on_train = reset_on_train
@@ -151,7 +155,7 @@ class EarlyStopping(HookBase):
 
     def before_train(self) -> None:
         if self._reset_on_train:
-            self.best, self.count = None, 0
+            self.reset_state()
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if not has_event_storage():  # an evaluation beside training says nothing of its progress
@@ -183,3 +187,6 @@ class EarlyStopping(HookBase):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.best, self.count = state_dict["best"], state_dict["count"]
+
+    def reset_state(self) -> None:
+        self.best, self.count = None, 0

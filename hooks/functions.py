@@ -82,6 +82,9 @@ class FunctionHook(HookBase):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._done = state_dict["done"]
 
+    def reset_state(self) -> None:
+        self._done = False
+
 
 class _Waiting:
     """A decorated function that trainers take up when they train."""

@@ -1,11 +1,15 @@
 """What holds hooks and calls them: the half of a trainer that knows nothing of training."""
 
+import inspect
 import logging
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from types import FrameType
 from typing import Any
 
+from ..config import Duration
 from .base import EVENTS, HookBase, StopTraining, overrides
 from .functions import functions_for
 from .order import check_hooks
@@ -172,6 +176,20 @@ class HookHost:
             cost[1] += 1
             start = end
 
+    def _asking_hook(self) -> dict[str, Any] | None:
+        """The hook whose event is being handled, as its state key and its arguments; None if there is none.
+
+        Found on the call stack, so that nothing is noted at each call of a hook.
+        """
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code is HookHost._run.__code__ and frame.f_locals["self"] is self:
+                hook = frame.f_locals["hook"]
+                keys = [key for key, other in self._keyed_hooks().items() if other is hook]
+                return {"hook": keys[0], "arguments": arguments_of(hook)} if keys else None
+            frame = frame.f_back
+        return None
+
     def _bind_hooks(self) -> None:
         """Note for every event who listens, so that a step calls nobody else."""
         table: dict[str, tuple[Listener, ...]] = {}
@@ -184,6 +202,11 @@ class HookHost:
         return getattr(hook, event), cost, hook
 
     # ------------------------------------------------------------------ in the course of a run
+
+    def _reset_hooks(self) -> None:
+        """A run starts over: hooks forget the earlier one."""
+        for hook in self._hooks:
+            hook.reset_state()
 
     def _start_hooks(self) -> None:
         """A run begins: hooks may have been put into the list by hand, and functions be waiting for a trainer."""
@@ -238,6 +261,18 @@ class HookHost:
                 key = f"{base}#{number}"
             keyed[key] = hook
         return keyed
+
+
+def arguments_of(hook: HookBase) -> dict[str, str]:
+    """The constructor's arguments that the hook keeps in attributes of their names, as text."""
+    arguments = {}
+    for name in inspect.signature(type(hook).__init__).parameters:
+        for attribute in (name, f"_{name}"):
+            value = vars(hook).get(attribute, hook)
+            if isinstance(value, str | int | float | tuple | list | dict | Duration | None):
+                arguments[name] = str(value)
+                break
+    return arguments
 
 
 def _is_among(hook: HookBase, hooks: Iterable[HookBase]) -> bool:

@@ -51,12 +51,16 @@ class LRScheduler(HookBase):
         self._warned = False
         self._optimizer = optimizer
         self._scheduler = scheduler
+        self._multiplier = scheduler if isinstance(scheduler, ParamScheduler) else None
+        self._length: int | None = None
 
     def before_train(self) -> None:
         self._optimizer = self._optimizer or self.trainer.optimizer
         self._check_metric()
         if isinstance(self.scheduler, ParamScheduler):
-            self._scheduler = self._multiply(self.scheduler)
+            self._multiplier = self.scheduler
+            self._scheduler = self._multiply(self._multiplier)
+        self.set_max_iter(self.trainer.max_iter)
         for other in getattr(self.trainer, "find_hooks", lambda cls: [])(LRScheduler):
             if other is not self and other.scheduler is self.scheduler:
                 raise ConfigError(
@@ -89,15 +93,45 @@ class LRScheduler(HookBase):
                 f"{type(optimizer).__name__}; where there are several, register one LRScheduler for each, as "
                 'LRScheduler(optimizer, scheduler, name="lr_head")'
             )
-        max_iter, start_iter = self.trainer.max_iter, self.trainer.start_iter
+        trainer, start_iter = self.trainer, self.trainer.start_iter
         if start_iter:
             for group in optimizer.param_groups:
                 group.setdefault("initial_lr", group["lr"])
         return torch.optim.lr_scheduler.LambdaLR(
             optimizer,
-            lambda it: _value_at(multiplier, it / max_iter),
+            lambda it: _value_at(multiplier, it / trainer.max_iter),
             last_epoch=start_iter - 1,
         )
+
+    def set_max_iter(self, max_iter: int) -> None:
+        """Follow the schedule of a run of another length from the next step on.
+
+        Moves a schedule that was made for the length before: an fvcore ParamScheduler, or an ``LRMultiplier``. Others
+        have no length that is known here, and continue as they are.
+        """
+        before, self._length = self._length, max_iter
+        scheduler = self.scheduler
+        if before in (None, max_iter):
+            return
+        if self._multiplier is None:
+            if getattr(scheduler, "_max_iter", None) != before:
+                return
+            scheduler._max_iter = max_iter
+        self._set_rates()
+
+    def _set_rates(self) -> None:
+        """Set the optimizer's rates to those of the scheduler's present iteration."""
+        scheduler: Any = self.scheduler
+        if self._multiplier is None:
+            rates = scheduler.get_lr()
+        else:  # get_lr() of torch's warns outside of step()
+            factor = scheduler.lr_lambdas[0](scheduler.last_epoch)
+            rates = [base * factor for base in scheduler.base_lrs]
+        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):  # type: ignore[union-attr]
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
 
     @staticmethod
     def get_best_param_group_id(optimizer: torch.optim.Optimizer) -> int:
@@ -171,6 +205,22 @@ class LRScheduler(HookBase):
                 self._judged_iter = state_dict["judged_iter"]
                 state_dict = state_dict["scheduler"]
             self.scheduler.load_state_dict(state_dict)
+
+    def reset_state(self) -> None:
+        self._judged_iter = None
+        if self._multiplier is not None:
+            self._scheduler = self._multiplier  # before_train() makes a new torch scheduler of it
+        elif hasattr(self.scheduler, "_max_iter"):
+            self.scheduler.last_epoch = self.trainer.start_iter
+            self._optimizer = self._optimizer or self.trainer.optimizer
+            self._set_rates()
+        else:
+            logger.warning(
+                "%s continues from where the earlier run left it: it cannot be set to iteration %d. Register a new "
+                "LRScheduler to train from there",
+                type(self.scheduler).__name__,
+                self.trainer.start_iter,
+            )
 
 
 def _value_at(multiplier: ParamScheduler, where: float) -> float:

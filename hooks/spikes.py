@@ -121,6 +121,10 @@ class LossSpike(HookBase):
     def state_dict(self) -> dict[str, Any]:
         return {"values": list(self._values), "limit": self._limit, "age": self._age, "count": self.count}
 
+    def reset_state(self) -> None:
+        self._values.clear()
+        self._limit, self._age, self.count = math.inf, 0, 0
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._values.clear()
         self._values.extend(state_dict["values"])

@@ -233,3 +233,8 @@ class SWA(WeightAveraging):
         self._initial_lrs = state_dict.get("initial_lrs")
         self._statistics_of = state_dict.get("statistics_of", 0)
         self._stays, self._last_model = False, state_dict.get("last_model")
+
+    def reset_state(self) -> None:
+        self._leave_the_average()
+        super().reset_state()
+        self._initial_lrs, self._statistics_of = None, 0

@@ -222,14 +222,109 @@ def test_expected_results_are_checked_at_the_end(make, expected, met):
         assert end.value.code == 1
 
 
-def test_a_run_can_be_trained_twice(make):
+def final_state(trainer):
+    return torch.load(Path(trainer.cfg.OUTPUT_DIR, "model_final.pth"), weights_only=True)
+
+
+def assert_same_end(first, second):
+    """The same run, with the same random numbers drawn and the same state of the optimizer."""
+    assert_same_run(first, second)
+    first, second = (final_state(trainer)["trainer"] for trainer in (first, second))
+    for part in ("iteration", "optimizer", "rng", "data", "end"):
+        assert str(first[part]) == str(second[part]), part
+
+
+@pytest.mark.parametrize(
+    ("stop", "at", "workers"), [(interrupt, 4, 0), (interrupt, 13, 1), ("request", 9, 0), ("deadline", 13, 0)]
+)
+def test_a_second_train_after_a_stop_continues_as_if_there_was_none(make, stop, at, workers):
+    arguments = ["DATASETS.TRAIN", ["noisy_points"], "DATALOADER.NUM_WORKERS", workers, "LOG.PERIOD", 4]
+    whole = make(*arguments, folder="whole")
+    whole.train()
+    trainer = make(*arguments)
+    codes = {"request": 0, "deadline": 75}
+    act = stop if stop is interrupt else lambda: trainer.request_stop(stop, codes[stop])
+    trainer.register_hooks([At(at, act)])
+    assert trainer.train().iteration == at + 1
+    torch.rand(3)
+    assert trainer.train().reason == "completed"
+    assert_same_end(whole, trainer)
+
+
+def test_a_second_train_after_the_end_does_nothing_and_says_so(make, tmp_path):
     trainer = make()
+    result = trainer.train()
+    before = weights(trainer), rows(trainer)
+    final = Path(trainer.cfg.OUTPUT_DIR, "model_final.pth")
+    written = final.stat().st_mtime_ns
+    assert trainer.train() == result
+    assert (str(weights(trainer)), rows(trainer)) == (str(before[0]), before[1])
+    assert final.stat().st_mtime_ns == written
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("Nothing to train: the run ended at iteration 30 (completed). To train on, raise SOLVER.MAX") == 1
+
+
+def test_a_longer_second_train_is_the_run_resumed_with_that_length(make):
+    resumed = make("SOLVER.MAX_ITER", 20, folder="resumed")
+    resumed.train()
+    resumed = make("SOLVER.MAX_ITER", 30, folder="resumed", resume=True)
+    resumed.train()
+    trainer = make("SOLVER.MAX_ITER", 20)
     trainer.train()
-    trainer.start_iter, trainer.max_iter = 30, 40
-    assert trainer.train().iteration == 40
-    iterations = [row["iteration"] for row in rows(trainer)]
-    assert iterations == sorted({*iterations})
-    assert iterations[-1] == 40
+    trainer.max_iter = 30
+    assert trainer.train().iteration == 30
+    assert_same_end(resumed, trainer)
+    assert min(row["lr"] for row in rows(trainer)[20:29]) > 0
+
+
+def test_a_run_made_longer_in_the_middle_follows_the_schedule_of_its_new_length(make):
+    whole = make("MODEL.ARGS.dropout", 0.0, folder="whole")
+    whole.train()
+    trainer = make("MODEL.ARGS.dropout", 0.0, "SOLVER.MAX_ITER", 12)
+
+    def extend():
+        trainer.max_iter = 30
+
+    trainer.register_hooks([At(7, extend)])
+    assert trainer.train().iteration == 30
+    of_whole, of_trainer = ([row["lr"] for row in rows(one) if "lr" in row] for one in (whole, trainer))
+    assert of_trainer[8:] == of_whole[8:]
+    assert trainer.cfg.SOLVER.MAX_ITER == 30
+    resumed = make("MODEL.ARGS.dropout", 0.0, "SOLVER.MAX_ITER", 30, resume=True)
+    assert resumed.train().iteration == 30
+
+
+def test_a_schedule_that_cannot_be_moved_is_named_when_the_run_is_made_longer(make, tmp_path):
+    schedule = ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:StepLR", "SOLVER.WARMUP_ITERS", 0]
+    trainer = make(*schedule, "SOLVER.LR_SCHEDULER_ARGS", {"step_size": 7}, "SOLVER.MAX_ITER", 10)
+    trainer.train()
+    trainer.max_iter = 12
+    assert trainer.train().iteration == 12
+    assert "StepLR goes on as it is: it cannot be moved to a longer run" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_training_does_not_continue_with_the_best_weights_in_place_of_the_last(make):
+    trainer = make("CHECKPOINT.LOAD_BEST_AT_END", True)
+    trainer.train()
+    before = weights(trainer)
+    trainer.max_iter = 40
+    with pytest.raises(ConfigError, match=r"LOAD_BEST_AT_END: .*resume_or_load\(resume=True\)"):
+        trainer.train()
+    assert str(weights(trainer)) == str(before)
+
+
+def test_a_second_train_after_a_failure_in_the_middle_of_a_step_uses_no_gradient_of_it(make):
+    trainer = make()
+    trainer.register_hooks([At(3, crash, "before_optimizer_step")])
+    with pytest.raises(Crash):
+        trainer.train()
+    assert any(parameter.grad is not None for parameter in trainer.model.parameters())
+    trainer.remove_hook(At)
+    seen = []
+    note = CallbackHook(before_forward=lambda t, batch: seen.append([p.grad for p in t.model.parameters()]))
+    trainer.register_hooks([note])
+    assert trainer.train().iteration == 30
+    assert all(gradient is None for gradient in seen[0])
 
 
 def test_a_trainer_that_is_let_go_is_freed_at_once(make):

@@ -186,6 +186,163 @@ def test_a_run_killed_between_its_last_step_and_its_end_is_ended_by_a_resume(mak
     assert final.stat().st_mtime_ns == written
 
 
+# ---------------------------------------------------------------------------- a run that had ended
+
+
+class Killed(BaseException):
+    """A kill, as far as this process can have one."""
+
+
+def killed_at(trainer, name):
+    """Have a run killed when it begins to save a file."""
+    save = trainer.checkpointer.save
+
+    def kill(what, **kwargs):
+        if what == name:
+            raise Killed
+        save(what, **kwargs)
+
+    trainer.checkpointer.save = kill
+
+
+STOPPED = [
+    *("DATASETS.TEST", ["synthetic"], "TEST.METRICS", ["Accuracy"], "TEST.EVAL_PERIOD", 4, "LOG.PERIOD", 3),
+    *("SOLVER.MAX_ITER", 40, "SOLVER.CHECKPOINT_PERIOD", 4, "LOG.WRITERS", ["JSONWriter"]),
+    *("MODEL.ARGS.dropout", 0.5, "SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR"),
+]
+
+
+def stopping(patience=2):
+    """Early stopping after 4 * (patience + 1) iterations: no accuracy is better than the first."""
+    arguments = {"metric": "synthetic/accuracy", "patience": patience, "min_delta": 1}
+    return ["HOOKS", [{"NAME": "EarlyStopping", "ARGS": arguments}]]
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.name != "log.txt"}
+
+
+def final_state(folder):
+    return torch.load(folder / "model_final.pth", weights_only=True)
+
+
+def assert_same_final(folder, other):
+    """Weights, random numbers, hooks and metrics are the same."""
+
+    def comparable(folder):
+        state = final_state(folder)
+        run = {key: value for key, value in state["trainer"].items() if key not in ("storage", "run")}
+        for key in [key for key in run["hooks"] if key.startswith(("PeriodicWriter", "IterationTimer"))]:
+            del run["hooks"][key]
+        rows = [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+        times = ("time", "data_time", "eta_seconds")
+        rows = [{key: value for key, value in row.items() if key not in times} for row in rows]
+        return {name: weight.tolist() for name, weight in state["model"].items()}, str(run), rows
+
+    assert comparable(folder) == comparable(other)
+
+
+def test_an_early_stopped_run_that_is_resumed_has_nothing_to_train(make, tmp_path, log):
+    log.setLevel(logging.INFO)
+    first = make(*STOPPED, *stopping())
+    result = first.train()
+    assert (result.iteration, result.exit_code) == (12, 0)
+    end = final_state(tmp_path)["trainer"]["end"]
+    assert (end["reason"], end["iteration"], end["complete"]) == (result.reason, 12, True)
+    assert result.reason.startswith("early stopping")
+    before = content(tmp_path)
+    for _ in range(2):
+        log.text = ""
+        again = make(*STOPPED, *stopping(), resume=True)
+        repeated = again.train()
+        assert (repeated.reason, repeated.iteration, repeated.exit_code) == (result.reason, 12, 0)
+        accuracy = "synthetic/accuracy"
+        assert repeated.metrics[accuracy] == result.metrics[accuracy]
+        assert again._last_eval_results == first._last_eval_results
+        [line] = [line for line in log.text.splitlines() if "Nothing to train" in line]
+        assert "ended at iteration 12 (early stopping" in line
+        assert "change or remove EarlyStopping" in line
+        assert content(tmp_path) == before
+        assert all(torch.equal(w, first.model.state_dict()[name]) for name, w in again.model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("changes", "iteration"),
+    [
+        (["SOLVER.MAX_ITER", 44], 16),  # up to the next evaluation, at which the hook stops it again
+        (stopping(patience=4), 20),
+        (["HOOKS", []], 40),
+        (["LOG.PERIOD", 5, "DATALOADER.NUM_WORKERS", 1], 12),
+        (["HOOKS", [*stopping()[1], {"NAME": "MemoryMonitor"}]], 12),
+        (["SOLVER.MAX_ITER", 30, "SOLVER.BASE_LR", 0.5], 12),
+    ],
+)
+def test_an_early_stopped_run_trains_on_if_it_is_longer_or_what_stopped_it_has_changed(make, changes, iteration):
+    make(*STOPPED, *stopping()).train()
+    assert make(*STOPPED, *stopping(), *changes, resume=True).train().iteration == iteration
+
+
+def test_a_run_that_its_losses_stopped_trains_on_if_what_it_computes_has_changed(make):
+    diverging = ["SOLVER.NONFINITE_LOSS", "stop", "SOLVER.MAX_ITER", 40]
+    first = make(*diverging)
+
+    def spoil(trainer, batch):
+        if trainer.iter == 5:
+            batch[0].fill_(float("nan"))
+
+    first.register_hooks([CallbackHook(after_fetch=spoil)])
+    assert "NaN" in first.train().reason
+    assert make(*diverging, resume=True).train().iteration == 6
+    assert make(*diverging, "SOLVER.BASE_LR", 0.002, resume=True).train().iteration == 40
+
+
+def test_an_early_stopped_run_killed_before_its_final_save_ends_as_the_untouched_run(make, tmp_path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    result = make(*STOPPED, *stopping(), "OUTPUT_DIR", str(whole)).train()
+    trainer = make(*STOPPED, *stopping(), "OUTPUT_DIR", str(killed))
+    killed_at(trainer, "model_final")
+    with pytest.raises(Killed):
+        trainer.train()
+    assert (killed / "last_checkpoint").read_text() == "model_0000011.pth"
+    seed_all_rng(5)
+    resumed = make(*STOPPED, *stopping(), "OUTPUT_DIR", str(killed), resume=True).train()
+    assert (resumed.reason, resumed.iteration) == (result.reason, 12)
+    assert (killed / "last_checkpoint").read_text() == "model_final.pth"
+    assert_same_final(killed, whole)
+
+
+def test_a_run_killed_in_its_final_save_and_extended_is_the_untouched_run_extended(make, tmp_path):
+    """The evaluation after the last step draws random numbers: they must be drawn once."""
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    even = [*STOPPED, "SOLVER.MAX_ITER", 12, "SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR"]
+    make(*even, "OUTPUT_DIR", str(whole)).train()
+    trainer = make(*even, "OUTPUT_DIR", str(killed))
+    killed_at(trainer, "model_final")
+    with pytest.raises(Killed):
+        trainer.train()
+    resumed = make(*even, "OUTPUT_DIR", str(killed), resume=True)
+    seed_all_rng(5)
+    resumed.train()
+    assert_same_final(killed, whole)
+    for folder in (whole, killed):
+        seed_all_rng(7)
+        make(*even, "SOLVER.MAX_ITER", 20, "OUTPUT_DIR", str(folder), resume=True).train()
+    assert_same_final(killed, whole)
+
+
+def test_a_complete_run_that_is_resumed_gives_its_results_again_and_writes_nothing(make, tmp_path):
+    best = ["CHECKPOINT.BEST.METRIC", "synthetic/accuracy", "CHECKPOINT.LOAD_BEST_AT_END", True]
+    first = make(*STOPPED, *best)
+    result = first.train()
+    before = content(tmp_path)
+    again = make(*STOPPED, *best, resume=True)
+    repeated = again.train()
+    assert (repeated.reason, repeated.iteration) == (result.reason, result.iteration) == ("completed", 40)
+    assert again._last_eval_results == first._last_eval_results
+    assert all(torch.equal(w, first.model.state_dict()[name]) for name, w in again.model.state_dict().items())
+    assert content(tmp_path) == before
+
+
 # ---------------------------------------------------------------------------- the table of docs/checkpoints.md
 
 SIZE = 1024  # samples of the synthetic set

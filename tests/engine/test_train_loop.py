@@ -6,15 +6,21 @@ import weakref
 
 import pytest
 import torch
+from fvcore.common.param_scheduler import LinearParamScheduler
 from torch import nn
 
 from hookline.engine import AMPTrainer, SimpleTrainer, TrainerBase
+from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
+from hookline.engine.solver import LRMultiplier
 from hookline.hooks import (
     EVENTS,
+    BestCheckpointer,
     CallbackHook,
+    EarlyStopping,
     EvalHook,
     EventStorage,
+    FunctionHook,
     HookBase,
     LRScheduler,
     StopTraining,
@@ -380,6 +386,123 @@ def test_training_a_second_time_works():
     trainer.train(3, 5)
     assert calls == [3, 5]
     assert recorder.events[len(first)] == "before_train"
+
+
+class Judged:
+    """A run whose score is given by iteration, with what hooks make of it."""
+
+    def __init__(self, scores, folder):
+        self.trainer = make_trainer()
+        self.called = []
+        self.best = BestCheckpointer(0, Checkpointer(self.trainer.model, str(folder)), "score")
+        self.stopping = EarlyStopping("score", patience=2)
+        once = FunctionHook(lambda t: self.called.append(t.iter), "after_step", once=True)
+        evaluate = EvalHook(2, lambda: {"score": scores.pop(0)})
+        self.trainer.register_hooks([evaluate, self.stopping, self.best, once])
+
+
+def test_a_run_that_starts_over_keeps_nothing_of_the_one_before(tmp_path):
+    run = Judged([0.9, 0.8, 0.3, 0.4, 0.5], tmp_path)
+    run.trainer.train(0, 4)
+    assert (run.best.best, run.stopping.count) == ([(0.9, 1)], 1)
+    result = run.trainer.train(0, 6)
+    assert result.iteration == 6
+    assert run.best.best == [(0.5, 6)]
+    assert (run.stopping.best, run.stopping.count) == (0.5, 0)
+    assert run.called == [0, 0]
+
+
+def test_a_run_that_follows_the_one_before_goes_on_with_what_hooks_have(tmp_path):
+    run = Judged([0.9, 0.8, 0.3, 0.4, 0.5], tmp_path)
+    run.trainer.train(0, 4)
+    assert run.trainer.train(4, 20).reason.startswith("early stopping")
+    assert run.best.best == [(0.9, 1)]
+    assert run.called == [0]
+
+
+def lr_seen(trainer):
+    """The learning rates of the steps to come."""
+    seen = []
+    trainer.register_hooks([CallbackHook(before_step=lambda t: seen.append(t.optimizer.param_groups[0]["lr"]))])
+    return seen
+
+
+def linear_schedule(kind, trainer, length):
+    linear = LinearParamScheduler(1.0, 0.0)
+    return linear if kind == "plain" else LRMultiplier(trainer.optimizer, linear, length)
+
+
+@pytest.mark.parametrize("kind", ["plain", "multiplier"])
+def test_the_learning_rate_follows_each_run_of_a_trainer(kind):
+    trainer = make_trainer()
+    trainer.register_hooks([LRScheduler(scheduler=linear_schedule(kind, trainer, 4))])
+    seen = lr_seen(trainer)
+    four, eight = ([pytest.approx(0.1 * (1 - it / length)) for it in range(length)] for length in (4, 8))
+    trainer.train(0, 4)
+    trainer.train(4, 8)  # a longer run
+    trainer.train(0, 8)  # from the start
+    trainer.train(0, 4)
+    assert seen == [*four, *eight[4:], *eight, *four]
+
+
+@pytest.mark.parametrize("kind", ["plain", "multiplier"])
+def test_the_learning_rate_follows_a_run_made_longer_in_the_middle(kind):
+    trainer = make_trainer()
+    trainer.register_hooks([LRScheduler(scheduler=linear_schedule(kind, trainer, 4))])
+    seen = lr_seen(trainer)
+
+    def extend(trainer):
+        if trainer.iter == 2:
+            trainer.max_iter = 8
+
+    trainer.register_hooks([CallbackHook(after_step=extend)])
+    trainer.train(0, 4)
+    assert seen[3:] == [pytest.approx(0.1 * (1 - it / 8)) for it in range(3, 8)]
+
+
+def test_a_schedule_that_cannot_start_over_is_named(caplog):
+    trainer = make_trainer()
+    trainer.register_hooks([LRScheduler(scheduler=torch.optim.lr_scheduler.StepLR(trainer.optimizer, 2))])
+    trainer.train(0, 4)
+    trainer.train(4, 6)
+    assert "StepLR continues" not in caplog.text
+    trainer.train(0, 4)
+    assert "StepLR continues from where the earlier run left it" in caplog.text
+
+
+def test_the_hook_that_stopped_a_run_is_in_the_state_with_its_arguments():
+    class Enough(HookBase):
+        def __init__(self, at, note="text"):
+            self.at, self._note = at, note
+
+        def after_step(self):
+            if self.trainer.iter == self.at:
+                raise StopTraining("enough")
+
+    trainer = make_trainer()
+    trainer.register_hooks([CallbackHook(), Enough(2), Enough(3)])
+    trainer.train(0, 9)
+    by = {"hook": "Enough", "arguments": {"at": "2", "note": "text"}}
+    end = trainer.state_dict()["end"]
+    assert end == {"reason": "enough", "iteration": 3, "max_iter": 9, "by": by, "complete": False}
+    trainer.train(3, 9)
+    assert trainer.state_dict()["end"]["by"]["hook"] == "Enough#2"
+    trainer.remove_hook(Enough)
+    trainer.train(4, 9)
+    assert trainer.state_dict()["end"]["reason"] == "completed"
+
+
+def test_a_run_that_was_interrupted_or_failed_has_not_ended():
+    trainer = make_trainer()
+    act = CallbackHook(after_step=lambda t: t.request_stop("later", exit_code=75))
+    trainer.register_hooks([act])
+    trainer.train(0, 9)
+    assert "end" not in trainer.state_dict()
+    trainer.remove_hook(act)
+    trainer.register_hooks([CallbackHook(before_step=raising("no"))])
+    with pytest.raises(Boom):
+        trainer.train(1, 9)
+    assert "end" not in trainer.state_dict()
 
 
 def test_a_trainer_is_freed_without_the_garbage_collector():

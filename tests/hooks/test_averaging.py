@@ -469,7 +469,7 @@ def test_what_was_loaded_is_saved_again_before_training(make):
 
 def test_an_average_of_another_model_is_refused(make):
     make(ema={"decay": 0.9}).train()
-    trainer = make(ema={"decay": 0.9}, resume=True)
+    trainer = make("SOLVER.MAX_ITER", 30, ema={"decay": 0.9}, resume=True)
     trainer.find_hook(EMA)._loaded.pop("classifier.bias")
     with pytest.raises(ConfigError, match=r"EMA: .*no classifier\.bias"):
         trainer.train()
