@@ -28,7 +28,18 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 from ..config import ConfigError
 from ..hooks.guards import EXIT_AGAIN, tell_workers_of_the_end
 from . import comm
-from .rank import GOOD_ORDER, Failure, Place, environment, has_left, log_file, run_rank, watch_agent, watch_parent
+from .rank import (
+    GOOD_ORDER,
+    Failure,
+    Place,
+    environment,
+    has_left,
+    hung_ranks,
+    log_file,
+    run_rank,
+    watch_agent,
+    watch_parent,
+)
 
 __all__ = ["DEFAULT_TIMEOUT", "launch", "launched_by_torchrun", "note_training", "restarted"]
 
@@ -513,6 +524,11 @@ def _raise_what_happened(
         raise ConfigError(first.text)
     if first.kind == "interrupted" and set(bad.values()) <= set(GOOD_ORDER):  # all were, as by Ctrl-C
         raise SystemExit(130)
+    if first.kind == "killed" and "SIGABRT" in first.text:  # as NCCL does when a collective has timed out
+        with suppress(RuntimeError):  # machine 0 keeps the store, and has ended
+            stacks = hung_ranks(store, places[0].world_size)
+            hung = [f"Rank {rank} worked on here:\n{stack}" for rank, stack in stacks.items()]
+            first = Failure(first.rank, "killed", "\n".join([first.text, *hung]))
     if places[0].rank == 0:
         _log_first(first, log_file(store))
     if first.kind == "interrupted":

@@ -38,6 +38,7 @@ __all__ = [
     "Place",
     "environment",
     "has_left",
+    "hung_ranks",
     "log_file",
     "run_rank",
     "tell_log_file",
@@ -209,7 +210,8 @@ def run_rank(
         raise
     except BaseException as error:
         _stand(store, place.rank, "fails")
-        first = _failure_behind(error, store, place).tell(store)
+        with _sigterm_ignored():  # torchrun sends it at once, and waits 30 s
+            first = _failure_behind(error, store, place).tell(store)
         if first.rank != place.rank and first.kind != "config":
             # The first failure comes last in the log, below what follows from it.
             logger.error("%s", first.describe())
@@ -310,6 +312,17 @@ def has_left(store: "dist.Store", rank: int) -> bool:
     return store.check([_stand_key(rank)]) and json.loads(store.get(_stand_key(rank)))[0] != "works"
 
 
+def hung_ranks(store: "dist.Store", world_size: int) -> dict[int, str]:
+    """The stacks of the ranks that worked on when another one had failed, and did not wait in a collective."""
+    found = {}
+    for rank in range(world_size):
+        if store.check([_stand_key(rank)]):
+            state, stack, _ = json.loads(store.get(_stand_key(rank)))
+            if state == "works" and not _waits(stack):
+                found[rank] = stack
+    return found
+
+
 def _failure_behind(error: BaseException, store: "dist.Store", place: Place) -> Failure:
     """The failure of another rank that made a collective of this one fail, or else this rank's own."""
     own = Failure.of(error, place.rank)
@@ -320,6 +333,19 @@ def _failure_behind(error: BaseException, store: "dist.Store", place: Place) -> 
         return _ask_the_others(collective, own, store, place)
     except RuntimeError:  # the store is gone
         return own
+
+
+@contextlib.contextmanager
+def _sigterm_ignored() -> Iterator[None]:
+    """For a rank that is ending already."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 def _collective_error(error: BaseException | None) -> BaseException | None:
@@ -362,10 +388,17 @@ def _ask_the_others(error: BaseException, own: Failure, store: "dist.Store", pla
     return Failure(place.rank, "exception", "\n".join([own.text, *stands]))
 
 
-def _waits(stack: str, here: traceback.FrameSummary) -> bool:
-    """Whether a rank with this stack waits in a collective, as far as its innermost lines tell."""
+def _waits(stack: str, here: traceback.FrameSummary | None = None) -> bool:
+    """Whether a rank with this stack waits in a collective, as far as its innermost line tells.
+
+    Args:
+        stack: of the rank.
+        here: where another rank waited; the same line is a collective.
+    """
     innermost = [line for line in stack.splitlines() if line.lstrip().startswith("File ")][-1]
-    places = (os.path.join("torch", "distributed", ""), comm.__file__, f'"{here.filename}", line {here.lineno},')
+    places = [os.path.join("torch", "distributed", ""), comm.__file__]
+    if here is not None:
+        places.append(f'"{here.filename}", line {here.lineno},')
     return any(place in innermost for place in places)
 
 

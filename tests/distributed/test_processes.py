@@ -183,9 +183,32 @@ def test_a_rank_that_hangs_is_found_within_the_timeout_and_shown_where_it_stands
     assert_gone(pids)
 
 
+ABORTS = """
+from hookline.engine import rank as ranks
+ranks._GRACE = 1
+
+def hang():
+    time.sleep(60)
+
+def main(folder):
+    comm.synchronize()
+    if comm.get_rank() == 1:
+        hang()
+    os.abort()
+"""
+
+
+def test_where_a_rank_hangs_is_shown_when_nccl_aborts_another_one(tmp_path):
+    code, output, _ = run_ranks(ABORTS, 2, tmp_path, timeout=20)
+    assert code == 1
+    last = output.rpartition("rank 0 of 2 failed first: process ")[2]
+    assert "was killed by SIGABRT\nRank 1 worked on here:" in last
+    assert "in hang" in last
+
+
 LEAVES = """
 from hookline.engine import rank as ranks
-ranks._GRACE, ranks._LEAVE = 0.5, 0.5
+ranks._GRACE, ranks._LEAVE, ranks._ANSWER = 0.5, 0.5, 1
 
 def main(folder):
     rank, how = comm.get_rank(), (folder / "how").read_text()

@@ -38,6 +38,8 @@ class Mishap(HookBase):
         if self.what == "kill once" and not Path("killed").exists():
             Path("killed").write_text("")
             os.kill(os.getpid(), signal.SIGKILL)
+        if self.what == "exit":
+            os._exit(3)
         if self.what == "sleep":
             time.sleep(100)
         if self.what == "stop":
@@ -341,6 +343,14 @@ def test_whichever_rank_is_killed_and_whenever_the_end_is_the_same(two, folder, 
     assert code == 0, output
     assert (folder / "killed").exists()
     assert rows(folder / "run") == rows(two[0])
+
+
+@pytest.mark.slow
+def test_a_rank_that_ends_without_a_word_is_named_in_the_log_under_torchrun_too(folder):
+    code, output = finish(forked_torchrun(2, *options("run", mishap={"what": "exit"}), restarts=0, folder=folder))
+    assert code == 1
+    assert re.search(r"Root Cause.*\n.*\n.*\n.*\n *rank *: 1 .*\n *exitcode *: 3 ", output)
+    assert "Rank 1 left first:\nit does not answer" in (folder / "run" / "log.txt").read_text()
 
 
 @pytest.mark.slow
