@@ -14,6 +14,7 @@ pytestmark = pytest.mark.timeout(400)
 STRATEGIES = """
 import torch
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from hookline.engine import comm
 from hookline.engine.parallel import Strategy
@@ -32,6 +33,17 @@ class TensorParallel(Strategy):
 class Undeclared(Strategy):
     wrap = TensorParallel.wrap
 
+class Grid(Strategy):
+    # FSDP2 over pairs of ranks that share a batch.
+    averages = True
+    data_rank = property(lambda self: comm.get_rank() // 2)
+    data_size = property(lambda self: comm.get_world_size() // 2)
+
+    def wrap(self, model, device):
+        mesh = init_device_mesh(device.type, (self.data_size, 2), mesh_dim_names=("data", "tensor"))
+        parallelize_module(model, mesh["tensor"], PLAN)
+        return fully_shard(model, mesh=mesh["data"])
+
 class LocalSGD(Strategy):
     def before_evaluation(self, model):
         for parameter in model.parameters():
@@ -46,21 +58,18 @@ class DrawnSame(HookBase):
 """
 
 
-def options(*more, output="run"):
+def options(*more):
     return [
+        *("--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "OUTPUT_DIR", "run", "SEED", 3),
         *(
-            "--config-file",
-            SYNTHETIC,
-            "MODEL.DEVICE",
-            "cpu",
-            "OUTPUT_DIR",
-            output,
-            "SEED",
-            3,
             "MODEL.ARGS.hidden",
             "[32, 16]",
-        ),
-        *("SOLVER.MAX_ITER", 30, "SOLVER.CHECKPOINT_PERIOD", 10, "LOG.PERIOD", 5, "TEST.EVAL_PERIOD", 10),
+            "DATALOADER.BATCH_SIZE",
+            61,
+            "LOG.PERIOD",
+            5,
+        ),  # 61: ranks have unequal parts
+        *("SOLVER.MAX_ITER", 30, "SOLVER.CHECKPOINT_PERIOD", 10, "TEST.EVAL_PERIOD", 10),
         *("SOLVER.CLIP_GRADIENTS", "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.2}", *more),
     ]
 
@@ -116,6 +125,13 @@ def test_shards_without_a_word_on_who_shares_a_batch_are_refused(tmp_path):
     assert "the strategy Undeclared neither averages gradients nor has ranks share a batch" in output
     assert "set its data_rank = 0 and data_size = 1" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_pairs_of_ranks_that_share_a_batch_train_as_one_rank_does(alone, tmp_path):
+    code, output = train(tmp_path, 4, "Grid", "HOOKS", "['strategies:DrawnSame']")
+    assert code == 0, output
+    assert_same(tmp_path / "run", alone)
 
 
 def test_a_run_whose_weights_differ_by_rank_says_so_and_is_not_resumed(tmp_path):
