@@ -74,14 +74,15 @@ class FSDP2(Strategy):
         if comm.get_world_size() == 1:
             logger.info("PARALLEL.NAME: fsdp2 shards nothing in a single process: the model is whole")
             return model
-        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         units = self._units(model)
         _make_contiguous(model)
         share_weights(model)
         options: dict[str, Any] = {
-            "mesh": init_device_mesh(device.type, (comm.get_world_size(),)),
+            # init_device_mesh() may make a group of its own, with torch's timeout.
+            "mesh": DeviceMesh.from_group(dist.group.WORLD, device.type),
             "reshard_after_forward": self._reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype),
         }

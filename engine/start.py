@@ -19,7 +19,7 @@ import torch
 
 import hookline
 
-from ..config import CfgNode, ConfigError, suggest
+from ..config import CfgNode, ConfigError, Duration, suggest
 from ..config.files import replace_file, replace_text
 from ..hooks import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from ..hooks.guards import EXIT_AGAIN, EXIT_INTERRUPTED
@@ -178,6 +178,7 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
     tell_log_file(os.path.join(output_dir, "log.txt"))
     logger.info("hookline %s, %s", hookline.__version__, describe_environment())
     logger.debug("Command line: %s", " ".join(sys.argv))
+    _compare_timeouts(cfg)
     if again:
         logger.info("torchrun starts this run again: it resumes from its last checkpoint")
     if comm.is_main_process():
@@ -193,6 +194,15 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
     torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
     if cfg.FLOAT32_PRECISION:
         torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+
+
+def _compare_timeouts(cfg: CfgNode) -> None:
+    """Warn if the ranks were launched with another timeout than the config's."""
+    wanted, actual = Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds, comm.timeout().total_seconds()
+    if comm.get_world_size() > 1 and wanted != actual:
+        logger.warning(
+            "PARALLEL.TIMEOUT is %g s, but the ranks were launched with %g s: pass timeout= to launch()", wanted, actual
+        )
 
 
 def _make_folder(path: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ranks import run_ranks
+from ranks import SYNTHETIC, run_ranks
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -149,6 +149,23 @@ def test_every_group_and_barrier_has_the_timeout_of_the_run(tmp_path):
     code, output, limits = run_ranks(TIMEOUTS, 2, tmp_path)
     assert code == 0, output
     assert limits == [[7.0] * 5] * 2
+
+
+OTHER_TIMEOUT = """
+from hookline.engine import default_setup
+
+def main(folder):
+    cfg = get_cfg()
+    cfg.merge_from_file(%r)
+    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "OUTPUT_DIR", str(folder / "run"), "PARALLEL.TIMEOUT", "20s"])
+    default_setup(cfg)
+"""
+
+
+def test_a_timeout_of_the_config_that_the_script_does_not_pass_to_launch_is_warned_of(tmp_path):
+    code, output, _ = run_ranks(OTHER_TIMEOUT % str(SYNTHETIC), 2, tmp_path)
+    assert code == 0, output
+    assert "PARALLEL.TIMEOUT is 20 s, but the ranks were launched with 60 s: pass timeout= to launch()" in output
 
 
 HANGS = """
