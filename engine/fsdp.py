@@ -77,12 +77,14 @@ class FSDP2(Strategy):
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
+        group = dist.group.WORLD
+        assert group is not None  # there are several ranks
         units = self._units(model)
         _make_contiguous(model)
         share_weights(model)
         options: dict[str, Any] = {
             # init_device_mesh() may make a group of its own, with torch's timeout.
-            "mesh": DeviceMesh.from_group(dist.group.WORLD, device.type),
+            "mesh": DeviceMesh.from_group(group, device.type),
             "reshard_after_forward": self._reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype),
         }
