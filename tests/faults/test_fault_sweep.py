@@ -13,7 +13,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -207,12 +207,21 @@ def untouched(folder: Path, config: dict[str, Any]) -> Untouched:
     return Untouched(recorded(folder / "operations"), end, left_behind(case.run))
 
 
-def try_fault(
-    folder: Path, config: dict[str, Any], whole: Untouched, operation: Operation, fault: str
-) -> list[str] | None:
-    """What is wrong after one fault; None if a resume was refused."""
+KILL = (("write", ".tmp-model_0000008.pth", 30), "kill before")
+"""After the second checkpoint, when there are records and best weights that belong before it and behind it."""
+
+
+def killed(folder: Path, config: dict[str, Any]) -> Case:
+    """A run that was killed at :data:`KILL`."""
     case = Case(folder, config)
-    first = case.start(operation=operation, fault=fault)
+    ending = case.start(operation=KILL[0], fault=KILL[1])
+    assert ending.code == -9, ending
+    return case
+
+
+def try_fault(case: Case, whole: Untouched, operation: Operation, fault: str, *arguments: str) -> list[str] | None:
+    """Start a run with one fault, and resume it; what is wrong then, or None if a resume was refused."""
+    first = case.start(*arguments, operation=operation, fault=fault)
     kills = fault in ("kill before", "kill after", "torn")
     problem = first.problem(*((-9, 0) if kills else (0, 1, 2)))
     if problem:
@@ -239,12 +248,28 @@ def try_fault(
     return []
 
 
-def sweep(tmp_path: Path, config: dict[str, Any], whole: Untouched, cases: Sequence[tuple[Operation, str]]) -> None:
-    """Try faults, two or three at a time; all that is wrong is reported together."""
+def sweep(
+    tmp_path: Path,
+    config: dict[str, Any],
+    whole: Untouched,
+    cases: Sequence[tuple[Operation, str]],
+    make: Callable[[Path, dict[str, Any]], Case] = Case,
+    *arguments: str,
+) -> None:
+    """Try faults, three at a time; all that is wrong is reported together.
+
+    Args:
+        tmp_path: for the runs' folders.
+        config: of the runs.
+        whole: the untouched run.
+        cases: operations, each with a fault.
+        make: prepares the folder in which the run with the fault is started.
+        arguments: of that start.
+    """
 
     def attempt(numbered: tuple[int, tuple[Operation, str]]) -> list[str] | None:
         number, (operation, fault) = numbered
-        return try_fault(tmp_path / f"case{number}", config, whole, operation, fault)
+        return try_fault(make(tmp_path / f"case{number}", config), whole, operation, fault, *arguments)
 
     with ThreadPoolExecutor(3) as pool:
         found = list(pool.map(attempt, enumerate(cases)))
@@ -322,6 +347,15 @@ def test_a_run_ends_the_same_whatever_operation_fails(synchronous, tmp_path):
 @pytest.mark.timeout(900)
 def test_a_run_that_saves_asynchronously_ends_the_same_whatever_operation_fails(asynchronous, tmp_path):
     sweep(tmp_path, ASYNC, asynchronous, faults(asynchronous.operations, every=5))
+
+
+@KNOWN
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_ends_the_same_whatever_operation_fails_in_its_resume(synchronous, tmp_path):
+    case, record = killed(tmp_path / "untouched", CONFIG), tmp_path / "operations"
+    assert case.start("--resume", record=str(record)).code == 0
+    sweep(tmp_path, CONFIG, synchronous, faults(recorded(record), every=5), killed, "--resume")
 
 
 def try_while_set_aside(folder: Path, operation: Operation | None, fault: str) -> tuple[list[str], list[Operation]]:
