@@ -138,7 +138,7 @@ class PeriodicCheckpointer(HookBase):
         self._may_be_made_up_for, self._scheduled = self._scheduled, False
         iteration = trainer.finished_iter
         if self._ending and not trainer.interrupted:
-            self.save(f"{self.file_prefix}_final", iteration=iteration)
+            self._save_final(iteration)
         elif not self._ending:
             self._save_periodic(iteration)
         else:
@@ -173,6 +173,16 @@ class PeriodicCheckpointer(HookBase):
             self._outdated = [old for old in self._outdated if old not in outdated and old != path]
 
         self._save(name, then, outdated, iteration=iteration)
+
+    def _save_final(self, iteration: int) -> None:
+        # A run that was killed after its last periodic checkpoint may have left files that were to go with it.
+        outdated = list(self._outdated)
+
+        def then(error: OSError | None) -> None:
+            if error is None:
+                self._outdated = [old for old in self._outdated if old not in outdated]
+
+        self._save(f"{self.file_prefix}_final", then, outdated, iteration=iteration)
 
     def save(self, name: str, **kwargs: Any) -> None:
         """Save now, outside the schedule.

@@ -160,6 +160,21 @@ def test_the_list_of_kept_checkpoints_survives_a_resume(make):
     assert run(5, 10) == ["last_checkpoint", "model_0000007.pth", "model_0000009.pth", "model_final.pth"]
 
 
+def test_the_final_save_removes_what_a_killed_run_did_not_get_to(make, tmp_path):
+    trainer, checkpointer = make()
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=1)])
+    trainer.train(0, 4)
+    # As after a kill between the second checkpoint and the removal of the first one.
+    run = tmp_path / "run"
+    (run / "model_final.pth").rename(run / "model_0000001.pth")
+    (run / "last_checkpoint").write_text("model_0000003.pth")
+    trainer, checkpointer = make()
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=1)])
+    checkpointer.resume_or_load("", resume=True)
+    trainer.train(trainer.iter + 1, 5)
+    assert files(checkpointer) == ["last_checkpoint", "model_0000003.pth", "model_final.pth"]
+
+
 def test_a_moved_run_still_removes_its_own_old_checkpoints(make, tmp_path):
     trainer, checkpointer = make("old")
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=1)])
