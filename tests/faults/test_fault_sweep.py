@@ -125,7 +125,7 @@ def left_behind(run: Path) -> dict[str, Any]:
         "random numbers": frozen(state["rng"]),
         "average": frozen({key: hook for key, hook in state["hooks"].items() if key.startswith("EMA")}),
         "best weights": frozen(best["model"]),
-        "kept": (state["hooks"]["PeriodicCheckpointer"], state["hooks"]["BestCheckpointer"]),
+        "kept": (state["hooks"]["PeriodicCheckpointer"]["recent_checkpoints"], state["hooks"]["BestCheckpointer"]),
         "metrics.json": [untimed(json.loads(line)) for line in (run / "metrics.json").read_text().splitlines()],
         "metrics.csv": [untimed(row) for row in csv.DictReader((run / "metrics.csv").open())],
         "tensorboard scalars": scalars,
