@@ -195,8 +195,13 @@ class WeightAveraging(HookBase):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.average, self._loaded = None, state_dict["averaged_model"]
-        self.updates, self._begun_at = state_dict["updates"], state_dict["start"]
+        weights, start = state_dict["averaged_model"], state_dict["start"]
+        if not isinstance(weights, Mapping) or not all(
+            isinstance(one, torch.Tensor) or name.endswith("_extra_state") for name, one in weights.items()
+        ):
+            raise ConfigError("the averaged weights in the checkpoint are not tensors by name")
+        self.average, self._loaded = None, weights
+        self.updates, self._begun_at = int(state_dict["updates"]), None if start is None else int(start)
 
     def reset_state(self) -> None:
         self.average, self._loaded = None, None

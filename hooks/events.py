@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..config import suggest
+from ..config import ConfigError, suggest
 from .history import HistoryBuffer
 
 __all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage"]
@@ -373,14 +373,21 @@ class EventStorage:
         return {"images": self._images, "histograms": self._histogram_entries, "texts": self._texts}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over the state of an earlier run's storage."""
-        for name, state in state_dict["histories"].items():
-            self._history[name] = HistoryBuffer()
-            self._history[name].load_state_dict(state)
-        self._smoothing_hints = dict(state_dict["smoothing_hints"])
-        self._seq = self.loaded = state_dict["seq"]
-        self._last_seq = dict(state_dict["last_seq"])
-        self._points = sorted(tuple(point) for point in state_dict["points"])
+        """Take over the state of an earlier run's storage.
+
+        Raises:
+            ConfigError: it is not such a state.
+        """
+        try:
+            for name, state in state_dict["histories"].items():
+                self._history[name] = HistoryBuffer()
+                self._history[name].load_state_dict(state)
+            self._smoothing_hints = dict(state_dict["smoothing_hints"])
+            self._seq = self.loaded = int(state_dict["seq"])
+            self._last_seq = dict(state_dict["last_seq"])
+            self._points = sorted(tuple(point) for point in state_dict["points"])
+        except Exception as error:  # of any kind, as the state happens to be
+            raise ConfigError(f"the metrics in the checkpoint cannot be loaded ({type(error).__name__})") from error
 
     # ------------------------------------------------------------------ inside
 

@@ -112,7 +112,7 @@ class HistoryBuffer:
         """Take over what :meth:`state_dict` returned."""
         self._values = array("d", state_dict["values"].tolist())
         self._iters = array("q", state_dict["iters"].tolist())
-        self._count, self._total = state_dict["count"], state_dict["total"]
+        self._count, self._total = int(state_dict["count"]), float(state_dict["total"])
 
     def tail(self, count: int) -> list[tuple[float, int]]:
         """The last ``count`` values, oldest first, each with its iteration."""

@@ -502,3 +502,11 @@ def test_the_average_of_a_gpus_weights(device):
         assert saved(ema)[name].device.type == (device or "cuda")
         torch.testing.assert_close(seen[-1][name], expected[name])
     assert torch.equal(trainer.model.first.weight, note.seen[-1]["first.weight"])
+
+
+def test_a_state_that_is_no_average_is_refused_when_it_is_loaded():
+    state = {"averaged_model": {"w": torch.ones(1), "a._extra_state": 3}, "updates": 1, "start": None}
+    EMA().load_state_dict(state)
+    for junk in ({"averaged_model": 3}, {"averaged_model": {"w": 3}}, {"updates": "x"}, {"start": "x"}):
+        with pytest.raises((ConfigError, ValueError)):
+            EMA().load_state_dict({**state, **junk})

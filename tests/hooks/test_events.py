@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hookline.config import ConfigError
 from hookline.hooks import EventStorage, get_event_storage, has_event_storage
 from hookline.hooks.events import _fetch_tensors
 
@@ -322,3 +323,9 @@ def test_numbers_that_come_from_a_device_are_not_rounded():
     _fetch_tensors([(0, values, True)])
     assert values == expected
     assert all(type(value) is float for value in values.values())
+
+
+@pytest.mark.parametrize("junk", ["x", {}, {"histories": {"loss": {"values": "x"}}}, {"histories": 3}])
+def test_a_state_that_is_none_of_a_storage_is_refused(junk):
+    with pytest.raises(ConfigError, match="the metrics in the checkpoint cannot be loaded"):
+        EventStorage().load_state_dict(junk)

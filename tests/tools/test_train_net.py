@@ -162,6 +162,29 @@ def test_a_downloaded_folder_of_weights_executes_nothing(tool, tmp_path, option)
     assert not (tmp_path / "attacked").exists()
 
 
+JUNK_STATES = {
+    "no dict": 3,
+    "iteration -5": {"iteration": -5},
+    "hooks": {"hooks": 3},
+    "optimizer": {"optimizer": {"state": 3, "param_groups": "x"}},
+    "metrics": {"storage": {"histories": 3}},
+}
+
+
+@pytest.mark.parametrize("name", JUNK_STATES)
+def test_a_resume_from_junk_in_place_of_the_trainers_state_is_exit_code_two(tool, tmp_path, name):
+    arguments = ("--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "MODEL.DEVICE", "cpu", "LOG.WRITERS", "[]")
+    assert tool(*arguments, "SOLVER.MAX_ITER", 3)[0] == 0
+    for path in (tmp_path / "run").glob("*.pth"):
+        content, junk = torch.load(path, weights_only=True), JUNK_STATES[name]
+        content["trainer"] = {**content["trainer"], **junk} if isinstance(junk, dict) else junk
+        torch.save(content, path)
+    code, _, err = tool(*arguments, "SOLVER.MAX_ITER", 5, "--resume")
+    assert code == 2
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
 def test_eval_only_with_nothing_to_resume_is_an_error(tool, tmp_path):
     code, out, err = tool(*tiny(tmp_path / "run"), "--eval-only", "--resume")
     assert code == 2
