@@ -64,6 +64,7 @@ class NonFinitePolicy:
         self._flag = torch.zeros(())
         self._optimizer: Any = None
         self._plain = self._parts = False
+        self._one = _ONE
 
     # ------------------------------------------------------------------ in a step
 
@@ -113,19 +114,22 @@ class NonFinitePolicy:
                 if gradient is not None:
                     gradients.append(gradient)
         flag = self._flag
-        if self._plain:
-            try:
-                _check_all(gradients, flag, _ONE)
-            except RuntimeError:  # sparse or complex ones among them
-                self._plain = False
-        if not self._plain:
-            find_nonfinite(gradients, flag)
+        self._find(gradients, flag, _ONE)
         if self._parts:
             flag = comm.all_reduce_sum(flag)
         if not flag.item():
             return False
         self._flag.zero_()
         return True
+
+    def _find(self, tensors: list[torch.Tensor], found: torch.Tensor, one: torch.Tensor) -> None:
+        if self._plain:
+            try:
+                _check_all(tensors, found, one)
+                return
+            except RuntimeError:  # some are sparse or complex, or they differ in type or device
+                self._plain = False
+        find_nonfinite(tensors, found)
 
     def _check_on_device(self, trainer: Any, losses: Mapping[str, torch.Tensor]) -> None:
         iteration, scaler = trainer.iter, trainer.grad_scaler
@@ -140,7 +144,10 @@ class NonFinitePolicy:
                 tensors += own
             else:  # all ranks have the same gradients, and must decide alike
                 self._unread.append((iteration, find_nonfinite(own, torch.zeros((), device=device)), _OWN_LOSSES))
-            found = find_nonfinite(tensors, torch.zeros((), device=device))
+            if self._one.device != device:
+                self._one = torch.ones((), device=device)
+            found = torch.zeros((), device=device)
+            self._find(tensors, found, self._one)
             if self._parts and scaler is None:
                 found = (comm.all_reduce_sum(found) > 0).to(torch.float32)
             self._unread.append((iteration, found, _STEP if scaler is None else _LOSSES))

@@ -404,9 +404,11 @@ class SimpleTrainer(TrainerBase):
     # ------------------------------------------------------------------ prediction
 
     def predict(self, data_loader: Iterable[Any]) -> Iterator[Any]:
-        """What the model predicts, batch by batch, in eval mode; nothing is kept in memory.
+        """Yield what the model predicts, batch by batch, in eval mode; nothing is kept in memory.
 
-        Hooks get ``before_predict``, and ``after_predict({"batches": n})`` when the last one has been taken. Of several
+        Predictions are made with the weights that evaluations use: averaged ones, where a hook averages them. Hooks get
+        ``before_predict``; ``on_predict_end`` when the last output was taken, or the iterator was closed or failed; and
+        ``after_predict({"batches": n})`` when the last one was taken. Training goes on when it has ended. Of several
         ranks each predicts its own batches; :func:`~hookline.engine.evaluation.write_predictions` writes all to a file.
 
         Args:
@@ -423,9 +425,12 @@ class SimpleTrainer(TrainerBase):
             with self._autocast():
                 return self.adapter.predict(model, batch)
 
-        for outputs in outputs_of(model, data_loader, predict, self.device):
-            batches += 1
-            yield outputs
+        try:
+            for outputs in outputs_of(model, data_loader, predict, self.device):
+                batches += 1
+                yield outputs
+        finally:
+            self._dispatch("on_predict_end")
         self._dispatch("after_predict", {"batches": batches})
 
     # ------------------------------------------------------------------ metrics

@@ -25,10 +25,10 @@ class WeightAveraging(HookBase):
     An iteration whose update was skipped (``SOLVER.NONFINITE_LOSS: skip``, a float16 overflow) counts as any other;
     on a GPU nobody knows of it without waiting.
 
-    From ``before_eval`` to ``on_eval_end`` the model has the average for its weights, by copies into its own
-    tensors, and its own again when ``after_eval`` comes, also after an evaluation that failed or was interrupted. So
-    the ``model`` in a checkpoint is always what training goes on with. The average is in the hook's state, as
-    ``averaged_model``: a full state dict of the model, under plain names.
+    From ``before_eval`` to ``on_eval_end``, and from ``before_predict`` to ``on_predict_end``, the model has the
+    average for its weights, by copies into its own tensors; then its own again, also after an evaluation that failed
+    or was interrupted. So the ``model`` in a checkpoint is always what training goes on with. The average is in the
+    hook's state, as ``averaged_model``: a full state dict of the model, under plain names.
 
     Args:
         start: when averaging begins: a duration in iterations or epochs, or a fraction of the run between 0 and 1.
@@ -65,7 +65,7 @@ class WeightAveraging(HookBase):
         self._first = 0
         self._begun_at: int | None = None
         self._told = False
-        self._lent = False
+        self._lent = self._predicting = False
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -158,6 +158,21 @@ class WeightAveraging(HookBase):
         self.on_eval_end()  # for evaluations that do not emit that
 
     def on_exception(self, error: BaseException) -> None:
+        self.on_eval_end()
+
+    def before_predict(self) -> None:
+        self.before_eval()
+        self._predicting = True
+
+    def before_step(self) -> None:
+        if self._predicting:
+            raise RuntimeError(
+                f"{type(self).__name__}: a prediction has not ended, and the model has the averaged weights: take all "
+                "outputs of trainer.predict(), or close() it, before training goes on"
+            )
+
+    def on_predict_end(self) -> None:
+        self._predicting = False
         self.on_eval_end()
 
     @contextmanager

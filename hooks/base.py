@@ -126,6 +126,9 @@ class HookBase:
     def before_predict(self) -> None:
         """Before predictions are made."""
 
+    def on_predict_end(self) -> None:
+        """Predictions have been made, were given up, or failed: what ``before_predict`` changed is put back."""
+
     def after_predict(self, results: Any) -> None:
         """Predictions have been made."""
 

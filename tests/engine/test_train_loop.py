@@ -840,7 +840,7 @@ def test_predict_yields_outputs_in_eval_mode_and_tells_hooks():
     model.eval()
     assert all(torch.equal(out, model(x)) for out, x in zip(outputs, batches(3), strict=True))
     assert not outputs[0].requires_grad
-    assert recorder.events[-2:] == ["before_predict", "after_predict"]
+    assert recorder.events[-3:] == ["before_predict", "on_predict_end", "after_predict"]
     assert seen == [{"batches": 3}]
 
 

@@ -510,3 +510,46 @@ def test_a_state_that_is_no_average_is_refused_when_it_is_loaded():
     for junk in ({"averaged_model": 3}, {"averaged_model": {"w": 3}}, {"updates": "x"}, {"start": "x"}):
         with pytest.raises((ConfigError, ValueError)):
             EMA().load_state_dict({**state, **junk})
+
+
+# ---------------------------------------------------------------------------- predictions
+
+
+def trained_with_ema():
+    trainer = simple_trainer(EMA(decay=0.5, warmup=False))
+    trainer.train(0, 6)
+    return trainer, trainer.find_hook(EMA)
+
+
+def test_predictions_are_made_with_the_weights_that_evaluations_use():
+    trainer, ema = trained_with_ema()
+    own = weights_of(trainer.model)
+    found = list(trainer.predict(batches()))
+    trainer.model.eval()
+    with ema.averaged_weights(), torch.no_grad():
+        expected = [trainer.model(batch) for batch in batches()]
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    torch.testing.assert_close(weights_of(trainer.model), own, rtol=0, atol=0)
+
+
+def test_predictions_that_fail_or_are_given_up_leave_the_models_own_weights():
+    trainer, _ = trained_with_ema()
+    own = weights_of(trainer.model)
+    outputs = trainer.predict(batches())
+    next(outputs)
+    outputs.close()
+    torch.testing.assert_close(weights_of(trainer.model), own, rtol=0, atol=0)
+    with pytest.raises(TypeError):
+        list(trainer.predict([None]))
+    torch.testing.assert_close(weights_of(trainer.model), own, rtol=0, atol=0)
+
+
+def test_training_on_while_a_prediction_has_not_ended_is_refused():
+    trainer, _ = trained_with_ema()
+    own = weights_of(trainer.model)
+    outputs = trainer.predict(batches())
+    next(outputs)
+    with pytest.raises(RuntimeError, match="EMA: a prediction has not ended"):
+        trainer.train(6, 8)
+    outputs.close()
+    torch.testing.assert_close(weights_of(trainer.model), own, rtol=0, atol=0)
