@@ -12,7 +12,7 @@ from torch import nn
 from ..config import ConfigError
 from ..hooks.models import describe_no_match, matches
 from . import comm
-from .parallel import STRATEGY_REGISTRY, Strategy, share_weights
+from .parallel import STRATEGY_REGISTRY, Strategy, share_tensors, share_weights
 
 __all__ = ["FSDP2"]
 
@@ -107,9 +107,9 @@ class FSDP2(Strategy):
 
     def before_evaluation(self, model: nn.Module) -> None:
         if comm.get_world_size() > 1:
-            for buffer in model.buffers():  # as a checkpoint has them
-                if not isinstance(buffer, _sharded_tensor()):
-                    dist.broadcast(buffer, src=0)
+            sharded = _sharded_tensor()
+            # Checkpoints have rank 0's buffers, too.
+            share_tensors(buffer for buffer in model.buffers() if not isinstance(buffer, sharded))
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
         """The submodules to be sharded by themselves, inner ones first."""

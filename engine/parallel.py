@@ -3,13 +3,14 @@
 import inspect
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from ..config import CfgNode, ConfigError, Registry
 from . import comm
@@ -174,8 +175,7 @@ class DDP(Strategy):
 
     def before_evaluation(self, model: nn.Module) -> None:
         if isinstance(model, DistributedDataParallel):
-            for buffer in model.module.buffers():  # as a checkpoint has them
-                torch.distributed.broadcast(buffer, src=0)
+            share_tensors(model.module.buffers())  # as a checkpoint has them
 
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
         if "Expected to have finished reduction" not in str(error):
@@ -237,12 +237,17 @@ def share_weights(model: nn.Module) -> None:
     """Give all ranks rank 0's parameters and buffers: each rank has drawn its own."""
     if comm.get_world_size() == 1:
         return
-    with torch.no_grad():
-        for tensor in (*model.parameters(), *model.buffers()):
-            whole = tensor.contiguous()  # the tensor itself, but for other memory formats
-            torch.distributed.broadcast(whole, src=0)
-            if whole is not tensor:
-                tensor.copy_(whole)
+    share_tensors(tensor for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor))
+
+
+@torch.no_grad()
+def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """Give all ranks rank 0's values, of tensors of any dtype and memory format."""
+    for tensor in tensors:
+        own = tensor.contiguous()  # the tensor itself, but for other memory formats
+        torch.distributed.broadcast(own.view(-1).view(torch.uint8), src=0)  # gloo and NCCL do not know all dtypes
+        if own is not tensor and not torch.equal(own, tensor):  # an expanded tensor cannot be written to
+            tensor.copy_(own)
 
 
 def strategy_of(model: nn.Module) -> Strategy:

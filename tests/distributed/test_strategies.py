@@ -147,6 +147,29 @@ def test_a_run_whose_weights_differ_by_rank_says_so_and_is_not_resumed(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.glob("run/*.pth")} == before
 
 
+WEIGHTS = """
+from hookline.engine.parallel import share_weights
+
+def main(folder):
+    rank = comm.get_rank()
+    model = nn.Sequential(nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last), nn.LazyLinear(2))
+    kinds = [torch.bool, torch.int16, torch.float64, torch.bfloat16, torch.complex64]
+    for number, kind in enumerate(kinds):
+        model.register_buffer(f"b{number}", torch.full((3,), 1 - rank, dtype=kind))
+    model.register_buffer("expanded", torch.ones(1).expand(4))
+    torch.nn.init.constant_(model[0].weight, 1 - rank)
+    share_weights(model)
+    sums = [model[0].weight.sum().item(), *(abs(model.get_buffer(f"b{n}").sum().item()) for n in range(5))]
+    (folder / f"{rank}.json").write_text(json.dumps(sums))
+"""
+
+
+def test_weights_and_buffers_of_any_kind_begin_as_those_of_rank_0(tmp_path):
+    code, output, results = run_ranks(WEIGHTS, 2, tmp_path)
+    assert code == 0, output
+    assert results == [[72, 3, 3, 3, 3, 3]] * 2
+
+
 SHARED = """
 from hookline.engine.data import GlobalBatchSampler, TrainingSampler
 from hookline.engine.data.samplers import InferenceSampler
