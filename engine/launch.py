@@ -29,6 +29,7 @@ from ..config import ConfigError
 from ..hooks.guards import EXIT_AGAIN, tell_workers_of_the_end
 from . import comm
 from .rank import (
+    DUMP_SIGNAL,
     GOOD_ORDER,
     Failure,
     Place,
@@ -475,9 +476,15 @@ def _wait(processes: Sequence[Any], places: Sequence[Place], store: dist.TCPStor
             if code not in GOOD_ORDER and failed_at is None:
                 failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > _GRACE:
-            for index in set(range(len(processes))) - codes.keys():
-                processes[index].kill()
-                processes[index].join()
+            blocked = [(processes[index], places[index]) for index in range(len(processes)) if index not in codes]
+            for process, place in blocked:
+                sys.stderr.write(f"rank {place.rank} is killed, since its interpreter is blocked; it stands here:\n")
+                sys.stderr.flush()
+                os.kill(process.pid, DUMP_SIGNAL)
+                process.join(0.5)
+            for process, _ in blocked:
+                process.kill()
+                process.join()
             return codes
     return codes
 
@@ -539,9 +546,9 @@ def _raise_what_happened(
     if first.kind in ("killed", "left"):
         code = codes.get(index, first.code)
         message = f"rank {first.rank} of {places[0].world_size} {first.how} first: {first.text}"
-        if first.kind == "left":
+        if first.kind == "left" and code is not None:
             message += f"\nIts exit code was {code}"
-        raise ProcessExitedException(message, index, process_id, code)
+        raise ProcessExitedException(message, index, process_id, 1 if code is None else code)
     raise ProcessRaisedException(first.describe(), index, process_id)
 
 

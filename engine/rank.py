@@ -33,6 +33,7 @@ from ..config import ConfigError
 from . import comm
 
 __all__ = [
+    "DUMP_SIGNAL",
     "GOOD_ORDER",
     "Failure",
     "Place",
@@ -65,6 +66,8 @@ _LEAVE = 5.0
 # How many lines of a stack trace an error message shows.
 _FRAMES = 12
 
+# A process that gets it writes its stack traces to standard error, even if its interpreter is blocked.
+DUMP_SIGNAL = signal.SIGRTMIN + 7
 # The store of the run that this process has joined.
 _run_store: "dist.Store | None" = None
 
@@ -97,13 +100,13 @@ class Failure:
         kind: "config" for bad input, whose message is all there is to say; "interrupted" by KeyboardInterrupt;
             "exception"; "killed" by a signal; "left" before the others were done; "hung".
         text: the message, or the traceback.
-        code: the exit code of a rank that left.
+        code: the exit code of a rank that left, if it is known.
     """
 
     rank: int
     kind: str
     text: str
-    code: int = 1
+    code: int | None = None
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> "Failure":
@@ -180,6 +183,7 @@ def run_rank(
     """
     global _run_store
     _run_store = store
+    faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
     if place.cuda:
         torch.cuda.set_device(place.local_rank)
     stop = threading.Event()

@@ -200,6 +200,34 @@ def test_a_rank_that_hangs_is_found_within_the_timeout_and_shown_where_it_stands
     assert_gone(pids)
 
 
+BLOCKS = """
+from hookline.engine import rank as ranks
+sys.modules["hookline.engine.launch"]._GRACE = 1.0  # instead of 8 seconds
+ranks._ANSWER = 1
+TIMEOUT = 2
+
+def search():
+    import re
+    re.search("(a+)+b", "a" * 60)  # for years, and no other thread runs meanwhile
+
+def main(folder):
+    comm.synchronize()
+    (folder / f"{comm.get_rank()}.json").write_text(str(os.getpid()))
+    if comm.get_rank() == 1:
+        search()
+    comm.synchronize()
+"""
+
+
+def test_a_rank_whose_interpreter_is_blocked_is_shown_where_it_stands(tmp_path):
+    code, output, pids = run_ranks(BLOCKS, 2, tmp_path, timeout=20)
+    assert code == 1
+    stands = output.partition("rank 1 is killed, since its interpreter is blocked; it stands here:")[2]
+    assert "in search" in stands
+    assert "rank 1 of 2 left first: it does not answer: its process ended or is blocked" in output
+    assert_gone(pids)
+
+
 ABORTS = """
 from hookline.engine import rank as ranks
 ranks._GRACE = 1
