@@ -58,7 +58,8 @@ class CSVWriter(LineWriter):
         columns, before = _read(self._content())
         columns = columns or ["iteration"]
         columns += [name for name in added if name not in columns]
-        text = _text(columns, [*before, *new])
+        # An attempt that failed after the file was replaced has written these rows already.
+        text = _text(columns, [*(row for row in before if _iteration(row) < rows[0][0]), *new])
         self.close()
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         replace_file(self.path, lambda file: file.write(text))

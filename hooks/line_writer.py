@@ -108,7 +108,9 @@ class LineWriter(RowWriter):
         elif len(rows) < expected["length"]:
             what = "has lost rows"
             missing = f"{expected['length'] - len(rows)} of {expected['length']} bytes of rows up to iteration "
-            missing += f"{expected['written']} (the last row there is of iteration {self.last_iteration(rows)})"
+            missing += f"{expected['written']}, "
+            last = self.last_iteration(rows)
+            missing += "and no row is left" if last < 0 else f"and the last row left is of iteration {last}"
         else:
             what = "was changed since the checkpoint was saved"
             missing = f"the rows up to iteration {expected['written']} as they were"

@@ -84,6 +84,15 @@ def test_a_column_that_a_killed_run_added_is_removed(tmp_path, caplog):
     assert "checkpoint" not in caplog.text  # nothing is missing
 
 
+def test_rows_stand_once_if_the_disk_failed_after_they_were_written(tmp_path, monkeypatch):
+    def failing(path):
+        monkeypatch.undo()
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("hookline.config.files.sync_directory", failing)
+    assert [row["iteration"] for row in run(tmp_path / "m.csv", 0, 6)] == ["1", "3", "5"]
+
+
 def test_a_torn_last_line_is_healed(tmp_path):
     path = tmp_path / "m.csv"
     run(path, 0, 8)

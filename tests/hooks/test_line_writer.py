@@ -117,7 +117,7 @@ def changed(path):
     [
         (removed, "is missing: missing are all rows up to iteration 29"),
         (emptied, "is empty: missing are all rows up to iteration 29"),
-        (truncated, "bytes of rows up to iteration 29 (the last row there is of iteration"),
+        (truncated, "bytes of rows up to iteration 29, and the last row left is of iteration"),
         (changed, "was changed since the checkpoint was saved"),
     ],
 )
