@@ -11,6 +11,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ..config import CfgNode, ConfigError
+from .checkpoint.torch_files import printable
 from .solver import LRMultiplier
 
 __all__ = [
@@ -138,7 +139,7 @@ def describe_changes(changes: Mapping[str, tuple[Any, Any]], world_size: tuple[i
     texts = []
     for key, (before, now) in changes.items():
         effect = next(text for start, text in EFFECTS.items() if key.startswith(start))
-        texts.append(f"Resuming with another {key}: {now!r} instead of {before!r}; {effect}")
+        texts.append(f"Resuming with another {printable(key)}: {now!r} instead of {before!r}; {effect}")
     if world_size[0] != world_size[1]:
         texts.append(
             f"Resuming with {world_size[1]} process(es) instead of {world_size[0]}: batches are the same, and each "

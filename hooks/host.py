@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
-from ..config import Duration
+from ..config import ConfigError, Duration
 from .base import EVENTS, HookBase, StopTraining, overrides
 from .functions import functions_for
 from .order import check_hooks
@@ -242,10 +242,17 @@ class HookHost:
         self._join_functions()
         hooks = self._keyed_hooks()
         for key, state in states.items():
-            if key in hooks:
+            if key not in hooks:
+                logger.warning("The checkpoint holds the state of a hook %r, which this run does not have", key)
+                continue
+            try:
                 hooks[key].load_state_dict(state)
-            else:
-                logger.warning("The checkpoint holds the state of a hook %s, which this run does not have", key)
+            except ConfigError:
+                raise
+            except Exception as error:  # of any kind, as the state happens to be
+                raise ConfigError(
+                    f"the state of the hook {key} in the checkpoint cannot be loaded ({type(error).__name__}: {error})"
+                ) from error
         for key, hook in hooks.items():
             if key not in states and hook.state_dict():
                 logger.info("The checkpoint holds no state of hook %s: it starts fresh", key)

@@ -20,7 +20,7 @@ import torch
 
 from ...config import ConfigError
 from .disk_writer import DiskWriter, Span
-from .torch_files import first_line
+from .torch_files import first_line, printable
 
 __all__ = ["verify_checkpoint", "write_checkpoint"]
 
@@ -144,7 +144,7 @@ def _wrong(path: str) -> str:
         return ""
     for record, crc in zip(records, _checksums(path, spans), strict=True):
         if crc != record.crc:
-            return f"damaged: the checksum of {record.name} is wrong"
+            return f"damaged: the checksum of {printable(record.name)} is wrong"
     return ""
 
 
@@ -156,6 +156,8 @@ def _records(file: IO[bytes], size: int) -> list[_Record]:
     """
     with zipfile.ZipFile(file) as archive:
         infos, entry = archive.infolist(), archive.start_dir
+    if sum(info.file_size for info in infos) > size:  # a small file could mean any amount of work
+        raise zipfile.BadZipFile("its parts overlap")
     records = []
     for info in infos:
         header = struct.unpack("<4s22x2H", _read_at(file, info.header_offset, 30))

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer, TrainerBase
 from hookline.hooks import CallbackHook, HookBase, HookOrderError, IterationTimer
 
@@ -347,8 +348,15 @@ def test_hooks_absent_on_either_side_are_reported_by_name(caplog):
     with caplog.at_level(logging.INFO):
         second.load_state_dict(first.state_dict())
     assert second._hooks[0].count == 7
-    assert "holds the state of a hook Gone, which this run does not have" in caplog.text
+    assert "holds the state of a hook 'Gone', which this run does not have" in caplog.text
     assert "holds no state of hook New: it starts fresh" in caplog.text
+
+
+def test_a_state_that_a_hook_cannot_load_is_an_error_that_names_the_hook():
+    trainer = Trainer()
+    trainer.register_hooks([Counter()])
+    with pytest.raises(ConfigError, match=r"the state of the hook Counter .* cannot be loaded \(KeyError: 'count'\)"):
+        trainer.load_state_dict({"iteration": 3, "hooks": {"Counter": {}}})
 
 
 # ---------------------------------------------------------------------------- cost

@@ -132,3 +132,18 @@ def test_the_cause_of_a_failed_write_is_told():
         write_checkpoint(file, STATE)
     assert raised.value.errno == 28
     assert torch.serialization.get_crc32_options()
+
+
+def test_parts_that_overlap_are_refused_before_they_are_read(tmp_path):
+    torch.save({"model": {"weight": torch.zeros(1000)}}, tmp_path / "model.pth")
+    content = (tmp_path / "model.pth").read_bytes()
+    with zipfile.ZipFile(tmp_path / "model.pth") as archive:
+        start = archive.start_dir
+    end = content.index(b"PK\x05\x06")
+    directory, count = content[start:end], 500  # the directory says that all is there so many times
+    directory = directory[: directory.index(b"PK\x06\x06")] if b"PK\x06\x06" in directory else directory
+    entries = len(zipfile.ZipFile(tmp_path / "model.pth").infolist()) * count
+    tail = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, entries, entries, len(directory) * count, start, 0)
+    (tmp_path / "model.pth").write_bytes(content[:start] + directory * count + tail)
+    with pytest.raises(ConfigError, match="its parts overlap"):
+        verify_checkpoint(str(tmp_path / "model.pth"))
