@@ -16,7 +16,15 @@ from ..config import ConfigError, Duration
 from .base import HOOK_REGISTRY, HookBase
 from .timing import format_seconds
 
-__all__ = ["EXIT_AGAIN", "EXIT_INTERRUPTED", "SignalHandler", "StopSignals", "TimeLimit", "leave_signals_to_parent"]
+__all__ = [
+    "EXIT_AGAIN",
+    "EXIT_INTERRUPTED",
+    "STOP_SIGNALS",
+    "SignalHandler",
+    "StopSignals",
+    "TimeLimit",
+    "leave_signals_to_parent",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +34,7 @@ EXIT_INTERRUPTED = 130
 """Exit code of a run that somebody ended with Ctrl-C: 128 + SIGINT, as shells have it."""
 
 # SIGUSR1 is what Slurm is asked to send ahead of time (--signal=USR1@60); there is none on Windows.
-_SIGNALS = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
+STOP_SIGNALS = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 
 
 class StopSignals:
@@ -56,7 +64,7 @@ class StopSignals:
         self._process = os.getpid()
         tell_workers_of_the_end()
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in STOP_SIGNALS:
                 self._before[number] = signal.signal(number, self._handle)
 
     def release(self) -> None:
@@ -91,16 +99,17 @@ class StopSignals:
 
 
 def leave_signals_to_parent(worker_id: int = 0) -> None:
-    """To be called first in a data loader's worker (``worker_init_fn``): the process that trains decides when to end.
+    """Have a data loader's worker ignore signals: the process that trains decides when to end.
 
-    Schedulers, and terminals, signal all processes of a job. A worker that ended at once would have the step fail that
-    is to be finished. After SIGTERM it stays for a minute, or until the program ends, which sends it this, too. If the
-    process that trains is killed the worker ends with it: torch's own watch begins later, and may miss that.
+    Called first in each worker; can be a ``worker_init_fn``. Schedulers and terminals signal all processes of a job. If
+    a worker ended at once, the step that is to be finished would fail. After SIGTERM a worker stays for a minute, or
+    until the program ends, which sends it SIGTERM too. If the process that trains is killed, the worker ends with it:
+    torch's own watch begins later, and may miss that.
 
     Args:
-        worker_id: of no meaning here.
+        worker_id: not used.
     """
-    for number in _SIGNALS:
+    for number in STOP_SIGNALS:
         # Not SIG_IGN for SIGTERM: a loader that gives up a worker that hangs sends it this, too.
         signal.signal(number, _end_in_a_minute if number == signal.SIGTERM else signal.SIG_IGN)
     if hasattr(signal, "SIGALRM"):
@@ -117,10 +126,10 @@ _process = 0
 
 
 def tell_workers_of_the_end() -> None:
-    """Have the loader workers that this process forks from now on know when it is about to end.
+    """Have the loader workers that this process starts from now on know when it is about to end.
 
-    To be called in processes that multiprocessing has started: what their imports had registered for their end is
-    dropped before they begin, and they do without atexit. In one that was forked otherwise it is the parent's alone.
+    Called before workers are started. What an import registers for the end of a process is lost in a process that
+    multiprocessing has started, and is the parent's alone in one that was forked otherwise.
     """
     global _ending, _at_the_end, _process
     if _process != os.getpid() or _at_the_end is None or not _at_the_end.still_active():

@@ -20,6 +20,7 @@ from .datasets import DATASET_REGISTRY, concat_datasets, first_samples, get_data
 from .samplers import SAMPLER_REGISTRY, InferenceSampler
 from .seeding import SeededLoader, is_deterministic
 from .stream import ShardedIterable, StreamLoader
+from .workers import WorkerLoader
 
 __all__ = [
     "build_batch_data_loader",
@@ -197,8 +198,15 @@ def trivial_batch_collator(batch: list[Any]) -> list[Any]:
 
 
 def worker_init_reset_seed(worker_id: int) -> None:
-    """Seed python, numpy and torch in a loader worker from the seed the loader gave it, another one each."""
+    """Seed python, numpy and torch in a loader worker from the seed the loader gave it, another one each.
+
+    For loaders of your own. The worker leaves signals to the process that trains, too.
+    """
     leave_signals_to_parent()
+    _reset_seed(worker_id)
+
+
+def _reset_seed(worker_id: int) -> None:
     seed = torch.initial_seed() % 2**31
     random.seed(seed)
     np.random.seed(seed)
@@ -272,12 +280,11 @@ def _loader(
         "persistent_workers": num_workers > 0,
     }
     if is_deterministic(dataset, collate_fn):
-        return DataLoader(dataset, worker_init_fn=worker_init_reset_seed, generator=_generator(seed), **options)
+        make = WorkerLoader if num_workers else DataLoader  # without workers a plain one is read faster
+        return make(dataset, worker_init_fn=_reset_seed, generator=_generator(seed), **options)
     if isinstance(batches, GlobalBatchSampler):
         batches.placed = True
-    return SeededLoader(
-        dataset, seed=seed, generator=_generator(seed), worker_init_fn=leave_signals_to_parent, **options
-    )
+    return SeededLoader(dataset, seed=seed, generator=_generator(seed), **options)
 
 
 def _stream(
@@ -296,7 +303,6 @@ def _stream(
         seed=seed,
         collate_fn=collate_fn,
         generator=_generator(seed),
-        worker_init_fn=leave_signals_to_parent,
         **options,
     )
 

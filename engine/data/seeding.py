@@ -13,9 +13,10 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate, get_worker_info
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from .batch_sampler import PlacedBatch
+from .workers import WorkerLoader, swapped
 
 __all__ = ["SeededLoader", "is_deterministic", "isolated_generators", "seed_generators", "stream_key"]
 
@@ -74,7 +75,7 @@ def isolated_generators() -> Iterator[None]:
         torch.default_generator.set_state(torch_)
 
 
-class SeededLoader(DataLoader[Any]):
+class SeededLoader(WorkerLoader):
     """A DataLoader whose samples draw the same random numbers in any process.
 
     Before a sample is read the generators are seeded by its place, which its batch brings along
@@ -95,17 +96,6 @@ class SeededLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         with swapped(self, dataset=_SeededReader(self.dataset, self.collate_fn, self._seed), collate_fn=as_it_is):
             return super().__iter__()
-
-
-@contextmanager
-def swapped(loader: Any, **attributes: Any) -> Iterator[None]:
-    """Have a loader make its iterator (and with it its workers) of other parts than it shows to users."""
-    own = {name: getattr(loader, name) for name in attributes}
-    loader.__dict__.update(attributes)  # DataLoader refuses to have its data set changed
-    try:
-        yield
-    finally:
-        loader.__dict__.update(own)
 
 
 def as_it_is(batch: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from ...config import ConfigError
 from .. import comm
@@ -24,8 +24,8 @@ from .seeding import (
     isolated_generators,
     seed_generators,
     stream_key,
-    swapped,
 )
+from .workers import WorkerLoader, swapped
 
 __all__ = ["ShardedIterable", "StreamLoader"]
 
@@ -62,7 +62,7 @@ class ShardedIterable(IterableDataset[Any]):
             yield sample if self.transform is None else self.transform(sample)
 
 
-class StreamLoader(DataLoader[Any]):
+class StreamLoader(WorkerLoader):
     """Batches of an iterable data set, with a position that can be saved.
 
     Args:

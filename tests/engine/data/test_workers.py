@@ -1,0 +1,72 @@
+"""Loader workers and the signals that all processes of a job get."""
+
+import os
+import signal
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
+
+from hookline.engine.data import build_batch_data_loader
+from hookline.engine.data.workers import WorkerLoader
+
+SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
+
+
+class Numbers(torch.utils.data.Dataset):
+    """Not known to be deterministic, so read by a SeededLoader."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor([index])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        info = get_worker_info()
+        return iter([torch.tensor([index]) for index in range(info.id, 8, info.num_workers)])
+
+
+def collate(samples):
+    return torch.cat([sample[0] if isinstance(sample, tuple) else sample for sample in samples])
+
+
+@pytest.mark.parametrize("number", sorted(SIGNALS))
+@pytest.mark.parametrize("dataset", [TensorDataset(torch.arange(8)[:, None]), Numbers(), Stream()], ids=repr)
+def test_a_signal_that_comes_before_a_worker_has_begun_does_not_end_it(dataset, number, monkeypatch):
+    """Between torch's handler, which ends a worker at SIGTERM, and worker_init_fn it seeds its generators."""
+    seed = torch.manual_seed
+
+    def seed_in_time(value):
+        if get_worker_info() is None and os.getpid() != parent:
+            os.kill(os.getpid(), number)
+        return seed(value)
+
+    parent = os.getpid()
+    monkeypatch.setattr(torch, "manual_seed", seed_in_time)
+    sampler = None if isinstance(dataset, IterableDataset) else range(8)
+    loader = build_batch_data_loader(dataset, sampler, 2, num_workers=2, collate_fn=collate, seed=0)
+    for _ in range(2):
+        assert sorted(torch.cat(list(loader)).tolist()) == list(range(8))
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []).isdisjoint(SIGNALS)
+
+
+class Mask(torch.utils.data.Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])], self.started
+
+    started = False
+
+
+def test_a_workers_signals_are_unblocked_and_its_own_init_function_is_called():
+    def begin(worker_id):
+        Mask.started = True
+
+    loader = WorkerLoader(Mask(), batch_size=None, num_workers=1, worker_init_fn=begin)
+    assert list(loader) == [[[], True]]
+    assert loader.worker_init_fn is begin
