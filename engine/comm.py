@@ -1,8 +1,7 @@
 """Ranks and collectives: thin names over torch.distributed that also work in a single process.
 
-The names are detectron2's. Every function may be called without a process group: there is then one rank, 0.
-What is not about tensors of the model (objects, decisions, names of missing ranks) goes through gloo and the store
-that the ranks met in, never through the GPUs.
+The names are detectron2's. Without a process group there is one rank, 0, and every function may be called.
+Objects, decisions and barriers use gloo and the store that the ranks met in, never the GPUs.
 """
 
 import functools
@@ -167,7 +166,7 @@ def new_group(ranks: list[int] | None = None, backend: str | None = None) -> "di
 
 
 def create_local_process_group(num_workers_per_machine: int) -> None:
-    """Make a group of the ranks on each machine, for :func:`get_local_process_group`. Every rank must call it.
+    """Make a group for the ranks of each machine, see :func:`get_local_process_group`. Every rank must call it.
 
     Args:
         num_workers_per_machine: processes on each machine; ranks are numbered machine by machine.
@@ -179,7 +178,7 @@ def create_local_process_group(num_workers_per_machine: int) -> None:
 
 
 def get_local_process_group() -> "dist.ProcessGroup | None":
-    """The group of the ranks on this machine. Where it was not made yet every rank must call this.
+    """The group of the ranks on this machine. The first call makes it, so every rank must call this.
 
     Returns:
         A group for collectives of tensors; None in a single process.
@@ -194,7 +193,7 @@ def _check_local_size(size: int) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _local_group(world: Any, size: int) -> "dist.ProcessGroup | None":
-    """This machine's group; ``world`` is an argument so that a new default group is not given old ones."""
+    """This machine's group. ``world`` is part of the cache key: a new default group gets new local groups."""
     _check_local_size(size)
     mine = None
     for first in range(0, dist.get_world_size(), size):
@@ -205,10 +204,10 @@ def _local_group(world: Any, size: int) -> "dist.ProcessGroup | None":
 
 
 def object_group() -> "dist.ProcessGroup | None":
-    """The group for what is not the model's tensors: gloo, and apart from the one that gradients go through.
+    """A gloo group for objects, decisions and metrics, separate from the group of the gradients.
 
-    Collectives of a group must come in one order on all ranks, and gradients are exchanged while Python runs on.
-    Every rank must call it, the first time at the same place.
+    Collectives of one group must run in the same order on all ranks, and gradients are exchanged in the background.
+    The first call makes the group, so every rank must make that call at the same place.
     """
     return _gloo_group(dist.group.WORLD)
 
@@ -238,7 +237,7 @@ def synchronize() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _turns(world: Any) -> "Counter[str]":
-    """How often each named barrier of a group was come to."""
+    """How often this rank has reached each named barrier of a group."""
     return Counter()
 
 
@@ -269,7 +268,7 @@ def barrier(name: str, timeout: timedelta | float | None = None) -> None:
     turn = turns[name]
     keys = [f"hookline/barrier/{name}/{turn}/{rank}" for rank in range(world_size)]
     store.set(keys[get_rank()], "here")
-    # Asking again and again, rather than store.wait(), leaves the connection to other threads.
+    # Polling leaves the connection to other threads; store.wait() would block it.
     end, pause = time.monotonic() + limit.total_seconds(), 0.001
     while not store.check(keys):
         if time.monotonic() > end:
@@ -280,18 +279,18 @@ def barrier(name: str, timeout: timedelta | float | None = None) -> None:
             )
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
-    if is_main_process() and turn > 1:  # all have come here, so nobody waits at the one before
+    if is_main_process() and turn > 1:  # all ranks are here, so none waits at the previous turn
         for rank in range(world_size):
             store.delete_key(f"hookline/barrier/{name}/{turn - 1}/{rank}")
 
 
 @contextmanager
 def main_process_first(local: bool = True, name: str = "main process first") -> Iterator[None]:
-    """Within it the main process goes first, and the others follow when it is done: to download, to build a cache.
+    """Run the body in the main process first, then in the others: to download data or build a cache.
 
     Args:
-        local: on each machine its first process goes first; otherwise rank 0 alone, for folders all machines share.
-        name: tells the place from others in error messages.
+        local: the first process of each machine goes first; otherwise rank 0 alone, for folders all machines share.
+        name: names the place in error messages.
 
     Example::
 

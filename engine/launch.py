@@ -47,13 +47,13 @@ __all__ = ["DEFAULT_TIMEOUT", "launch", "launched_by_torchrun", "note_training",
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)
-"""How long a rank waits in a collective for the others."""
+"""How long a rank waits for the others."""
 
-# What is passed on to the ranks when the launcher gets it.
+# Signals that the launcher passes on to the ranks.
 _SIGNALS = [
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2") if hasattr(signal, name)
 ]
-# Seconds after the first failure until the ranks that are still there are killed. They see it too, and end earlier.
+# Seconds after the first failure until the launcher kills the ranks that are left. Most end earlier by themselves.
 _GRACE = 8.0
 
 
@@ -68,36 +68,38 @@ def launch(
     *,
     device: str = "auto",
 ) -> Any:
-    """Run ``main_func(*args)`` in each process of a run, with detectron2's arguments.
+    """Run ``main_func(*args)`` in each process of a run. The arguments are detectron2's.
 
-    One process on one machine: it is called here. Several: they are started on this machine, each with a GPU of its
-    own if there are any, and join a process group (NCCL for tensors on GPUs, gloo for the rest). On each of several
-    machines this is called with the same arguments but for ``machine_rank``. In a process that torchrun started
-    nothing is started: it joins the others.
+    - One process on one machine: the function is called here.
+    - Several: the processes are started on this machine, each with a GPU of its own if there are any, and join a
+      process group (NCCL for tensors on GPUs, gloo for the rest).
+    - Several machines: each calls this with the same arguments, except for ``machine_rank``.
+    - In a process that torchrun started, nothing is started: the process joins the others.
 
-    When one process fails all are ended within some ten seconds, and its traceback is what is raised here. Signals
-    are passed on to the processes. A function of a notebook or of ``python -c`` is run in forked processes, which
-    cannot use CUDA if this one has; all others, and their arguments, must be picklable, and a script that calls this
-    needs the usual ``if __name__ == "__main__":``.
+    When one process fails, all end within about ten seconds, and the first failure is raised here. Signals are passed
+    on to the processes. A function of a notebook or of ``python -c`` runs in forked processes, which cannot use CUDA
+    if this process has used it. Any other function, and its arguments, must be picklable, and the script needs
+    ``if __name__ == "__main__":``.
 
     Args:
         main_func: the function.
         num_gpus_per_machine: processes on each machine; without GPUs they share its cores.
         num_machines: number of machines.
         machine_rank: number of this one, from 0.
-        dist_url: where machine 0 can be reached, as ``tcp://host:port``. "auto" or None: a free port, for one machine.
+        dist_url: address of machine 0, as ``tcp://host:port``. "auto" or None: a free port, for one machine.
         args: arguments of ``main_func``.
-        timeout: how long a rank waits in a collective for the others before it fails.
+        timeout: how long a rank waits for the others, at the start, in collectives and at barriers, before it fails.
         device: "auto" (GPUs if there are any), "cuda" or "cpu".
 
     Returns:
-        What ``main_func`` returned; of several processes that of the first one here, or None if it cannot be pickled.
+        What ``main_func`` returned, in the first process of this machine; None if that cannot be pickled.
 
     Raises:
-        ConfigError: what is asked for cannot be done, or a rank raised it.
+        ConfigError: the arguments are invalid, machines are missing or differ, or a rank raised it.
         SystemExit: the ranks ended with an exit code.
-        torch.multiprocessing.ProcessRaisedException: a rank raised something else; the message has its traceback.
-        torch.multiprocessing.ProcessExitedException: a rank was killed.
+        torch.multiprocessing.ProcessRaisedException: a rank raised another exception, or hung; the message has its
+            traceback or stack.
+        torch.multiprocessing.ProcessExitedException: a rank was killed, or left before the others.
     """
     if launched_by_torchrun():
         return _join_torchrun(main_func, args, num_gpus_per_machine, timeout, device)
@@ -457,7 +459,7 @@ class _Forwarding:
 
 
 def _wait(processes: Sequence[Any], places: Sequence[Place], store: dist.TCPStore) -> dict[int, int]:
-    """Wait until all have ended, and see to it that they do if one has failed.
+    """Wait until all processes have ended. After a failure, kill those that do not end by themselves.
 
     Returns:
         By index, the exit codes of those that ended by themselves.
@@ -490,7 +492,7 @@ def _wait(processes: Sequence[Any], places: Sequence[Place], store: dist.TCPStor
 
 
 def _end_what_is_left(processes: Sequence[Any], codes: Mapping[int, int]) -> None:
-    """End what ranks that were killed, or failed, left behind: their loader workers would hold on to the terminal."""
+    """Kill the child processes of ranks that were killed or failed: loader workers would keep the terminal open."""
     for index, process in enumerate(processes):
         if codes.get(index) not in GOOD_ORDER:
             with suppress(ProcessLookupError, PermissionError):
@@ -560,7 +562,7 @@ def _first_failure(store: dist.Store) -> Failure | None:
 
 
 def _log_first(failure: Failure, path: str) -> None:
-    """In the run's log the first failure stands last as well, below what the other ranks said."""
+    """Append the first failure to the run's log, below what the other ranks logged after it."""
     if path and os.path.isfile(path):
         now = time.strftime("%Y-%m-%d %H:%M:%S")
         with open(path, "a", encoding="utf-8") as file:

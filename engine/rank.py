@@ -50,7 +50,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 GOOD_ORDER = (0, 75, 130)
-"""Exit codes of ranks that all of them agreed on: done, stopped to be resumed (EX_TEMPFAIL), interrupted."""
+"""Exit codes that all ranks agreed on: done, stopped to be resumed (EX_TEMPFAIL), interrupted."""
 
 _FAILURE, _LOG_FILE = "hookline/failure", "hookline/log_file"
 # Set by a rank that wants to know where the others stand.
@@ -67,7 +67,8 @@ _LEAVE = 5.0
 _FRAMES = 12
 
 # A process that gets it writes its stack traces to standard error, even if its interpreter is blocked.
-DUMP_SIGNAL = signal.SIGRTMIN + 7
+# By default SIGURG is ignored, so a process that does not handle it yet is not harmed.
+DUMP_SIGNAL = signal.SIGURG
 # The store of the run that this process has joined.
 _run_store: "dist.Store | None" = None
 
@@ -455,7 +456,7 @@ def _log_stream() -> Iterator[IO[str]]:
 
 
 def watch_parent(parent: Any, grace: float = 60.0) -> None:
-    """End this process some time after its launcher was killed; the signal that it then gets asks for good order."""
+    """End this process some time after its launcher was killed. It gets SIGTERM at once, to save and stop."""
 
     def wait() -> None:
         parent.join()
