@@ -94,7 +94,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
                 del offered["fused"]
             error = _try_sharded(partial(build, **offered), groups)
         if error is not None:
-            reason = str(error).partition("\n")[0]
+            reason = str(error).partition("\n")[0].partition(". ")[0]
             raise ConfigError(
                 f"SOLVER.OPTIMIZER: {solver.OPTIMIZER.NAME} with ARGS {dict(args)} cannot update parameters that are "
                 f"sharded over ranks ({type(error).__name__}: {reason}); use another optimizer, such as "
