@@ -23,12 +23,12 @@ __all__ = ["Agreement", "HooksNow", "StopRequest", "refuse_other_configs"]
 
 logger = logging.getLogger(__name__)
 
-# How often ranks ask each other, in seconds. It takes them some 0.4 ms: less than a thousandth of the time.
+# Seconds between exchanges. One takes about 0.4 ms, less than a thousandth of the time.
 _PERIOD = 1.0
 _EVENTS = ("on_eval", "on_write", "on_save")
-# How many seconds a rank waits for the others where most likely all of them come, and must not wait for ever if not.
+# How many seconds a rank waits for the others at a place that some of them may never reach.
 _ALL_COME, _ALL_CHANGE = 10.0, 3.0
-# Ranks make their agreements together, so the number of one is the same on all.
+# All ranks make their agreements in the same order, so an agreement has the same number on all of them.
 _numbers = itertools.count()
 
 
@@ -82,9 +82,8 @@ class HooksNow:
     """The hooks of a rank.
 
     Attributes:
-        names: of all of them, in their order, those included that join with the next step.
-        changes: how many were registered and removed since training began: names alone do not tell one hook of a
-            class from another.
+        names: of all hooks in their order, including those that join with the next step.
+        changes: how many were registered and removed since training began. Two hooks of one class have the same name.
     """
 
     names: tuple[str, ...]
@@ -97,21 +96,21 @@ class HooksNow:
 
 
 class Agreement:
-    """Brings what one rank asks for to all of them: to stop, save, write or evaluate at the end of the same step.
+    """Lets all ranks stop, save, write or evaluate at the end of the same step when one of them asks for it.
 
-    A signal, a time limit or a user's hook may act on one rank alone, while a collective needs all ranks. So what is
-    asked for on any rank is exchanged every so many steps, about once a second, and then holds on all. How many steps
-    that are is rank 0's choice, made of the time that steps took; the exchange itself tells the others.
+    A signal, a time limit or a user's hook may act on one rank alone, but a collective needs all ranks. Ranks exchange
+    their requests about once a second. Rank 0 chooses the number of steps until the next exchange from the time that
+    steps take, and each exchange tells the others.
 
     Args:
-        first_iter: of the run. The first exchange is at the end of that step.
-        hooks: of this rank.
+        first_iter: the first iteration of the run. The first exchange is at the end of that step.
+        hooks: the hooks of this rank.
 
     Attributes:
-        alike: whether all ranks have the same hooks. If not, as where rank 0 alone has a writer and a checkpointer
-            (detectron2's way), what these do is left to each rank, and nothing is exchanged for it. It changes with
-            an exchange, so on all ranks at the same step.
-        next_iter: the step at whose end ranks exchange next, if nothing makes them do it before.
+        alike: whether all ranks have the same hooks. If not, for example if rank 0 alone has a writer and a
+            checkpointer (detectron2's way), each rank's hooks act for themselves, and nothing is exchanged for them.
+            It changes at an exchange only, so at the same step on all ranks.
+        next_iter: the step at whose end ranks exchange next, unless something makes them do so earlier.
         clock: seconds since training began, on rank 0, at the last exchange: the same number on all ranks.
     """
 
@@ -126,7 +125,7 @@ class Agreement:
         self._group = comm.object_group()
         self._number = next(_numbers)
         self.alike = len(set(comm.all_gather(hooks.names))) == 1
-        # The hooks that the others know of, and whether this rank asked in vain to change them since.
+        # The hooks that the other ranks know, and whether a change since then was refused.
         self._known = hooks
         self._asked_in_vain = False
 
@@ -140,19 +139,19 @@ class Agreement:
         self._events.add(event)
 
     def exchange(self, iteration: int, hooks: HooksNow) -> tuple[set[str], StopRequest | None]:
-        """Ask the other ranks, which do so at the end of the same step.
+        """Exchange requests with the other ranks, which call this at the end of the same step.
 
         Args:
             iteration: that step.
-            hooks: of this rank. Where they have changed, all learn whether they did on all ranks alike.
+            hooks: the hooks of this rank. All ranks learn whether they are still the same on all.
 
         Returns:
             The events that any rank asked for; and the first rank's request to stop, if there is one.
         """
         now = time.monotonic()
         steps = self._choose_steps(iteration, now)
-        # The largest of each is what all get: of rank 0's clock and choice, since the others give none. The largest
-        # of a number and of its negative are the same number if all ranks have the same.
+        # All ranks get the maximum of each number. Only rank 0 gives a clock and a choice of steps. The maxima of the
+        # checksum and of its negative have the same size only if all ranks have the same checksum.
         ours = [float(event in self._events) for event in _EVENTS]
         ours += [float(self._stop is not None), float(hooks.checksum), -float(hooks.checksum)]
         ours += [now - self._began, float(iteration + steps)] if comm.is_main_process() else [0.0, 0.0]
@@ -168,13 +167,13 @@ class Agreement:
     def may_change(self, iteration: int, hooks: HooksNow) -> bool:
         """Whether hooks that were registered or removed on this rank may join and leave before this step.
 
-        What hooks ask for ``everywhere`` is not exchanged, so while ranks are alike, all must change at the same step
-        or none. Those that change look whether the others do: then all go on with their new hooks at once. One that
-        is alone keeps its old hooks up to the next exchange, which tells the others.
+        Requests that hooks make ``everywhere`` are not exchanged. So while ranks are alike, either all change their
+        hooks at the same step or none does. A rank that changes waits a little for the others. If it is alone, it
+        keeps its old hooks until the next exchange, which tells the others.
 
         Args:
             iteration: the step that is about to begin.
-            hooks: of this rank, changes included.
+            hooks: the hooks of this rank, with the changes.
         """
         if not self.alike or hooks == self._known:
             return True
@@ -185,7 +184,7 @@ class Agreement:
         return True
 
     def _all_change(self, iteration: int, hooks: HooksNow) -> bool:
-        """Through the store, since ranks that have not changed do not come. All that do get the same answer."""
+        """Whether all ranks make this change. It uses the store, since ranks without a change do not call this."""
         store = comm.get_store()
         assert store is not None  # there are several ranks
         key = f"hookline/hooks/{self._number}/{iteration}"
@@ -197,11 +196,11 @@ class Agreement:
             time.sleep(pause)
             pause = min(2 * pause, 0.05)
         all_change = here and all(store.get(one).decode() == mine for one in keys)
-        # The first one to judge does so for all: a rank that comes too late for another must not think otherwise.
+        # The first verdict counts for all ranks, also for one that comes too late for another.
         return bool(store.compare_set(verdict, "", "all" if all_change else "some") == b"all")
 
     def _compare_hooks(self, hooks: HooksNow, same: bool) -> None:
-        """All ranks know now what hooks there are."""
+        """Note after an exchange whether the hooks are the same on all ranks."""
         were_alike, self.alike = self.alike, same
         self._known, self._asked_in_vain = hooks, False
         if were_alike and not same:

@@ -359,7 +359,7 @@ def _collective_error(error: BaseException | None) -> BaseException | None:
         from_torch = isinstance(error, RuntimeError) and ("gloo/" in str(error) or "NCCL" in str(error))
         if from_torch or isinstance(error, dist.DistError | comm.BarrierTimeoutError):
             return error
-        error = error.__cause__ or error.__context__
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return None
 
 
