@@ -173,7 +173,22 @@ def test_weights_and_buffers_of_any_kind_begin_as_those_of_rank_0(tmp_path):
 SHARED = """
 from hookline.engine.data import GlobalBatchSampler, TrainingSampler
 from hookline.engine.data.samplers import InferenceSampler
+from hookline.engine import SimpleTrainer
 from hookline.engine.evaluation import predict_dataset
+from hookline.engine.parallel import Strategy
+from torch.utils.data import DataLoader
+
+class Shared(Strategy):
+    data_rank, data_size = 0, 1
+
+def refused():
+    # A loader that was made before the data ranks were set.
+    model = nn.Linear(1, 1)
+    loader = DataLoader([torch.zeros(1)] * 6, batch_sampler=GlobalBatchSampler(range(6), 4))
+    try:
+        SimpleTrainer(model, loader, torch.optim.SGD(model.parameters(), 0.1), strategy=Shared())
+    except ConfigError as error:
+        return str(error)
 
 def error_of(rank, size):
     try:
@@ -184,7 +199,7 @@ def error_of(rank, size):
 def main(folder):
     rank = comm.get_rank()
     before = len(InferenceSampler(5))
-    errors = [error_of(0, 2), error_of(rank, 1 + rank), error_of(1 - rank, 2), error_of(0, 0)]
+    errors = [refused(), error_of(0, 2), error_of(rank, 1 + rank), error_of(1 - rank, 2), error_of(0, 0)]
     comm.set_data_ranks(0, 1)
     one = GlobalBatchSampler(range(6), 4)
     predicted = predict_dataset(nn.Identity(), [torch.arange(3.0)], str(folder))
@@ -198,8 +213,9 @@ def test_samplers_and_predictions_follow_the_data_ranks(tmp_path):
     assert code == 0, output
     for rank, (before, errors, shared) in enumerate(results):
         assert before == (3, 2)[rank]
-        assert "(data_rank, data_size) are [(0, 2), (0, 2)]" in errors[0]
-        assert "[(0, 1), (1, 2)]" in errors[1]
-        assert "[1, 0] must be numbered in the order of their first ranks" in errors[2]
-        assert "[(0, 0), (0, 0)]" in errors[3]
+        assert "splits each batch into 2 parts, and the data_size of the strategy Shared is 1" in errors[0]
+        assert "(data_rank, data_size) are [(0, 2), (0, 2)]" in errors[1]
+        assert "[(0, 1), (1, 2)]" in errors[2]
+        assert "[1, 0] must be numbered in the order of their first ranks" in errors[3]
+        assert "[(0, 0), (0, 0)]" in errors[4]
         assert shared == [[[0, 1, 2, 3], [4, 5]], [0, 1, 2, 3, 4], 0, 3]
