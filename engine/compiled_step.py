@@ -205,6 +205,8 @@ def _step(inside: Any, trainer: Any, optimizer: Any, batch: Any) -> Any:
     """What is compiled: the trainer's own methods, one after the other, on stand-ins of trainer and optimizer."""
     this = inside(trainer, optimizer)
     optimizer.zero_grad()
+    buffers = [] if trainer.nonfinite.policy == "raise" else list(trainer.model.buffers())
+    kept = [(buffer, buffer.clone()) for buffer in buffers]
     with torch.enable_grad():
         losses = this.accumulate(batch) if trainer.accumulation_steps > 1 else this.forward_backward(batch)
     losses = {name: loss.detach() for name, loss in losses.items()}
@@ -219,7 +221,7 @@ def _step(inside: Any, trainer: Any, optimizer: Any, batch: Any) -> Any:
         note(_UNREADY)
         raise _UnreadyError  # decided when the step is traced: nothing has been run
     # An update by gradients that are not finite is undone before anybody can see it.
-    for tensor, old in before:
+    for tensor, old in before + kept:
         tensor.copy_(torch.where(finite, tensor, old))
     if not trainer.zero_grad_before_forward:
         optimizer.zero_grad()

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ..config import ConfigError
-from .nonfinite import find_nonfinite, skip_on_device
+from .nonfinite import Buffers, find_nonfinite, skip_on_device
 from .whole_step import OptimizerStandIn, check_asked, check_whole_step, inside_of
 
 __all__ = ["CudaGraphs", "GraphedStep"]
@@ -230,12 +230,16 @@ class GraphedStep:
         """What is captured: the trainer's own methods, one after the other, on stand-ins of trainer and optimizer."""
         this = self._inside(trainer, optimizer)
         optimizer.zero_grad()
+        buffers = Buffers(trainer.model)
+        if trainer.nonfinite.policy != "raise":
+            buffers.keep()
         losses = this.accumulate(batch) if trainer.accumulation_steps > 1 else this.forward_backward(batch)
         losses = {name: loss.detach() for name, loss in losses.items()}
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         device = gradients[0].device if gradients else next(iter(losses.values())).device
         found = find_nonfinite([*gradients, *losses.values()], torch.zeros((), device=device))
         skip_on_device([optimizer], found, trainer.nonfinite.policy)
+        buffers.restore(found)
         with torch.no_grad():
             this.optimizer_step()
         if not trainer.zero_grad_before_forward:

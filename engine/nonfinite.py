@@ -12,7 +12,7 @@ from ..config import ConfigError
 from ..hooks.models import unwrap_model
 from . import comm
 
-__all__ = ["NonFinitePolicy", "find_nonfinite", "skip_on_device"]
+__all__ = ["Buffers", "NonFinitePolicy", "find_nonfinite", "skip_on_device"]
 
 logger = logging.getLogger(__name__)
 
@@ -63,10 +63,19 @@ class NonFinitePolicy:
         self._unread: list[tuple[int, torch.Tensor, str]] = []
         self._flag = torch.zeros(())
         self._optimizer: Any = None
+        self._buffers: Buffers | None = None
         self._plain = self._parts = False
         self._one = _ONE
 
     # ------------------------------------------------------------------ in a step
+
+    def begin(self, trainer: Any) -> None:
+        """Before the forward pass: keep what the model's buffers are, which a step that is skipped must not change."""
+        if self.policy == "raise":
+            return
+        if self._buffers is None or self._buffers.model is not trainer.model:
+            self._buffers = Buffers(trainer.model)
+        self._buffers.keep()
 
     def check(self, trainer: Any, losses: Mapping[str, torch.Tensor], error: FloatingPointError | None = None) -> None:
         """Check a step: its gradients are complete, and its update is not made yet.
@@ -153,6 +162,8 @@ class NonFinitePolicy:
             self._unread.append((iteration, found, _STEP if scaler is None else _LOSSES))
             if scaler is None:
                 skip_on_device(getattr(trainer.optimizer, "optimizers", [trainer.optimizer]), found, self.policy)
+            if self._buffers is not None:
+                self._buffers.restore(found)
         if len(self._unread) >= _MAX_UNREAD:
             self.settle(trainer)
 
@@ -242,6 +253,8 @@ class NonFinitePolicy:
         if kind is _OWN_LOSSES:
             return
         self.skip_update = not late
+        if self._buffers is not None and not late and trainer._found is None:
+            self._buffers.restore()
         if iteration == self._counted:  # more than one flag of a step
             return
         self.steps += 1
@@ -294,6 +307,48 @@ class NonFinitePolicy:
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         self.steps, self.in_a_row = state_dict.get("steps", 0), state_dict.get("in_a_row", 0)
+
+
+class Buffers:
+    """The buffers of a model, such as batch norm's statistics, as they were before a forward pass.
+
+    Args:
+        model: whose buffers they are. They are looked up in each step: some code replaces them.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model
+        self._places = [(module._buffers, name) for module in model.modules() for name in module._buffers]
+        self._kept: list[torch.Tensor] = []
+        self._tensors: list[torch.Tensor] = []
+
+    def keep(self) -> None:
+        """Copy them."""
+        there = [owner.get(name) for owner, name in self._places]
+        self._tensors = [_local(buffer) for buffer in there if buffer is not None and not is_lazy(buffer)]
+        kinds = [(tensor.shape, tensor.dtype, tensor.device) for tensor in self._tensors]
+        if kinds != [(kept.shape, kept.dtype, kept.device) for kept in self._kept]:
+            self._kept = [torch.empty_like(tensor) for tensor in self._tensors]
+        if self._kept:
+            with torch.no_grad():
+                torch._foreach_copy_(self._kept, self._tensors)
+
+    @torch.no_grad()
+    def restore(self, found: torch.Tensor | None = None) -> None:
+        """Give them the values back that were kept: if ``found`` is 1, on whatever device, or in any case."""
+        if not self._kept:
+            return
+        if found is None:
+            torch._foreach_copy_(self._tensors, self._kept)
+            return
+        groups: dict[tuple[torch.device, torch.dtype], list[tuple[torch.Tensor, torch.Tensor]]] = {}
+        for now, kept in zip(self._tensors, self._kept, strict=True):
+            groups.setdefault((now.device, now.dtype), []).append((now, kept))
+        for (device, _), pairs in groups.items():  # all in a few calls: models have hundreds
+            now, kept = (torch.cat([tensor.reshape(-1) for tensor in side]) for side in zip(*pairs, strict=True))
+            chosen = torch.where(found.to(device) > 0, kept, now).split([tensor.numel() for tensor, _ in pairs])
+            values = [value.view(tensor.shape) for value, (tensor, _) in zip(chosen, pairs, strict=True)]
+            torch._foreach_copy_([tensor for tensor, _ in pairs], values)
 
 
 def find_nonfinite(tensors: Iterable[torch.Tensor], found: torch.Tensor) -> torch.Tensor:

@@ -211,6 +211,7 @@ class SimpleTrainer(TrainerBase):
             return
         if self.zero_grad_before_forward:
             self.zero_grad()
+        self.nonfinite.begin(self)
         if self.accumulation_steps > 1:
             loss_dict = self.accumulate(batch)
         else:

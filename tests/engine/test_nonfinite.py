@@ -159,6 +159,30 @@ def test_gradients_keep_their_bits_when_they_are_checked(late):
     assert torch.equal(gradient.view(torch.int32), before.view(torch.int32))
 
 
+class Normed(Net):
+    """With statistics, and a count of its batches, which see what a batch has before anybody knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+
+    def forward(self, batch):
+        loss = super().forward(batch)["loss"]
+        return {"loss": loss + 0.0 * self.norm(batch).sum()}
+
+
+@pytest.mark.parametrize("value", [BAD_GRADIENT, BAD_LOSS])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_skipped_step_leaves_the_statistics_of_batch_norm_alone(way, value, monkeypatch):
+    monkeypatch.setitem(globals(), "Net", Normed)
+    found = []
+    for values in ([GOOD, GOOD, GOOD, GOOD, value, GOOD], [GOOD] * 5):
+        trainer = make(way, data(*values), nonfinite="skip")
+        trainer.train(0, len(values))
+        found.append(trainer.model.state_dict())
+    torch.testing.assert_close(*found, rtol=1e-6, atol=0)
+
+
 # ---------------------------------------------------------------------------- saving
 
 
