@@ -41,6 +41,8 @@ def load_torch_file(path: str, *, mmap: bool = False) -> Any:
             # What cannot be read is an error.
             warnings.filterwarnings("ignore", "Detected pickle protocol|'torch.load' received a zip file")
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or first_line(error)}") from error
     except Exception as error:  # of any kind, as the bytes happen to be
         raise ConfigError(_explain(path, error)) from error
     try:

@@ -64,8 +64,11 @@ def find_checkpoint(path: str) -> str:
         return path
     tag = os.path.join(path, "last_checkpoint")
     if os.path.isfile(tag):
-        with open(tag, errors="replace") as file:
-            name = printable(file.read(_MAX_NAME).strip())
+        try:
+            with open(tag, errors="replace") as file:
+                name = printable(file.read(_MAX_NAME).strip())
+        except OSError as error:
+            raise ConfigError(f"{tag} cannot be read: {error.strerror}") from error
         last = os.path.join(path, name)
         if not name or os.path.basename(name) != name or not (os.path.isfile(last) or _is_distributed(last)):
             raise ConfigError(
@@ -111,7 +114,10 @@ def read_checkpoint(path: str, *, mmap: bool = False, like: "Like | None" = None
         ConfigError: there is no such file, it is damaged, or it holds no weights.
     """
     path = find_checkpoint(path)
-    checkpoint = _read(path, mmap, like)
+    try:
+        checkpoint = _read(path, mmap, like)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or first_line(error)}") from error
     _check_names(path, checkpoint["model"])
     return checkpoint
 

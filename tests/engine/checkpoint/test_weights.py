@@ -217,6 +217,16 @@ def test_names_of_weights_cannot_write_to_the_terminal(tmp_path, name, averaged)
     assert message.isprintable()
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="needs a file whose reading fails")
+@pytest.mark.parametrize("name", ["model.pth", "last_checkpoint", "model.safetensors.index.json"])
+def test_a_file_that_the_disk_does_not_give_is_refused(tmp_path, name):
+    (tmp_path / name).symlink_to("/proc/self/mem")
+    for call in (read_checkpoint, check_weights):
+        message = refused(tmp_path / name if name.startswith("model.") else tmp_path, call)
+        assert "Input/output error" in message
+        assert name in message
+
+
 def test_a_misspelt_file_is_refused_with_the_nearest(tmp_path):
     torch.save(STATE, tmp_path / "model_final.pth")
     assert refused(tmp_path / "model_finl.pth").endswith(f"did you mean '{tmp_path}/model_final.pth'?")
