@@ -76,6 +76,13 @@ class StopRequest:
     exit_code: int = 0
     by: Mapping[str, Any] | None = None
 
+    def outranks(self, other: "StopRequest | None") -> bool:
+        """Whether this request counts, and not an earlier one: only a stop on purpose after an interruption.
+
+        A run that is interrupted in the step that early stopping ends must not train on when it is resumed.
+        """
+        return other is None or bool(other.exit_code and not self.exit_code)
+
 
 @dataclass(frozen=True)
 class HooksNow:
@@ -130,8 +137,8 @@ class Agreement:
         self._asked_in_vain = False
 
     def ask_to_stop(self, request: StopRequest) -> None:
-        """This rank wants to stop; its first request counts."""
-        if self._stop is None:
+        """This rank wants to stop."""
+        if request.outranks(self._stop):
             self._stop = request
 
     def ask_for(self, event: str) -> None:
@@ -146,7 +153,7 @@ class Agreement:
             hooks: the hooks of this rank. All ranks learn whether they are still the same on all.
 
         Returns:
-            The events that any rank asked for; and the first rank's request to stop, if there is one.
+            The events that any rank asked for; and the request to stop that counts, if there is one.
         """
         now = time.monotonic()
         steps = self._choose_steps(iteration, now)
@@ -223,7 +230,7 @@ class Agreement:
     def _first_to_stop(self) -> StopRequest:
         asked: list[StopRequest | None] = comm.all_gather(self._stop, group=self._group)
         self._stop = None
-        return next(one for one in asked if one is not None)
+        return min((one for one in asked if one is not None), key=lambda one: bool(one.exit_code))
 
     def _choose_steps(self, iteration: int, now: float) -> int:
         """After how many steps to ask again. At most twice as many as last time: the first steps are slow ones."""

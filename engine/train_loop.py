@@ -166,13 +166,15 @@ class TrainerBase(HookHost):
                     f"all ranks: the others cannot finish a step that one gives up ({missing}). Where one rank wants "
                     "to stop, call trainer.request_stop(reason) instead: all then end with the same step"
                 ) from stop
-        self._stop = self._stop or StopRequest(reason)
+        request = StopRequest(reason)
+        if request.outranks(self._stop):
+            self._stop = request
 
     def request_stop(self, reason: str = "", exit_code: int = 0, everywhere: bool = False) -> None:
-        """Ask that training end, in good order, with the present step. The first one to ask counts.
+        """Ask that training end, in good order, with the present step. The first request counts.
 
-        Of several ranks one may ask alone: all of them end at one of the next steps, which they agree on within
-        about a second. So it is with the other requests.
+        A stop on purpose counts before an interruption in the same step. One rank may ask alone: all ranks then end at
+        one of the next steps, which they agree on within about a second. The other requests work likewise.
 
         Args:
             reason: returned by :meth:`train`, and logged.
@@ -184,7 +186,7 @@ class TrainerBase(HookHost):
         request = StopRequest(reason or "stop requested", exit_code, by)
         if self._agreement is not None and not (everywhere and self._agreement.alike):
             self._agreement.ask_to_stop(request)
-        elif self._stop is None:
+        elif request.outranks(self._stop):
             self._stop = request
 
     def request_save(self, everywhere: bool = False) -> None:
@@ -292,7 +294,8 @@ class TrainerBase(HookHost):
         """Do what any rank asked for. Metrics come first: what is written, and judged by, is of all ranks."""
         events, stop = agreement.exchange(self.iter, self._hooks_now())
         self._requests |= events
-        self._stop = self._stop or stop
+        if stop is not None and stop.outranks(self._stop):
+            self._stop = stop
         if self._requests and agreement.alike:
             share_metrics(self.storage, self._finished)
 

@@ -95,6 +95,7 @@ class PeriodicCheckpointer(HookBase):
         self._every = Every(period)
         self._ending = False
         self._saved_iter = -1
+        self._end_is_lost = False  # the final save failed
 
     def before_train(self) -> None:
         self.max_iter = self.trainer.max_iter
@@ -122,7 +123,8 @@ class PeriodicCheckpointer(HookBase):
     def after_train(self) -> None:
         trainer = self.trainer
         self._ending = True
-        if not trainer.failed and (trainer.finished_iter >= trainer.start_iter or self._only_the_end_is_missing()):
+        has_news = trainer.finished_iter >= trainer.start_iter or self._end_is_lost or self._only_the_end_is_missing()
+        if not trainer.failed and has_news:
             trainer.request_save()
         else:
             drain(self.checkpointer)
@@ -138,6 +140,7 @@ class PeriodicCheckpointer(HookBase):
         self._may_be_made_up_for, self._scheduled = self._scheduled, False
         iteration = trainer.finished_iter
         if self._ending and not trainer.interrupted:
+            self._end_is_lost = True
             self._save_final(iteration)
         elif not self._ending:
             self._save_periodic(iteration)
@@ -149,6 +152,7 @@ class PeriodicCheckpointer(HookBase):
             drain(self.checkpointer)
             if self._lost is not None:  # no next save will make up for it, whatever the checkpointer does about errors
                 raise self._lost
+            self._end_is_lost = False
 
     def after_run(self) -> None:
         close = getattr(self.checkpointer, "close", None)

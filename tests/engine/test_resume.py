@@ -330,6 +330,26 @@ def test_a_run_killed_in_its_final_save_and_extended_is_the_untouched_run_extend
     assert_same_final(killed, whole)
 
 
+def test_a_second_train_makes_up_for_a_final_save_that_failed(make, tmp_path):
+    trainer = make(*STOPPED, "SOLVER.MAX_ITER", 10)
+    save = trainer.checkpointer.save
+    killed_at(trainer, "model_final")
+    with pytest.raises(Killed):
+        trainer.train()
+    trainer.checkpointer.save = save
+    assert trainer.train().iteration == 10
+    assert final_state(tmp_path)["trainer"]["end"]["complete"]
+
+
+def test_an_early_stopped_run_that_is_interrupted_in_its_last_step_has_ended(make):
+    trainer = make(*STOPPED, *stopping())
+    interrupt = CallbackHook(before_step=lambda t: t.request_stop("signal", 75) if t.iter == 11 else None)
+    trainer.register_hooks([interrupt])
+    result = trainer.train()
+    assert (result.reason.split(":")[0], result.iteration, result.exit_code) == ("early stopping", 12, 0)
+    assert make(*STOPPED, *stopping(), resume=True).train().iteration == 12
+
+
 def test_a_complete_run_that_is_resumed_gives_its_results_again_and_writes_nothing(make, tmp_path):
     best = ["CHECKPOINT.BEST.METRIC", "synthetic/accuracy", "CHECKPOINT.LOAD_BEST_AT_END", True]
     first = make(*STOPPED, *best)

@@ -217,6 +217,16 @@ def test_the_first_reason_counts():
     assert trainer.train(0, 9).reason == "first"
 
 
+@pytest.mark.parametrize("codes", [(75, 0), (0, 75)])
+def test_a_stop_on_purpose_counts_before_an_interruption_in_the_same_step(codes):
+    trainer = make_trainer()
+    stop = CallbackHook(after_step=lambda t: [t.request_stop(f"code {code}", exit_code=code) for code in codes])
+    trainer.register_hooks([stop])
+    result = trainer.train(0, 9)
+    assert (result.reason, result.exit_code, result.iteration) == ("code 0", 0, 1)
+    assert trainer.state_dict()["end"]["reason"] == "code 0"
+
+
 def test_max_iter_may_be_changed_while_training():
     trainer = make_trainer()
 
