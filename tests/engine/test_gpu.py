@@ -5,8 +5,12 @@ import torch
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer
+from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
-from hookline.hooks import CallbackHook, LRScheduler
+from hookline.hooks import CallbackHook, LRScheduler, PeriodicCheckpointer
+
+from .test_nonfinite import BAD_GRADIENT, GOOD, Net
+from .test_nonfinite import data as batches_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
@@ -160,3 +164,25 @@ def test_what_waits_for_the_device_cannot_be_captured():
     made = SimpleTrainer(net, data, optimizer, adapter=adapter, device="cuda", cuda_graph=True)
     with pytest.raises(ConfigError, match=r"SOLVER\.CUDA_GRAPH: this step cannot be captured"):
         made.train(0, 8)
+
+
+@pytest.mark.parametrize("cuda_graph", [False, True])
+def test_infinite_gradients_of_finite_losses_are_skipped_on_the_device_and_counted(cuda_graph):
+    net = Net().cuda()
+    data = [batch.cuda() for batch in batches_of(GOOD, GOOD, GOOD, GOOD, BAD_GRADIENT, GOOD)]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, fused=True)
+    made = SimpleTrainer(net, data, optimizer, nonfinite="skip", device="cuda", cuda_graph=cuda_graph)
+    made.train(0, 12)
+    assert made.nonfinite.steps == 2
+    assert all(p.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_what_is_found_late_on_a_gpu_is_an_error_before_it_is_saved(tmp_path, fused):
+    net = Net().cuda()
+    data = [batch.cuda() for batch in batches_of(GOOD, GOOD, BAD_GRADIENT, GOOD)]
+    made = SimpleTrainer(net, data, torch.optim.SGD(net.parameters(), lr=0.01, fused=fused), device="cuda")
+    made.register_hooks([PeriodicCheckpointer(Checkpointer(net, str(tmp_path), trainer=made), period=1)])
+    with pytest.raises(FloatingPointError, match="iteration 2"):
+        made.train(0, 4)
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["model_0000000.pth", "model_0000001.pth"]
