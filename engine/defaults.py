@@ -219,6 +219,12 @@ class DefaultTrainer(PortedTrainer):
 
     def _train_on(self, end: Mapping[str, Any] | None) -> TrainResult:
         """Train; a run with an ``end`` has no step left, and what comes after the last step is done."""
+        for hook in self.find_hooks(hooks.BestCheckpointer):
+            if hook.loaded_iter is not None:
+                raise ConfigError(
+                    f"CHECKPOINT.LOAD_BEST_AT_END: the model has the weights of iteration {hook.loaded_iter}, and "
+                    "training cannot continue with them. Make a new trainer, and call resume_or_load(resume=True)"
+                )
         if self._rng_after_train and hasattr(self, "storage"):
             self._continue_run()
         if self.max_iter != self.cfg.SOLVER.MAX_ITER:
@@ -273,7 +279,7 @@ class DefaultTrainer(PortedTrainer):
         """What is different about the cause of a stop; empty if nothing is."""
         if by is None:  # no hook: a loss that was not finite, or the model itself
             changes = changes_since(self._saved_run["config"], self.cfg) if self._saved_run else {}
-            keys = [key for key in changes if key.startswith(_STEERING)]
+            keys = [key for key in changes if key.startswith(_STEERING) and key != "SOLVER.MAX_ITER"]
             return f"{', '.join(keys)} changed" if keys else ""
         hook = self._keyed_hooks().get(by["hook"])
         if hook is None:
@@ -307,12 +313,6 @@ class DefaultTrainer(PortedTrainer):
 
     def _continue_run(self) -> None:
         """Have the next run of this trainer continue the last one, as a resume from its last checkpoint does."""
-        for hook in self.find_hooks(hooks.BestCheckpointer):
-            if hook.loaded_iter is not None:
-                raise ConfigError(
-                    f"CHECKPOINT.LOAD_BEST_AT_END: the model has the weights of iteration {hook.loaded_iter}, and "
-                    "training cannot continue with them. Make a new trainer, and call resume_or_load(resume=True)"
-                )
         self.start_iter = self.finished_iter + 1
         self._rng = self._rng_after_train
         self._storage_state = self.storage.state_dict()

@@ -59,6 +59,7 @@ class TrainerBase(HookHost):
     epoch_ended: bool = False
     comm = comm
     _max_iter: int = 0
+    _longest: int = 0  # the largest max_iter that the run has had
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +110,7 @@ class TrainerBase(HookHost):
         starts_over = self._has_state and start_iter != self._finished + 1
         self._has_state = True
         self.iter = self.start_iter = start_iter
-        self.max_iter = max_iter
+        self.max_iter = self._longest = max_iter
         self._finished = start_iter - 1
         self._stop, self._error, self._loaded_end = stop, None, None
         self._at_last_save = False
@@ -225,6 +226,7 @@ class TrainerBase(HookHost):
     def max_iter(self, value: int) -> None:
         changed, self._max_iter = value != self._max_iter, value
         if changed and self._running:
+            self._longest = max(self._longest, value)
             self._length_changed()
 
     def _length_changed(self) -> None:
@@ -447,8 +449,8 @@ class TrainerBase(HookHost):
 
         Returns:
             ``reason``: "completed", or what was given to ``request_stop``; ``iteration``: how many are done;
-            ``max_iter``: of the run; ``by``: see :class:`StopRequest`; ``complete``: whether all is done that comes
-            at the end of a run (a last evaluation, say), as in the final checkpoint.
+            ``max_iter``: the largest that the run has had; ``by``: see :class:`StopRequest`; ``complete``: whether
+            all is done that comes at the end of a run (a last evaluation, say), as in the final checkpoint.
         """
         done = self._finished + 1
         if self.stopped:
@@ -459,7 +461,7 @@ class TrainerBase(HookHost):
         else:
             return None
         complete = self._at_last_save
-        return {"reason": reason, "iteration": done, "max_iter": self.max_iter, "by": by, "complete": complete}
+        return {"reason": reason, "iteration": done, "max_iter": self._longest, "by": by, "complete": complete}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state; :attr:`iter` becomes the last finished iteration, so go on at ``iter + 1``."""

@@ -380,6 +380,7 @@ class BestCheckpointer(HookBase):
         self._named, self._counted = set(), frozenset()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.loaded_iter = None
         best = state_dict.get("best")
         if best is None:  # detectron2's
             value, iteration = state_dict["best_metric"], state_dict["best_iter"]

@@ -361,6 +361,23 @@ def test_a_complete_run_that_is_resumed_gives_its_results_again_and_writes_nothi
     assert again._last_eval_results == first._last_eval_results
     assert all(torch.equal(w, first.model.state_dict()[name]) for name, w in again.model.state_dict().items())
     assert content(tmp_path) == before
+    again.max_iter = 44
+    with pytest.raises(ConfigError, match="LOAD_BEST_AT_END"):  # it has the best weights now
+        again.train()
+    again.resume_or_load(resume=True)
+    assert again.train().iteration == 44
+
+
+def test_a_run_that_was_made_shorter_has_ended(make):
+    first = make("SOLVER.MAX_ITER", 20)
+
+    def shorten(trainer):
+        trainer.max_iter = trainer.iter + 1
+
+    first.register_hooks([CallbackHook(after_step=lambda t: shorten(t) if t.iter == 4 else None)])
+    assert first.train().iteration == 5
+    assert make("SOLVER.MAX_ITER", 20, resume=True).train().iteration == 5
+    assert make("SOLVER.MAX_ITER", 24, resume=True).train().iteration == 24
 
 
 # ---------------------------------------------------------------------------- the table of docs/checkpoints.md
