@@ -12,13 +12,13 @@ from .logger import setup_logger
 from .predictor import DefaultPredictor
 from .simple_trainer import SimpleTrainer
 from .start import (
+    begin_run,
     choose_seed,
     config_errors_exit,
     default_argument_parser,
     default_setup,
     default_writers,
     seed_all_rng,
-    unchanged_if_refused,
 )
 from .train_loop import TrainerBase, TrainResult
 
@@ -30,6 +30,7 @@ __all__ = [
     "SimpleTrainer",
     "TrainResult",
     "TrainerBase",
+    "begin_run",
     "check_config",
     "choose_seed",
     "config_errors_exit",
@@ -41,6 +42,5 @@ __all__ = [
     "launch",
     "seed_all_rng",
     "setup_logger",
-    "unchanged_if_refused",
 ]
 __all__ += hooks.__all__

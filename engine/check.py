@@ -1,7 +1,7 @@
 """What can be wrong with a config, found in the first second."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -19,15 +19,36 @@ from .whole_step import check_step_config
 __all__ = ["HOOK_OFFERS", "WRITER_OFFERS", "check_config"]
 
 
-def check_config(cfg: CfgNode) -> None:
+# The keys that a method of DefaultTrainer reads, if no subclass overrides it.
+_BUILT_FROM = {
+    "build_model": ("MODEL.NAME", ""),
+    "build_optimizer": ("SOLVER.OPTIMIZER.NAME", ""),
+    "build_lr_scheduler": ("SOLVER.LR_SCHEDULER_NAME", ""),
+    "build_train_loader": ("DATASETS.TRAIN", ()),
+    "build_test_loader": ("DATASETS.TEST", ()),
+    "build_evaluator": ("TEST.METRICS", ()),
+}
+
+
+def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
     """Check what a config says, before any data is read or any file is written.
 
     Names of components must exist, their arguments must fit their signatures, files must be there. Names left empty
     are not checked: a script may build those parts itself.
 
+    Args:
+        cfg: the full config.
+        overridden: names of methods such as "build_model" that a subclass of DefaultTrainer overrides. What the
+            original method reads is not checked.
+
     Raises:
         ConfigError: something is wrong; the message names the key, and what to do.
     """
+    evaluates_otherwise = not {"build_test_loader", "build_evaluator", "test"}.isdisjoint(overridden)
+    if overridden:
+        cfg = cfg.clone()
+        cfg.defrost()
+        cfg.merge_from_list([part for name in overridden for part in _BUILT_FROM.get(name, ())])
     for check in (
         _check_ranges,
         check_model,
@@ -42,7 +63,8 @@ def check_config(cfg: CfgNode) -> None:
         _check_weights,
         _check_builds,  # last: an optimizer that is sound takes torch a second of imports, which a run needs anyway
     ):
-        check(cfg)
+        if check is not _check_monitors or not evaluates_otherwise:
+            check(cfg)
 
 
 def _check_ranges(cfg: CfgNode) -> None:
@@ -122,6 +144,11 @@ def _try_model(cfg: CfgNode) -> None:
 def _check_output_dir(cfg: CfgNode) -> None:
     if not cfg.OUTPUT_DIR:
         raise ConfigError("OUTPUT_DIR: is empty; give the run a folder")
+    if "://" in cfg.OUTPUT_DIR:
+        raise ConfigError(
+            f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is a URI; a run writes to a local folder. Copy the files when it has ended, "
+            "or save checkpoints there with a Checkpointer of your own"
+        )
     if os.path.exists(cfg.OUTPUT_DIR) and not os.path.isdir(cfg.OUTPUT_DIR):
         raise ConfigError(f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is there, and is not a folder")
 

@@ -28,7 +28,6 @@ from .evaluation import (
     verify_results,
 )
 from .launch import note_training
-from .logger import setup_logger
 from .modeling import ModelAdapter, build_adapter, build_model, model_summary, resolve_device
 from .parallel import build_strategy, share_weights
 from .ported import PortedTrainer
@@ -47,7 +46,15 @@ from .resume import (
     stretches_since,
 )
 from .solver import LRMultiplier, build_grad_clipper, build_lr_scheduler, build_optimizer
-from .start import default_argument_parser, default_setup, default_writers, seed_all_rng
+from .start import (
+    RunStart,
+    begin_look,
+    default_argument_parser,
+    default_setup,
+    default_writers,
+    prepared_start,
+    seed_all_rng,
+)
 from .state import capture_rng
 from .train_loop import TrainResult
 
@@ -87,10 +94,12 @@ class DefaultTrainer(PortedTrainer):
         trainer.train()
     """
 
+    _start: RunStart | None = None
+    _resume: bool | None = None
+
     def __init__(self, cfg: CfgNode) -> None:
-        if not logging.getLogger("hookline").handlers:  # default_setup() was not called
-            setup_logger()
-        if cfg.DATASETS.TEST and not self._evaluates_by_itself():
+        cfg, self._start = prepared_start(cfg, self._overridden())
+        if cfg.DATASETS.TEST and self._overridden().isdisjoint({"build_evaluator", "test"}):
             check_metrics(cfg)
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
         comm.set_data_ranks(strategy.data_rank, strategy.data_size)
@@ -151,6 +160,7 @@ class DefaultTrainer(PortedTrainer):
             ConfigError: there is no such file, or none that is whole.
         """
         self._saved_run = {}
+        self._resume = resume
         model = self.cfg.MODEL
         self.checkpointer.resume_or_load(
             model.WEIGHTS, resume=resume, strict=model.WEIGHTS_STRICT, weights_from=model.WEIGHTS_FROM
@@ -201,7 +211,17 @@ class DefaultTrainer(PortedTrainer):
         Raises:
             ConfigError: the model has the best weights, of CHECKPOINT.LOAD_BEST_AT_END: training cannot continue.
             SystemExit: an expected result was missed.
+            ConfigError: OUTPUT_DIR is in use by another run, or cannot be written.
         """
+        if self._start is None:  # a subclass that does not call __init__
+            return self._train_and_verify()
+        self._start.begin(self._resume)
+        try:
+            return self._train_and_verify()
+        finally:
+            self._start.end()
+
+    def _train_and_verify(self) -> TrainResult:
         end = self._end_that_holds()
         if end is None or not end["complete"]:
             self._result = self._train_on(end)
@@ -515,6 +535,7 @@ class DefaultTrainer(PortedTrainer):
         Raises:
             ConfigError: there are not as many evaluators as sets.
         """
+        begin_look(cfg)
         names = [component(entry)[0] for entry in cfg.DATASETS.TEST]
         given = [evaluators] if isinstance(evaluators, DatasetEvaluator) else evaluators
         if given is not None and len(given) != len(names):
@@ -565,10 +586,12 @@ class DefaultTrainer(PortedTrainer):
         return comm.broadcast_object(results)
 
     @classmethod
-    def _evaluates_by_itself(cls) -> bool:
-        """Whether a subclass makes its own evaluators, so that TEST.METRICS may be empty."""
-        names = ("build_evaluator", "test")
-        return any(getattr(cls, name).__func__ is not getattr(DefaultTrainer, name).__func__ for name in names)
+    def _overridden(cls) -> set[str]:
+        """The names of the class methods that a subclass overrides."""
+        names = ("model", "optimizer", "lr_scheduler", "train_loader", "test_loader", "evaluator")
+        methods = [*(f"build_{name}" for name in names), "test"]
+        subclasses = cls.__mro__[: cls.__mro__.index(DefaultTrainer)]
+        return {name for name in methods if any(name in vars(one) for one in subclasses)}
 
     def _test_and_keep_results(self) -> Mapping[str, Any]:
         self._last_eval_results = self._test()

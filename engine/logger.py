@@ -1,5 +1,6 @@
 """Log lines for a person at the console, and for the file of each rank."""
 
+import copy
 import functools
 import logging
 import os
@@ -7,7 +8,9 @@ import sys
 import time
 from typing import IO, Any
 
-__all__ = ["setup_logger"]
+__all__ = ["close_logs", "hold_logs", "open_logs", "setup_logger"]
+
+_LOGGERS = ("hookline", "fvcore")
 
 _LEVEL_COLORS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m", logging.CRITICAL: "\033[31m"}
 
@@ -57,6 +60,21 @@ class _FileHandler(logging.StreamHandler):
     log_path: str
 
 
+class _HeldHandler(logging.Handler):
+    """Keeps the messages for a log file that may not be opened yet."""
+
+    def __init__(self, log_path: str) -> None:
+        super().__init__(logging.DEBUG)
+        self.log_path = log_path
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if len(self.records) < 10_000:
+            record = copy.copy(record)
+            record.msg, record.args = record.getMessage(), None  # arguments may change until it is written
+            self.records.append(record)
+
+
 def setup_logger(
     output: str | None = None,
     distributed_rank: int = 0,
@@ -89,17 +107,36 @@ def setup_logger(
         console.setFormatter(_ConsoleFormatter(color and sys.stdout.isatty(), distributed_rank))
         logger.addHandler(console)
     if output is not None:
-        path = output if output.endswith((".txt", ".log")) else os.path.join(output, "log.txt")
-        if distributed_rank > 0:
-            _add_file(logger, f"{path}.rank{distributed_rank}", logging.DEBUG, distributed_rank)
-            _add_file(logger, path, logging.ERROR, distributed_rank)
-        else:
-            _add_file(logger, path, logging.DEBUG, distributed_rank)
+        for path, level in _files(output, distributed_rank):
+            _add_file(logger, path, level, distributed_rank)
     return logger
 
 
+def _files(output: str, rank: int) -> list[tuple[str, int]]:
+    """The log files that a rank writes to, and from which level on."""
+    path = os.path.abspath(output if output.endswith((".txt", ".log")) else os.path.join(output, "log.txt"))
+    return [(f"{path}.rank{rank}", logging.DEBUG), (path, logging.ERROR)] if rank > 0 else [(path, logging.DEBUG)]
+
+
+def hold_logs(folder: str) -> None:
+    """Keep the messages of hookline's loggers in memory until :func:`open_logs` writes them to ``folder/log.txt``."""
+    close_logs(folder)
+    for name in _LOGGERS:
+        logging.getLogger(name).addHandler(_HeldHandler(os.path.join(os.path.abspath(folder), "log.txt")))
+
+
+def open_logs(folder: str, rank: int) -> None:
+    """Open a run's log files, and write the messages that were held for them."""
+    held = _close(folder)
+    for name in _LOGGERS:
+        setup_logger(folder, rank, name=name)
+    for record in sorted(held, key=lambda record: record.created):
+        for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
+            if isinstance(handler, _FileHandler) and record.levelno >= handler.level:
+                handler.handle(record)
+
+
 def _add_file(logger: logging.Logger, path: str, level: int, rank: int) -> None:
-    path = os.path.abspath(path)
     if any(getattr(handler, "log_path", None) == path for handler in logger.handlers):
         return
     os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -111,14 +148,23 @@ def _add_file(logger: logging.Logger, path: str, level: int, rank: int) -> None:
 
 
 def close_logs(folder: str) -> None:
-    """Close the log files in a folder; the console goes on."""
-    begin = os.path.join(os.path.abspath(folder), "")
+    """Close the log files in a folder, and discard messages that are held for them; the console goes on."""
+    _close(folder)
+
+
+def _close(folder: str) -> list[logging.LogRecord]:
+    """Remove the handlers of a folder's log files; returns the messages that were held."""
+    folder, held = os.path.abspath(folder), list[logging.LogRecord]()
     for logger in [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]:
         for handler in logger.handlers[:]:
-            if isinstance(handler, _FileHandler) and handler.log_path.startswith(begin):
+            if isinstance(handler, _FileHandler | _HeldHandler) and os.path.dirname(handler.log_path) == folder:
                 logger.removeHandler(handler)
-                handler.stream.close()
+                if isinstance(handler, _HeldHandler):
+                    held += handler.records
+                else:
+                    handler.stream.close()
     _open_log.cache_clear()
+    return held
 
 
 @functools.cache

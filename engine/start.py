@@ -1,16 +1,21 @@
-"""The first second of a run: arguments, checks, folder, log, seed."""
+"""The start of a run: arguments, checks, seed, folder and log.
+
+A start has two parts. :func:`default_setup` checks and prepares; it changes nothing on the disk. The run *begins* when
+everything is built: only then is its folder taken, an earlier run moved away, ``config.yaml`` written and the log
+opened. So a start that fails leaves everything as it was.
+"""
 
 import argparse
 import logging
 import os
 import platform
 import random
+import re
 import signal
 import sys
 import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -19,8 +24,9 @@ import torch
 
 import hookline
 
-from ..config import CfgNode, ConfigError, Duration, suggest
-from ..config.files import replace_file, replace_text
+from ..config import CfgNode, ConfigError, Duration, component, suggest
+from ..config.files import replace_text
+from ..config.run_folder import run_folder
 from ..hooks import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from ..hooks.guards import EXIT_AGAIN, EXIT_INTERRUPTED
 from . import comm
@@ -28,25 +34,30 @@ from .agreement import refuse_other_configs
 from .check import check_config
 from .checkpoint.candidates import saved_config
 from .launch import launched_by_torchrun, restarted
-from .logger import close_logs, setup_logger
+from .logger import close_logs, hold_logs, open_logs, setup_logger
 from .rank import tell_log_file
 from .report import describe_config
 
 __all__ = [
+    "RunStart",
+    "begin_run",
     "check_config",
     "choose_seed",
     "config_errors_exit",
     "default_argument_parser",
     "default_setup",
     "default_writers",
+    "prepared_start",
     "seed_all_rng",
-    "unchanged_if_refused",
 ]
 
 logger = logging.getLogger(__name__)
 
-# What a run leaves in its folder, see set_aside.
-_RUN_FILES = ("config.yaml", "log.txt", "metrics.json", "last_checkpoint", "events.out.tfevents", "inference")
+# The files that every run writes, and those of writers that may be left out.
+_RUN_FILE = re.compile(
+    r"config\.yaml|log\.txt(\.rank\d+)?|last_checkpoint|model_(\d{7,}|final|exception|best(_\d{7,}(_\w+)?)?)\.pth"
+)
+_WRITER_FILES = {"JSONWriter": "metrics.json", "CSVWriter": "metrics.csv"}
 
 
 def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
@@ -140,60 +151,241 @@ def _signals_exit() -> Iterator[None]:
 
 
 def default_setup(cfg: CfgNode, args: Any = None) -> None:
-    """Check the config, make the run's folder, start its log, and seed the random number generators.
+    """Check the config, seed the random number generators, and prepare the run's folder and log.
 
-    1. :func:`check_config`, and the configs of all ranks are compared; nothing is written if that fails.
-    2. What an earlier run left in OUTPUT_DIR is set aside, unless this one resumes it, only evaluates or predicts.
+    1. :func:`check_config`, and the configs of all ranks are compared. OUTPUT_DIR must be free: no other run is
+       writing there, and no file of the user has the name of one that the run writes.
+    2. If SEED is negative, a seed is drawn and put into ``cfg``. Everything random is seeded with it.
     3. The log begins, with the environment, the command line, and what the config changes of the defaults.
-    4. The full config is saved as ``OUTPUT_DIR/config.yaml``.
-    5. Everything random is seeded with SEED; one is drawn if it is negative, and put into ``cfg``.
 
-    What only turns out later, such as weights that do not fit the model, is undone by :func:`unchanged_if_refused`.
+    Nothing is written yet. The run begins, and creates or takes OUTPUT_DIR, with :meth:`DefaultTrainer.train`, with
+    :func:`begin_run`, or with the first file that a writer or checkpointer of hookline writes there.
+
     Every process of the run calls it. When torchrun starts a run again, because a process failed or a machine joined,
     it sets ``args.resume``: the run resumes from its last checkpoint.
 
     Args:
         cfg: the full config.
-        args: the parsed command line; anything without ``resume`` or ``eval_only`` is fine.
+        args: the parsed command line. Of it ``resume``, ``eval_only``, ``predict`` and ``dry_run`` are used, if there.
 
     Raises:
-        ConfigError: the config is not sound.
+        ConfigError: the config is not sound, or OUTPUT_DIR cannot be used.
     """
     check_config(cfg)
     options = ("resume", "eval_only", "predict")
     refuse_other_configs(cfg, {f"--{name}".replace("_", "-"): bool(getattr(args, name, False)) for name in options})
-    eval_only = bool(getattr(args, "eval_only", False) or getattr(args, "predict", False))
-    again = restarted(cfg.OUTPUT_DIR) and hasattr(args, "resume") and not eval_only
+    look = bool(getattr(args, "eval_only", False) or getattr(args, "predict", False))
+    again = restarted(cfg.OUTPUT_DIR) and hasattr(args, "resume") and not look
     if again:
         args.resume = True
-    output_dir, rank = cfg.OUTPUT_DIR, comm.get_rank()
-    resume = bool(getattr(args, "resume", False))
-    choose_seed(cfg, resume)
-    if comm.is_main_process():
-        moved = "" if resume or eval_only else set_aside(output_dir, keep=cfg.MODEL.WEIGHTS)
-        _make_folder(output_dir)
-    comm.barrier("output folder")
-    setup_logger(output_dir, distributed_rank=rank, name="fvcore")
-    setup_logger(output_dir, distributed_rank=rank)
-    tell_log_file(os.path.join(output_dir, "log.txt"))
-    logger.info("hookline %s, %s", hookline.__version__, describe_environment())
-    logger.debug("Command line: %s", " ".join(sys.argv))
-    _compare_timeouts(cfg)
+    kind = "dry" if getattr(args, "dry_run", False) else "look" if look else "train"
+    start = RunStart(cfg, kind, resume=bool(getattr(args, "resume", False)))
+    start.prepare()
     if again:
         logger.info("torchrun starts this run again: it resumes from its last checkpoint")
-    if comm.is_main_process():
-        if moved:
-            logger.info("What an earlier run left in %s is now in %s", output_dir, moved)
-        logger.info("Config, where it differs from the defaults:\n%s", describe_config(cfg))
-        if not eval_only:
-            path = os.path.join(output_dir, "config.yaml")
-            replace_text(path, cfg.dump(sort_keys=False))
-            logger.info("Full config: %s", path)
-    seed_all_rng(cfg.SEED + rank)
-    # Evaluation only runs each shape once or twice: timing algorithms would cost more than it gains.
-    torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and not eval_only
-    if cfg.FLOAT32_PRECISION:
-        torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+
+
+def begin_run(cfg: CfgNode) -> None:
+    """Begin the run that :func:`default_setup` prepared: take OUTPUT_DIR, write ``config.yaml``, open the log.
+
+    :class:`DefaultTrainer` does it itself; a loop of your own calls it on every rank, when everything is built that
+    may fail. If nothing is prepared, or the run has begun, nothing is done.
+
+    Raises:
+        ConfigError: OUTPUT_DIR cannot be used.
+    """
+    start = _starts.pop(os.path.abspath(cfg.OUTPUT_DIR), None)
+    if start is not None:
+        start.begin()
+
+
+def begin_look(cfg: CfgNode) -> None:
+    """:func:`begin_run`, if what was prepared is an evaluation or prediction (``--eval-only``, ``--predict``)."""
+    start = _starts.get(os.path.abspath(cfg.OUTPUT_DIR))
+    if start is not None and start.kind == "look":
+        begin_run(cfg)
+
+
+def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[CfgNode, RunStart]":
+    """What :func:`default_setup` prepared for a trainer; if it was not called, that is done now.
+
+    Args:
+        cfg: the full config.
+        overridden: see :func:`check_config`.
+
+    Returns:
+        The config with its seed, a copy if one was drawn here; and the start.
+
+    Raises:
+        ConfigError: as for :func:`default_setup`.
+    """
+    start = _starts.pop(os.path.abspath(cfg.OUTPUT_DIR), None)
+    if start is None or not start.is_of(cfg):
+        check_config(cfg, overridden)
+        refuse_other_configs(cfg, {})
+        cfg = cfg.clone()
+        start = RunStart(cfg, "train", resume=None)
+        start.prepare()
+        _starts.pop(os.path.abspath(cfg.OUTPUT_DIR), None)
+    return cfg, start
+
+
+_starts: dict[str, "RunStart"] = {}
+"""The starts that were prepared and that no trainer has taken, by folder."""
+
+
+class RunStart:
+    """The start of one run.
+
+    Args:
+        cfg: the full config; a seed that is drawn is put into it.
+        kind: "train"; "look" for programs that only add files of their own to the folder, as ``--eval-only`` and
+            ``--predict`` do, also while a run trains there; "dry" if nothing at all is written.
+        resume: whether the run in OUTPUT_DIR is continued; None if that is known later.
+    """
+
+    def __init__(self, cfg: CfgNode, kind: str, resume: bool | None) -> None:
+        self._cfg = cfg
+        self.kind = kind
+        self._resume = resume
+        self._begun = False
+        self._last = b""
+        self._folder = run_folder(cfg.OUTPUT_DIR)
+        self._text = ""
+
+    def is_of(self, cfg: CfgNode) -> bool:
+        """Whether it was prepared for this config."""
+        return cfg is self._cfg or cfg.dump(sort_keys=False) == self._text
+
+    # ------------------------------------------------------------------ first part
+
+    def prepare(self) -> None:
+        """Check the folder, choose the seed, seed, and keep the log in memory. All ranks call it."""
+        cfg, rank = self._cfg, comm.get_rank()
+        _on_main_process(self._check_folder)
+        if self.kind != "dry" or self._resume:
+            choose_seed(cfg, bool(self._resume))
+        self._text = cfg.dump(sort_keys=False)
+        _starts[self._folder.path] = self
+        for name in ("fvcore", "hookline"):
+            setup_logger(distributed_rank=rank, name=name)
+        if self.kind != "dry":
+            hold_logs(cfg.OUTPUT_DIR)
+            if comm.is_main_process():
+                self._folder.before_first_claim = self._begin_here
+            logger.info("hookline %s, %s", hookline.__version__, describe_environment())
+            logger.debug("Command line: %s", " ".join(sys.argv))
+            _compare_timeouts(cfg)
+            if comm.is_main_process():
+                logger.info("Config, where it differs from the defaults:\n%s", describe_config(cfg))
+        seed_all_rng(max(cfg.SEED, 0) + rank)
+        # Evaluation only runs each shape once or twice: timing algorithms would cost more than it gains.
+        torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and self.kind != "look"
+        if cfg.FLOAT32_PRECISION:
+            torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+
+    def _check_folder(self) -> None:
+        folder = self._folder
+        if self.kind == "dry":
+            if folder.needs_recovery:
+                raise ConfigError(
+                    f"OUTPUT_DIR: a start was killed while it moved files of {folder.path}; start once without "
+                    "--dry-run, which moves them back"
+                )
+        else:
+            _check_writable(folder.path)
+            if self.kind == "train" or folder.needs_recovery:
+                folder.recover()
+        folder.read_claims()
+        if self.kind == "look":
+            self._check_log()
+        elif self._resume is not None:
+            self._check_names(self._resume)
+        self._last = _content(os.path.join(folder.path, "last_checkpoint"))
+
+    def _check_names(self, resume: bool) -> None:
+        self._folder.check_names(resume=resume, writes=self._writes)
+        if not resume:
+            _refuse_weights_of_earlier_run(self._cfg.MODEL.WEIGHTS, self._folder.path, self._folder.existing())
+
+    def _writes(self, name: str) -> bool:
+        writers = {component(entry)[0] for entry in self._cfg.LOG.WRITERS}
+        return bool(_RUN_FILE.fullmatch(name)) or any(name == _WRITER_FILES.get(writer) for writer in writers)
+
+    def _check_log(self) -> None:
+        """Refuse to add to a log.txt that hookline did not write."""
+        head = _content(os.path.join(self._folder.path, "log.txt"), 200)
+        if head and "log.txt" not in self._folder and not re.match(rb"\[[-\d]{10} [:,\d]+ rank\d+\] ", head):
+            self._folder.check_names(resume=False, writes=lambda name: name == "log.txt")
+
+    # ------------------------------------------------------------------ second part
+
+    def begin(self, resume: bool | None = None) -> None:
+        """Take the folder, write config.yaml and open the log. All ranks call it, before training.
+
+        Args:
+            resume: whether the run in OUTPUT_DIR is continued, if that was not known before.
+
+        Raises:
+            ConfigError: another run has the folder, or it cannot be written. Nothing was changed there.
+        """
+        if resume is not None:
+            self._resume = resume
+        _on_main_process(self._begin_here)
+        if not comm.is_main_process():
+            open_logs(self._cfg.OUTPUT_DIR, comm.get_rank())
+        self._begun = True
+
+    def end(self) -> None:
+        """Let other runs have the folder."""
+        if comm.is_main_process():
+            self._folder.release()
+
+    def _begin_here(self) -> None:
+        """What the main process does of it."""
+        path = self._folder.path
+        try:
+            if self._begun:
+                if self.kind == "train":
+                    self._folder.continue_here()
+                return
+            if self.kind == "dry":
+                raise ConfigError("a dry run writes nothing, so it cannot train")
+            if self.kind == "look":
+                self._folder.join()
+                for name in self._log_names():
+                    if not os.path.lexists(os.path.join(path, name)):
+                        self._folder.claim(name)
+                open_logs(self._cfg.OUTPUT_DIR, 0)
+            else:
+                self._take()
+        except OSError as error:
+            raise ConfigError(f"OUTPUT_DIR: cannot write to {path}: {error.strerror or error}") from error
+        self._begun = True
+
+    def _log_names(self) -> list[str]:
+        return ["log.txt", *(f"log.txt.rank{rank}" for rank in range(1, comm.get_world_size()))]
+
+    def _take(self) -> None:
+        path, cfg, resume = self._folder.path, self._cfg, bool(self._resume)
+        self._folder.read_claims()
+        self._check_names(resume)
+        moved = self._folder.take(resume=resume, writes=self._writes)
+        try:
+            if resume and _content(os.path.join(path, "last_checkpoint")) != self._last:
+                raise ConfigError(f"OUTPUT_DIR: another run has saved checkpoints in {path} since this one started")
+            for name in ("config.yaml", *self._log_names()):
+                self._folder.claim(name)
+            open_logs(cfg.OUTPUT_DIR, 0)
+            tell_log_file(os.path.join(path, "log.txt"))
+            if moved:
+                logger.info("The earlier run in %s is now in %s", cfg.OUTPUT_DIR, moved)
+            replace_text(os.path.join(path, "config.yaml"), self._text)
+            logger.info("Full config: %s", os.path.join(cfg.OUTPUT_DIR, "config.yaml"))
+        except BaseException:
+            close_logs(cfg.OUTPUT_DIR)
+            self._folder.release()
+            raise
 
 
 def _compare_timeouts(cfg: CfgNode) -> None:
@@ -205,11 +397,46 @@ def _compare_timeouts(cfg: CfgNode) -> None:
         )
 
 
-def _make_folder(path: str) -> None:
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"OUTPUT_DIR: cannot make {path}: {error.strerror}") from error
+def _on_main_process(do: Callable[[], Any]) -> None:
+    """Call a function on the main process; a ConfigError there is raised on all ranks."""
+    message: str | None = None
+    if comm.is_main_process():
+        try:
+            do()
+        except ConfigError as error:
+            message = str(error)
+    message = comm.broadcast_object(message)
+    if message is not None:
+        raise ConfigError(message)
+
+
+def _check_writable(path: str) -> None:
+    """Raise a ConfigError if a folder, or the one that it would be created in, cannot be written."""
+    there = path
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    if not os.path.isdir(there):
+        raise ConfigError(f"OUTPUT_DIR: cannot create {path}: {there} is not a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"OUTPUT_DIR: {there} cannot be written; allow writing there, or choose another OUTPUT_DIR")
+
+
+def _refuse_weights_of_earlier_run(weights: str, folder: str, names: Sequence[str]) -> None:
+    """Raise a ConfigError if a run starts from weights that it is going to move away."""
+    paths = [folder, *(os.path.join(folder, name) for name in names)]
+    if weights and names and any(_same_file(path, weights) for path in paths):
+        raise ConfigError(
+            f"MODEL.WEIGHTS: {weights} is of the earlier run in OUTPUT_DIR, which a new run moves away; give this one "
+            "another OUTPUT_DIR, or --resume what is there"
+        )
+
+
+def _content(path: str, size: int = 10_000) -> bytes:
+    """The beginning of a plain file; empty if there is none."""
+    if not os.path.isfile(path):
+        return b""
+    with open(path, "rb") as file:
+        return file.read(size)
 
 
 def choose_seed(cfg: CfgNode, resume: bool) -> None:
@@ -237,108 +464,6 @@ def choose_seed(cfg: CfgNode, resume: bool) -> None:
     cfg.SEED = seed
     if frozen:
         cfg.freeze()
-
-
-def set_aside(output_dir: str, keep: str = "") -> str:
-    """Move what an earlier run left in ``output_dir`` to ``output_dir/previous_001`` (002, ...).
-
-    Args:
-        output_dir: a run's folder.
-        keep: a file that stays where it is: the weights this run starts from.
-
-    Returns:
-        Where it was moved; empty if there was nothing.
-
-    Raises:
-        ConfigError: ``keep`` is the folder itself.
-    """
-    if not os.path.isdir(output_dir):
-        return ""
-    found = [name for name in sorted(os.listdir(output_dir)) if name.startswith(_RUN_FILES) or name.endswith(".pth")]
-    found = [name for name in found if not (keep and _same_file(os.path.join(output_dir, name), keep))]
-    if not found:
-        return ""
-    if keep and _same_file(output_dir, keep):
-        raise ConfigError(
-            f"MODEL.WEIGHTS: {keep} is the folder that this run writes to; give it another OUTPUT_DIR, --resume what "
-            "is there, or name a file of weights in it"
-        )
-    number = 1
-    while os.path.exists(target := os.path.join(output_dir, f"previous_{number:03d}")):
-        number += 1
-    os.makedirs(target)
-    for name in found:
-        os.rename(os.path.join(output_dir, name), os.path.join(target, name))
-    return target
-
-
-@contextmanager
-def unchanged_if_refused(output_dir: str) -> Iterator[None]:
-    """Within it a :class:`ConfigError` leaves a run's folder as it was; the log of a run that is there notes it.
-
-    For all that comes between :func:`default_setup` and the first step. What default_setup() does to the folder is
-    undone by the main process: an earlier run is moved back, its ``config.yaml`` too, and a new folder goes.
-
-    Args:
-        output_dir: the run's folder; it need not exist.
-    """
-    if not comm.is_main_process():
-        yield
-        return
-    existed, before, config = os.path.isdir(output_dir), set[str](), b""
-    if existed:
-        before = set(os.listdir(output_dir))
-    if "config.yaml" in before:
-        config = _content(os.path.join(output_dir, "config.yaml"))
-    try:
-        yield
-    except ConfigError as error:
-        if os.path.isdir(output_dir):
-            close_logs(output_dir)
-            _put_back(output_dir, before, config)
-            _note_refusal(output_dir, error)
-            if not existed:
-                with suppress(OSError):  # another process's log may be in it
-                    os.rmdir(output_dir)
-        raise
-
-
-def _put_back(folder: str, before: set[str], config: bytes) -> None:
-    """Undo what default_setup() did to a folder that held the files ``before``, and ``config`` as config.yaml."""
-    for name in sorted(set(os.listdir(folder)) - before):
-        if name.startswith("previous_"):
-            _move_back(os.path.join(folder, name), folder)
-    for name in set(os.listdir(folder)) - before:
-        if name == "config.yaml" or name.startswith("log.txt"):
-            os.remove(os.path.join(folder, name))
-    path = os.path.join(folder, "config.yaml")
-    if "config.yaml" in before and _content(path) != config:
-        replace_file(path, lambda file: file.write(config))
-
-
-def _move_back(source: str, folder: str) -> None:
-    """Undo :func:`set_aside`; logs that were begun since are joined to those that come back."""
-    for name in os.listdir(source):
-        there, here = os.path.join(source, name), os.path.join(folder, name)
-        if name.startswith("log.txt") and os.path.isfile(here):
-            with open(there, "ab") as file:
-                file.write(_content(here))
-        os.replace(there, here)
-    os.rmdir(source)
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb") as file:
-        return file.read()
-
-
-def _note_refusal(folder: str, error: ConfigError) -> None:
-    """Say in the log, if there is one, what came of the attempt that it tells of."""
-    path = os.path.join(folder, "log.txt")
-    if os.path.isfile(path):
-        with open(path, "a", encoding="utf-8") as file:
-            now = time.strftime("%Y-%m-%d %H:%M:%S")
-            file.write(f"[{now},000 rank0] {__name__} ERROR: Refused, and the folder left as it was: {error}\n")
 
 
 def _same_file(path: str, other: str) -> bool:

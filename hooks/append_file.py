@@ -7,6 +7,7 @@ from contextlib import suppress
 
 from ..config import ConfigError
 from ..config.files import sync_directory
+from ..config.run_folder import claim
 
 __all__ = ["AppendFile", "check_regular", "keep_aside"]
 
@@ -56,6 +57,7 @@ class AppendFile:
         """The descriptor of the open file."""
         if self._descriptor < 0:
             check_regular(self.path)
+            claim(self.path)
             folder = os.path.dirname(os.path.abspath(self.path))
             os.makedirs(folder, exist_ok=True)
             is_new = not os.path.exists(self.path)
@@ -126,6 +128,8 @@ def keep_aside(path: str, copy: bytes | None = None) -> str:
     number, name = 1, f"{path}.old"
     while True:
         try:
+            if not os.path.lexists(name):
+                claim(name)
             descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
             break
         except FileExistsError:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..config.files import displaced, sync_directory, temporary_path
+from ..config.run_folder import claim, is_claimed
 
 __all__ = ["BestFiles", "Entry"]
 
@@ -114,6 +115,7 @@ class BestFiles:
             return
         if not os.path.exists(source) or (os.path.exists(target) and os.path.samefile(source, target)):
             return
+        claim(target)
         temporary = temporary_path(target)
         if os.path.isdir(source):  # of a sharded run
             shutil.copytree(source, temporary, copy_function=_link_file)
@@ -125,7 +127,10 @@ class BestFiles:
         sync_directory(os.path.dirname(os.path.abspath(target)))
 
     def remove(self, path: str) -> None:
-        """Remove a file or folder; one that is gone already does not matter."""
+        """Remove a file or folder; a missing one is ignored."""
+        if not is_claimed(path):
+            logger.warning("%s was not written by this run, and so it is not removed", path)
+            return
         try:
             if os.path.isdir(path):
                 shutil.rmtree(path)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..config.files import replace_file
+from ..config.run_folder import claim
 from .events import Row
 from .line_writer import LineWriter
 from .writers import WRITER_REGISTRY
@@ -61,6 +62,7 @@ class CSVWriter(LineWriter):
         # An attempt that failed after the file was replaced has written these rows already.
         text = _text(columns, [*(row for row in before if _iteration(row) < rows[0][0]), *new])
         self.close()
+        claim(self.path)
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         replace_file(self.path, lambda file: file.write(text))
         self._columns, self._written = columns, rows[-1][0]

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..config.files import replace_file
+from ..config.run_folder import claim
 from .append_file import AppendFile, check_regular, keep_aside
 from .events import Row
 from .writers import RowWriter
@@ -59,6 +60,7 @@ class LineWriter(RowWriter):
         super().resume(start_iter)
         self._file.close()
         check_regular(self.path)
+        claim(self.path)
         expected, self._expected = self._expected, None
         data = self._content()
         if start_iter == 0:

@@ -11,6 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from ..config import ConfigError, Duration
+from ..config.run_folder import claim
 from .base import HOOK_REGISTRY, Every, HookBase
 
 __all__ = ["AutogradProfiler", "GarbageCollection", "MemoryMonitor", "TorchMemoryStats", "TorchProfiler"]
@@ -64,8 +65,13 @@ class _StepProfiler(HookBase):
 
     def _path(self, prefix: str, suffix: str = "") -> str:
         rank = self.trainer.comm.get_rank()
-        name = f"{prefix}-iter{self.trainer.iter}" + (f"-rank{rank}" if rank and suffix else "") + suffix
-        return str(Path(self._output_dir) / name)
+        base = str(Path(self._output_dir) / f"{prefix}-iter{self.trainer.iter}")
+        if suffix:
+            for other in range(1, self.trainer.comm.get_world_size()):
+                claim(f"{base}-rank{other}{suffix}")
+        path = base + (f"-rank{rank}" if rank and suffix else "") + suffix
+        claim(path)
+        return path
 
     def _make(self) -> Any:
         """A profiler to be entered before the step and left after it."""

@@ -1,14 +1,17 @@
 """Metrics for TensorBoard: its event files."""
 
+import glob
 import io
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from ..config.run_folder import claim_pattern
 from .append_file import AppendFile
 from .events import EventStorage, Row, get_event_storage, has_event_storage
 from .writers import WRITER_REGISTRY, RowWriter
@@ -42,6 +45,8 @@ class TensorboardXWriter(RowWriter):
     def _writer(self) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # a second of import time
 
+        host = glob.escape(socket.gethostname())  # the file's name ends in host, process and a number
+        claim_pattern(os.path.join(self.path, f"events.out.tfevents.*.{host}.{os.getpid()}.*"))
         before = _last_stamp(self.path)
         writer = SummaryWriter(**self._kwargs)
         # Only the first file of a run says this: a file opened after close() would drop this run's own points.

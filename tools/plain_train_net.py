@@ -13,7 +13,14 @@ import logging
 import torch
 
 from hookline.config import CfgNode, ConfigError, Duration, component, get_cfg
-from hookline.engine import config_errors_exit, default_argument_parser, default_setup, default_writers, launch
+from hookline.engine import (
+    begin_run,
+    config_errors_exit,
+    default_argument_parser,
+    default_setup,
+    default_writers,
+    launch,
+)
 from hookline.engine.checkpoint import Checkpointer, PeriodicCheckpointer
 from hookline.engine.data import EpochIterator, build_test_loader, build_train_loader, move_to_device
 from hookline.engine.defaults import resolve_lengths
@@ -52,6 +59,7 @@ def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: b
     period = Duration.parse(cfg.SOLVER.CHECKPOINT_PERIOD).iterations(len(loader)) or max_iter
     periodic_checkpointer = PeriodicCheckpointer(checkpointer, period, max_iter=max_iter)
 
+    begin_run(cfg)  # from here on files are written
     writers = default_writers(cfg.OUTPUT_DIR, max_iter)
     for writer in writers:
         writer.resume(start_iter)
@@ -104,6 +112,7 @@ def main(args: argparse.Namespace) -> None:
     model, adapter = build_model(cfg), build_adapter(cfg)
     if args.eval_only:
         Checkpointer(model, cfg.OUTPUT_DIR).resume_or_load(cfg.MODEL.WEIGHTS, resume=args.resume)
+        begin_run(cfg)
         logger.info("Results:\n%s", format_results(evaluate(cfg, model, adapter)))
         return
     exit_code = train(cfg, model, adapter, args.resume)

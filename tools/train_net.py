@@ -26,15 +26,13 @@ from torch import nn
 from hookline.config import CfgNode, ConfigError, Duration, component, get_cfg
 from hookline.engine import (
     DefaultTrainer,
+    begin_run,
     check_config,
-    choose_seed,
     comm,
     config_errors_exit,
     default_argument_parser,
     default_setup,
     launch,
-    seed_all_rng,
-    unchanged_if_refused,
 )
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.evaluation import check_metrics, format_results, predict_dataset, verify_results
@@ -117,32 +115,26 @@ def predict(cfg: CfgNode, model: nn.Module) -> None:
 
 def main(args: argparse.Namespace, cfg: CfgNode) -> None:
     """One process of the run."""
+    default_setup(cfg, args)
     if args.dry_run:
-        check_config(cfg)
-        if args.resume:
-            choose_seed(cfg, resume=True)
-        seed_all_rng(max(cfg.SEED, 0))
         trainer = DefaultTrainer(cfg)
-        trainer.resume_or_load(resume=args.resume)  # what is refused then is refused now
+        trainer.resume_or_load(resume=args.resume)  # what a run would refuse is refused now
         description = describe_run(trainer)
         if comm.is_main_process():
             print(description)
         return
-    with unchanged_if_refused(cfg.OUTPUT_DIR):
-        default_setup(cfg, args)
-        if args.eval_only or args.predict:
-            model = trained_model(cfg, args.resume)
-        else:
-            trainer = DefaultTrainer(cfg)
-            trainer.resume_or_load(resume=args.resume)
-    if args.eval_only:
+    if args.eval_only or args.predict:
+        model = trained_model(cfg, args.resume)
+        begin_run(cfg)
+        if args.predict:
+            predict(cfg, model)
+            return
         results = DefaultTrainer.test(cfg, model)
         if comm.is_main_process():
             print(f"Results:\n{format_results(results)}")
         raise SystemExit(0 if verify_results(cfg, results) else 1)
-    if args.predict:
-        predict(cfg, model)
-        return
+    trainer = DefaultTrainer(cfg)
+    trainer.resume_or_load(resume=args.resume)
     exit_code = trainer.train().exit_code
     if exit_code:  # stopped before its end: docs/checkpoints.md says by what
         raise SystemExit(exit_code)

@@ -36,6 +36,7 @@ from torch import nn
 
 from ...config import ConfigError
 from ...config.files import put_back, remove_leftovers, replace_file
+from ...config.run_folder import claim, is_claimed
 from ...hooks.models import unwrap_model
 from .. import comm
 from ..state import to_plain
@@ -199,6 +200,7 @@ class Checkpointer(_FvcoreCheckpointer):
     def _write(self, path: str, write: Callable[[IO[bytes]], Any]) -> None:
         """Have a file of ``save_dir`` written by ``write``, which is given a local one."""
         if _is_local(path):
+            claim(path)
             self._prepare_folder()
             replace_file(path, write)
             return
@@ -248,6 +250,9 @@ class Checkpointer(_FvcoreCheckpointer):
         self._tagged = True
 
     def _remove(self, path: str) -> None:
+        if not is_claimed(path):
+            self.logger.warning("%s was not written by this run, and so it is not removed", path)
+            return
         try:
             if os.path.isdir(path):  # of ranks that wrote their parts
                 shutil.rmtree(path)

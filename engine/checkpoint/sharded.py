@@ -30,6 +30,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...config import ConfigError
 from ...config.files import displaced, replace_file, replace_text, sync_directory, temporary_path
+from ...config.run_folder import claim
 from .. import comm
 from .checkpoint_file import verify_checkpoint, write_checkpoint
 from .distributed_files import load_tensors, read_metadata, tensor_places
@@ -171,6 +172,7 @@ def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group:
     try:
         with fail_together(group):
             if main:
+                claim(path)
                 os.makedirs(temporary)
         with fail_together(group):
             sums = _write_parts(temporary, state if main else None, shards, group)

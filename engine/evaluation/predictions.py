@@ -21,6 +21,7 @@ from torch import nn
 
 from ...config import ConfigError, suggest
 from ...config.files import remove_leftovers, replace_file, temporary_path
+from ...config.run_folder import claim
 from .. import comm
 from ..data.transfer import move_to_device
 from ..data.whole_pass import whole_pass
@@ -116,10 +117,17 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
     """
     check_format(format)
     path = os.path.join(folder, f"predictions.{format}")
+    refusal = ""
     if comm.is_main_process():
-        os.makedirs(folder, exist_ok=True)
-        remove_leftovers(folder)
-    base = comm.broadcast_object(temporary_path(path))
+        try:
+            claim(path)
+            os.makedirs(folder, exist_ok=True)
+            remove_leftovers(folder)
+        except ConfigError as error:
+            refusal = str(error)
+    base, refusal = comm.broadcast_object((temporary_path(path), refusal))
+    if refusal:
+        raise ConfigError(refusal)
     part = _part(base, comm.get_rank())
     os.makedirs(part)
     try:

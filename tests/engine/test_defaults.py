@@ -122,7 +122,7 @@ def test_a_run_leaves_its_files_and_says_how_it_ended(make):
     events = {name for name in names if name.startswith("events.out.tfevents")}
     assert len(events) == 1
     assert names - events == {
-        *("config.yaml", "log.txt", "metrics.json", "last_checkpoint"),
+        *(".hookline", "config.yaml", "log.txt", "metrics.json", "last_checkpoint"),
         *("model_0000006.pth", "model_0000013.pth", "model_0000020.pth", "model_0000027.pth"),
         *("model_best.pth", "model_final.pth"),
     }
@@ -472,6 +472,7 @@ def test_the_best_value_is_remembered_over_a_resume(make):
 def test_a_resume_with_nothing_to_resume_starts_from_the_beginning(make, tmp_path):
     trainer = make(resume=True)
     assert trainer.start_iter == 0
+    trainer.train()
     assert "Nothing to resume" in (tmp_path / "run" / "log.txt").read_text()
 
 
@@ -496,13 +497,18 @@ def test_weights_to_start_from_are_loaded_without_the_rest_of_the_run(make, tmp_
         assert torch.equal(value, weights(trainer)[name])
 
 
-def test_weights_in_the_runs_own_folder_survive_its_start(make, tmp_path):
+def test_a_run_does_not_start_from_weights_that_it_would_move_away(make, tmp_path):
     make().train()
     path = tmp_path / "run" / "model_final.pth"
-    before = torch.load(path, weights_only=True)["model"]
-    trainer = make("MODEL.WEIGHTS", str(path))
+    with pytest.raises(ConfigError, match=r"MODEL\.WEIGHTS: .*model_final\.pth is of the earlier run"):
+        make("MODEL.WEIGHTS", str(path))
+    mine = path.rename(tmp_path / "run" / "mine.pth")
+    before = torch.load(mine, weights_only=True)["model"]
+    trainer = make("MODEL.WEIGHTS", str(mine), "SOLVER.MAX_ITER", 1)
     for name, value in before.items():
         assert torch.equal(value, weights(trainer)[name])
+    trainer.train()
+    assert mine.exists()
     assert (tmp_path / "run" / "previous_001" / "metrics.json").exists()
 
 

@@ -439,10 +439,10 @@ def test_a_schedule_that_cannot_take_over_the_others_place_is_refused(make):
 
 def test_a_refused_resume_leaves_the_files_as_they_were(make, tmp_path):
     make().train()
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     with pytest.raises(ConfigError):
         make("SOLVER.OPTIMIZER.NAME", "Adam", resume=True)
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
 def test_another_schedule_is_followed_from_where_the_run_is(make):

@@ -373,11 +373,7 @@ def test_what_does_not_go_with_the_run_is_refused_and_leaves_its_folder_as_it_wa
     before = contents(tmp_path)
     options = "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 40, "SEED", -1
     assert_error(tool(*options, *arguments), *words)
-    after = contents(tmp_path)
-    log, old = after.pop("log.txt"), before.pop("log.txt")
-    assert after == before
-    assert log.startswith(old)
-    assert b"Refused, and the folder left as it was" in log
+    assert contents(tmp_path) == before
     assert tool(*options, "--resume")[0] == 0
 
 
