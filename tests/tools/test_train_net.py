@@ -377,6 +377,33 @@ def test_what_does_not_go_with_the_run_is_refused_and_leaves_its_folder_as_it_wa
     assert tool(*options, "--resume")[0] == 0
 
 
+def test_files_of_the_user_are_left_alone_by_a_resume_a_dry_run_and_a_new_run(tool, tmp_path, finished):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    names = ["notes.txt.old.1", "photos.old.2019/a.jpg", "thesis.old.3", "model.pth.tmp.7", "inference.py", "mine.pth"]
+    for name in names:
+        (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_text(name)
+    options = "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 22
+    before = contents(tmp_path)
+    assert tool(*options, "--resume", "--dry-run")[0] == 0
+    assert contents(tmp_path) == before
+    for arguments in (["--resume"], []):
+        assert tool(*options, *arguments)[0] == 0
+        assert all((tmp_path / "run" / name).read_text() == name for name in names)
+
+
+def test_a_config_file_in_the_runs_folder_is_not_overwritten(tool, tmp_path):
+    mine = tmp_path / "run" / "config.yaml"
+    mine.parent.mkdir()
+    mine.write_text(f"_BASE_: {SYNTHETIC}\nOUTPUT_DIR: run\n")
+    before = contents(tmp_path)
+    for arguments in ([], ["--resume"]):
+        assert_error(
+            tool("--config-file", "run/config.yaml", *arguments), "run/config.yaml exists", "another OUTPUT_DIR"
+        )
+    assert contents(tmp_path) == before
+
+
 @pytest.mark.parametrize("name", ["another optimizer", "another model", "weights that do not fit"])
 def test_a_dry_run_refuses_what_the_run_would_and_writes_nothing(tool, tmp_path, finished, name):
     arguments, words = REFUSED[name]
