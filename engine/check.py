@@ -1,19 +1,21 @@
 """What can be wrong with a config, found in the first second."""
 
 import os
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 
 import torch
 
 from ..config import CfgNode, ConfigError, Duration, UnknownKeyError, component, get_cfg, suggest
+from ..config.slots import errors_at
 from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, ProgressBar, check_hooks
 from .checkpoint.weights import check_weights
 from .data import DATASET_REGISTRY, check_data
 from .evaluation import build_metrics, check_evaluation
-from .modeling import MODEL_REGISTRY, build_loss, check_model
+from .modeling import check_model
+from .modeling.build import LOSS_SLOT, MODEL_SLOT
 from .parallel import check_parallel
-from .solver import OPTIMIZER_REGISTRY, check_solver
+from .solver import check_solver
+from .solver.build import OPTIMIZER_SLOT
 from .whole_step import check_step_config
 
 __all__ = ["HOOK_OFFERS", "WRITER_OFFERS", "check_config"]
@@ -92,51 +94,25 @@ def _check_ranges(cfg: CfgNode) -> None:
             raise ConfigError(f"TEST.EXPECTED_RESULTS: {expectation!r} is not [set, metric, expected value, tolerance]")
 
 
-@contextmanager
-def _naming(key: str) -> Iterator[None]:
-    """What a constructor says of its arguments is told with the config key they stand at."""
-    try:
-        yield
-    except ConfigError as error:
-        if str(error).startswith(key):
-            raise
-        raise ConfigError(f"{key}: {error}") from error
-    except Exception as error:
-        raise ConfigError(f"{key}: {type(error).__name__}: {error}") from error
-
-
 def _check_builds(cfg: CfgNode) -> None:
     """Constructors know best which values they take: try those that cost nothing."""
     if cfg.MODEL.NAME:
         _try_model(cfg)
     if cfg.MODEL.LOSS.NAME:
-        with _naming(f"MODEL.LOSS.ARGS of {cfg.MODEL.LOSS.NAME}"):
-            build_loss(cfg)
-    optimizer = cfg.SOLVER.OPTIMIZER
-    if optimizer.NAME:
-        offered = {"cfg": cfg, "lr": cfg.SOLVER.BASE_LR}
-        key = "SOLVER.OPTIMIZER.ARGS"
-        with _naming(f"{key} of {optimizer.NAME}"):
-            parameter = torch.nn.Parameter(torch.zeros(1))
-            OPTIMIZER_REGISTRY.build(
-                optimizer.NAME, optimizer.ARGS, positional=([parameter],), offered=offered, key=key
-            )
+        LOSS_SLOT.try_build(cfg)
+    if cfg.SOLVER.OPTIMIZER.NAME:
+        OPTIMIZER_SLOT.try_build(cfg, [torch.nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
 
 
 def _try_model(cfg: CfgNode) -> None:
-    """Make the model without its memory; only if that fails, which may be for other reasons, make it for real."""
-
-    def build() -> None:
-        MODEL_REGISTRY.build(cfg.MODEL.NAME, cfg.MODEL.ARGS, offered={"cfg": cfg}, key="MODEL.ARGS")
-
+    """Build the model on the meta device. If that fails, which may have other reasons, build it for real."""
     rng = torch.get_rng_state()
     try:
         try:
             with torch.device("meta"):
-                build()
+                MODEL_SLOT.build(cfg)
         except Exception:
-            with _naming(f"MODEL.ARGS of {cfg.MODEL.NAME}"):
-                build()
+            MODEL_SLOT.try_build(cfg)
     finally:
         torch.set_rng_state(rng)
 
@@ -156,7 +132,7 @@ def _check_output_dir(cfg: CfgNode) -> None:
 def _check_hooks(cfg: CfgNode) -> None:
     ours = []
     if cfg.LOG.PROGRESS_BAR is True:
-        with _naming("LOG.PROGRESS_BAR"):
+        with errors_at("LOG.PROGRESS_BAR"):
             ProgressBar()
     for index, entry in enumerate(cfg.HOOKS):
         name, args = component(entry)
@@ -168,7 +144,7 @@ def _check_hooks(cfg: CfgNode) -> None:
             raise ConfigError(f"HOOKS[{index}]: there is a TimeLimit already, of SOLVER.TIME_LIMIT; leave one out")
         # Only our own are made here: making a user's hook may have effects, such as starting a tracker's run.
         if cls.__module__.startswith("hookline."):
-            with _naming(f"HOOKS[{index}]"):
+            with errors_at(f"HOOKS[{index}]"):
                 ours.append(HOOK_REGISTRY.build(name, args, offered=dict.fromkeys(HOOK_OFFERS), key=key))
     try:
         check_hooks(ours)
@@ -189,7 +165,7 @@ def _check_weights(cfg: CfgNode) -> None:
     path = cfg.MODEL.WEIGHTS
     if not path or "://" in path:
         return
-    with _naming("MODEL.WEIGHTS"):
+    with errors_at("MODEL.WEIGHTS"):
         check_weights(path, cfg.MODEL.WEIGHTS_FROM)
 
 

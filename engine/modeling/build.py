@@ -1,4 +1,4 @@
-"""From a config to a model on its device, and to the loss that judges its outputs."""
+"""Build the model, the loss and the model adapter of a config."""
 
 import inspect
 import logging
@@ -11,6 +11,7 @@ from torch import nn
 from ...config import CfgNode, ConfigError, Registry
 from ...config.errors import suggest
 from ...config.signatures import Taken, check_call, what_it_takes
+from ...config.slots import Slot
 from .. import comm
 from .activation_checkpointing import checkpoint_activations
 from .adapters import ModelAdapter
@@ -30,13 +31,15 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MODEL_REGISTRY = Registry("MODEL", nn.Module)
-"""Models for ``MODEL.NAME``; called with ``MODEL.ARGS`` (and ``cfg``, if that is their first parameter)."""
+"""Models for ``MODEL.NAME``, called with ``MODEL.ARGS`` (and ``cfg`` if that is their first parameter)."""
 
 META_ARCH_REGISTRY = MODEL_REGISTRY
-"""detectron2's name of :data:`MODEL_REGISTRY`."""
+"""detectron2's name for :data:`MODEL_REGISTRY`."""
 
 LOSS_REGISTRY = Registry("LOSS", Callable)
-"""Losses for ``MODEL.LOSS.NAME``: called as ``loss(model(x), y)``, they return a scalar tensor, or that and a count."""
+"""Losses for ``MODEL.LOSS.NAME``: ``loss(model(x), y)`` returns a scalar tensor, or ``(loss, num_items)``."""
+
+MODEL_SLOT, LOSS_SLOT = Slot(MODEL_REGISTRY, "MODEL.NAME"), Slot(LOSS_REGISTRY, "MODEL.LOSS.NAME")
 
 for _loss in (
     nn.BCEWithLogitsLoss,
@@ -51,13 +54,14 @@ for _loss in (
 
 
 def resolve_device(name: str) -> torch.device:
-    """The device that ``MODEL.DEVICE`` means on this machine: of several processes each has a GPU of its own.
+    """Return the device that a value of ``MODEL.DEVICE`` selects on this rank.
 
     Args:
-        name: "auto" (cuda, then mps, then cpu: the first there is), "cpu", "cuda", "cuda:N" or "mps".
+        name: "auto" (the first available of cuda, mps and cpu), "cuda" (with several ranks: the GPU of the local
+            rank), "cuda:N", "mps" or "cpu".
 
     Raises:
-        ConfigError: no device is called so, or this machine does not have it.
+        ConfigError: the name is unknown, or this machine does not have the device.
     """
     several = comm.get_world_size() > 1
     if name == "auto":
@@ -69,7 +73,7 @@ def resolve_device(name: str) -> torch.device:
         device = torch.device(name)
     except (RuntimeError, TypeError):
         device = None
-    # torch lets large indices overflow: "cuda:256" becomes "cuda:0"
+    # Large indices overflow in torch: "cuda:256" becomes "cuda:0".
     if device is None or device.type not in ("cpu", "cuda", "mps") or str(device) != name:
         raise ConfigError(f'MODEL.DEVICE: unknown device {name!r}; use "auto", "cpu", "cuda", "cuda:N" or "mps"')
     if device.type == "cuda":
@@ -85,19 +89,20 @@ def resolve_device(name: str) -> torch.device:
 
 
 def build_model(cfg: CfgNode) -> nn.Module:
-    """The model ``cfg.MODEL`` describes, on ``cfg.MODEL.DEVICE``; no weights are loaded.
+    """Build the model of ``cfg.MODEL`` on ``cfg.MODEL.DEVICE``. No weights are loaded.
 
     Memory format, activation checkpointing and compilation change neither its class nor the names of its weights.
 
     Raises:
-        ConfigError: the name, the arguments or the device are wrong, or nothing is what ACTIVATION_CHECKPOINTING names.
+        ConfigError: the name, the arguments or the device are wrong, or a pattern of ACTIVATION_CHECKPOINTING matches
+            nothing.
     """
     if not cfg.MODEL.NAME:
         raise ConfigError(
             'MODEL.NAME is empty: set it to a registered model such as "MLP", or to "package.module:Class"'
         )
     device = resolve_device(cfg.MODEL.DEVICE)
-    model: nn.Module = MODEL_REGISTRY.build(cfg.MODEL.NAME, cfg.MODEL.ARGS, offered={"cfg": cfg}, key="MODEL.ARGS")
+    model: nn.Module = MODEL_SLOT.build(cfg)
     if cfg.MODEL.SYNC_BATCHNORM:
         model = _to_sync_batchnorm(model, device)
     model = model.to(device)
@@ -110,16 +115,15 @@ def build_model(cfg: CfgNode) -> nn.Module:
 
 
 def build_loss(cfg: CfgNode) -> nn.Module | None:
-    """The loss ``cfg.MODEL.LOSS`` describes, on ``cfg.MODEL.DEVICE``; None where the model makes its own losses."""
-    entry = cfg.MODEL.LOSS
-    if not entry.NAME:
+    """Build the loss of ``cfg.MODEL.LOSS`` on ``cfg.MODEL.DEVICE``; None if the model computes its own losses."""
+    if not cfg.MODEL.LOSS.NAME:
         return None
-    loss = LOSS_REGISTRY.build(entry.NAME, entry.ARGS, offered={"cfg": cfg}, key="MODEL.LOSS.ARGS")
+    loss = LOSS_SLOT.build(cfg)
     return loss.to(resolve_device(cfg.MODEL.DEVICE)) if isinstance(loss, nn.Module) else loss
 
 
 def build_adapter(cfg: CfgNode) -> ModelAdapter:
-    """How the model is called and its losses are found, as ``cfg.MODEL`` says: with :func:`build_loss`'s loss, if any.
+    """Build the model adapter of ``cfg.MODEL``, with the loss of :func:`build_loss`.
 
     Raises:
         ConfigError: names or arguments are wrong.
@@ -134,26 +138,18 @@ def build_adapter(cfg: CfgNode) -> ModelAdapter:
 
 
 def check_model(cfg: CfgNode) -> None:
-    """Check names and arguments of model and loss, how they fit together, and the device, without building anything.
-
-    What depends on the model's parts or on the batches is checked when there are some.
+    """Check names and arguments of model, loss and adapter, and the device, without building anything.
 
     Raises:
-        ConfigError: the first thing wrong.
+        ConfigError: the first problem found.
     """
     model = cfg.MODEL
     resolve_device(model.DEVICE)
-    if model.NAME:
-        MODEL_REGISTRY.check(model.NAME, model.ARGS, offered=("cfg",), key="MODEL.ARGS")
-    if model.LOSS.NAME:
-        LOSS_REGISTRY.check(model.LOSS.NAME, model.LOSS.ARGS, offered=("cfg",), key="MODEL.LOSS.ARGS")
-    for key in ("INPUT_MAPPING", "OUTPUT_MAPPING"):
+    for slot, key in ((MODEL_SLOT, "INPUT_MAPPING"), (LOSS_SLOT, "OUTPUT_MAPPING")):
         _check_mapping(f"MODEL.{key}", model[key])
-    ModelAdapter(inputs=model.INPUTS, input_mapping=model.INPUT_MAPPING)  # whether these go together
-    if model.NAME:
-        _check_parameters("MODEL.INPUT_MAPPING", model.INPUT_MAPPING.values(), MODEL_REGISTRY.get(model.NAME))
-    if model.LOSS.NAME:
-        _check_parameters("MODEL.OUTPUT_MAPPING", model.OUTPUT_MAPPING.values(), LOSS_REGISTRY.get(model.LOSS.NAME))
+        for target in slot.check(cfg):
+            _check_parameters(f"MODEL.{key}", model[key].values(), target)
+    ModelAdapter(inputs=model.INPUTS, input_mapping=model.INPUT_MAPPING)  # raises if the two do not fit together
     for index, pattern in enumerate(model.ACTIVATION_CHECKPOINTING):
         if not isinstance(pattern, str) or not pattern:
             raise ConfigError(f"MODEL.ACTIVATION_CHECKPOINTING[{index}]: expected a submodule's name, got {pattern!r}")
@@ -171,8 +167,8 @@ def _check_mapping(key: str, mapping: CfgNode) -> None:
 
 
 def _check_parameters(key: str, names: Iterable[str], target: Any) -> None:
-    """Check names against the parameters of what instances of a class are called with."""
-    taken = _called_with(target)
+    """Check that ``forward`` of a module class takes parameters of these names."""
+    taken = _forward_parameters(target)
     for name in names:
         if taken is not None and name not in taken.keywords and not taken.any_keyword:
             choices = [choice for choice in taken.keywords if choice != taken.positions[0]]
@@ -180,8 +176,8 @@ def _check_parameters(key: str, names: Iterable[str], target: Any) -> None:
             raise ConfigError(f"{key}: {target.__name__} takes no '{name}'{hint} It takes: {', '.join(choices)}")
 
 
-def _called_with(target: Any) -> Taken | None:
-    """The parameters of a class's ``forward``, ``self`` among them; None for anything else."""
+def _forward_parameters(target: Any) -> Taken | None:
+    """Return the parameters of a module class's ``forward``, ``self`` included; None for anything else."""
     if not inspect.isclass(target) or not issubclass(target, nn.Module) or target.forward is nn.Module.forward:
         return None
     return what_it_takes(target.forward)
@@ -191,12 +187,12 @@ def check_compile(key: str, args: CfgNode, ask_for_backends: bool) -> None:
     """Check arguments of ``torch.compile``.
 
     Args:
-        key: where they stand.
-        args: they.
-        ask_for_backends: whether there is the backend, too: that takes a second.
+        key: the config key of the arguments.
+        args: the arguments.
+        ask_for_backends: check that the backend exists, too. That takes a second.
 
     Raises:
-        ConfigError: one does not fit.
+        ConfigError: an argument is wrong.
     """
     check_call(torch.compile, args, positional=1, offered=(), key=key, label="torch.compile")
     backend = args.get("backend")
@@ -208,10 +204,10 @@ def check_compile(key: str, args: CfgNode, ask_for_backends: bool) -> None:
 
 
 def _compile(model: nn.Module, args: dict[str, Any]) -> None:
-    from .inductor import exact_sums  # takes a second, so only where something is compiled
+    from .inductor import exact_sums  # importing inductor takes a second
 
     try:
-        model.compile(**exact_sums(args))  # in place: it stays the same module
+        model.compile(**exact_sums(args))  # in place: the module stays the same
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"MODEL.COMPILE.ARGS: {error}") from error
 
@@ -233,8 +229,8 @@ def _to_channels_last(model: nn.Module) -> None:
     if not weights:
         logger.warning("MODEL.CHANNELS_LAST does nothing: %s has no convolutions", type(model).__name__)
     for weight in weights:
-        # Not torch's contiguous(memory_format=...): it leaves weights of one input channel or of one position as they
-        # are, whose strides say neither, and a network's first convolution then answers in the other order.
+        # contiguous(memory_format=...) does not change the strides of weights with one input channel or one position,
+        # for which both formats are valid. A first convolution would then return channels-first outputs.
         ordered = torch.empty_strided(
             weight.shape, _channels_last(weight.shape), dtype=weight.dtype, device=weight.device
         )
@@ -242,7 +238,7 @@ def _to_channels_last(model: nn.Module) -> None:
 
 
 def _channels_last(shape: torch.Size) -> tuple[int, ...]:
-    """The strides of a tensor of (N, C, positions ...) whose channels stand side by side."""
+    """Return the channels-last strides of a tensor of shape (N, C, ...)."""
     strides, step = [1] * len(shape), shape[1]
     for dim in (*range(len(shape) - 1, 1, -1), 0):
         strides[dim] = step

@@ -1,4 +1,4 @@
-"""From a config to an optimizer and its learning rate schedule."""
+"""Build the optimizer and the learning rate schedule of a config."""
 
 import inspect
 import logging
@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Registry, get_cfg
+from ...config.slots import Slot
 from ...hooks.models import random_numbers_left_alone
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
@@ -24,7 +25,16 @@ __all__ = ["OPTIMIZER_REGISTRY", "build_lr_scheduler", "build_optimizer", "check
 logger = logging.getLogger(__name__)
 
 OPTIMIZER_REGISTRY = Registry("OPTIMIZER", Optimizer)
-"""Optimizers for ``SOLVER.OPTIMIZER.NAME``; called with parameter groups and ``SOLVER.OPTIMIZER.ARGS``."""
+"""Optimizers for ``SOLVER.OPTIMIZER.NAME``, called with parameter groups and ``SOLVER.OPTIMIZER.ARGS``."""
+
+OPTIMIZER_SLOT = Slot(
+    OPTIMIZER_REGISTRY,
+    "SOLVER.OPTIMIZER.NAME",
+    offers=("cfg", "lr", "weight_decay", "momentum", "nesterov", "fused"),
+    positional=1,
+)
+SCHEDULE_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME")
+TORCH_SCHEDULER_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME", offers=(), positional=1)
 
 for _optimizer in (
     torch.optim.SGD,
@@ -41,31 +51,26 @@ for _optimizer in (
 
 FUSED = {
     torch.optim.SGD: ("cpu", "cuda"),
-    torch.optim.Adam: ("cpu", "cuda"),  # and with it AdamW, its subclass
-    torch.optim.Adagrad: ("cpu",),  # on cuda only newer versions of torch have it
+    torch.optim.Adam: ("cpu", "cuda"),  # includes its subclass AdamW
+    torch.optim.Adagrad: ("cpu",),  # on cuda only in newer versions of torch
 }
-"""Devices on which an optimizer has a fused step, two to four times as fast."""
-
-OFFERED = ("cfg", "lr", "weight_decay", "momentum", "nesterov", "fused")
-"""What an optimizer may get from other keys than ``SOLVER.OPTIMIZER.ARGS``."""
+"""Devices on which an optimizer has a fused step, which is two to four times as fast."""
 
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
-    """The optimizer ``cfg.SOLVER`` describes, for the parameters of a model that are not frozen.
+    """Build the optimizer of ``cfg.SOLVER`` for the trainable parameters of a model.
 
-    ``OPTIMIZER.ARGS`` win over the keys beside it. Where the optimizer and the device have a fused step it is used,
-    unless ``ARGS`` chooses an implementation, or ranks hold shards of the parameters (FSDP2) that the fused step cannot
-    update. Gradients are not clipped here: see ``build_grad_clipper``. Where parameters are sharded, every rank must
-    call this.
+    ``OPTIMIZER.ARGS`` take precedence over the other keys of ``SOLVER``. The fused implementation is used where the
+    optimizer has one for the device, unless ``ARGS`` selects an implementation or the fused step cannot update sharded
+    parameters (FSDP2). The optimizer does not clip gradients: see ``build_grad_clipper``. If parameters are sharded,
+    all ranks must call this function.
 
     Raises:
-        ConfigError: name or arguments are wrong, a key is set that the optimizer has no use for, there is nothing to
+        ConfigError: name or arguments are wrong, a key is set that the optimizer does not use, there is nothing to
             train, or the optimizer cannot update sharded parameters.
     """
-    solver = cfg.SOLVER
-    args = dict(solver.OPTIMIZER.ARGS)
-    _check_optimizer(cfg)
-    target = OPTIMIZER_REGISTRY.get(solver.OPTIMIZER.NAME)
+    solver, args = cfg.SOLVER, cfg.SOLVER.OPTIMIZER.ARGS
+    target = _check_optimizer(cfg)
     decays = _takes(target, "weight_decay")
     groups = get_default_optimizer_params(
         model,
@@ -76,19 +81,13 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     )
     if not groups:
         raise ConfigError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
-    offered = {"cfg": cfg, "lr": solver.BASE_LR, "weight_decay": solver.WEIGHT_DECAY}
+    offered = {"lr": solver.BASE_LR, "weight_decay": solver.WEIGHT_DECAY}
     if _is_a(target, torch.optim.SGD):
         offered |= {"momentum": solver.MOMENTUM, "nesterov": solver.NESTEROV}
     if not args.keys() & {"fused", "foreach", "differentiable"} and _can_fuse(target, model, groups):
         offered["fused"] = True
-    offered = {name: value for name, value in offered.items() if name not in args}
-
-    def build(groups: list[dict[str, Any]], **options: Any) -> Optimizer:
-        name, key = solver.OPTIMIZER.NAME, "SOLVER.OPTIMIZER.ARGS"
-        optimizer: Optimizer = OPTIMIZER_REGISTRY.build(name, args, positional=(groups,), offered=options, key=key)
-        return optimizer
-
     if any(_is_sharded(parameter) for group in groups for parameter in group["params"]):
+        build = partial(OPTIMIZER_SLOT.build, cfg)
         with random_numbers_left_alone(model):
             if offered.get("fused") and _try_sharded(partial(build, **offered), groups) is not None:
                 del offered["fused"]
@@ -100,15 +99,16 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
                 f"sharded over ranks ({type(error).__name__}: {reason}); use another optimizer, such as "
                 'AdamW, or set PARALLEL.NAME to "ddp"'
             )
-    return build(groups, **offered)
+    optimizer: Optimizer = OPTIMIZER_SLOT.build(cfg, groups, **offered)
+    return optimizer
 
 
 def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRScheduler:
-    """The schedule ``cfg.SOLVER`` describes: step it once after each update.
+    """Build the learning rate schedule of ``cfg.SOLVER``. Call its ``step()`` once after each update.
 
     Args:
-        cfg: the whole config, its ``MAX_ITER``, ``WARMUP_ITERS`` and ``STEPS`` resolved to iterations.
-        optimizer: whose learning rates it sets.
+        cfg: the whole config, with ``MAX_ITER``, ``WARMUP_ITERS`` and ``STEPS`` in iterations.
+        optimizer: the optimizer whose learning rates the schedule sets.
 
     Raises:
         ConfigError: a length is not a number of iterations, or name or arguments are wrong.
@@ -118,21 +118,14 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRScheduler:
         _check_iterations(name, value)
     for i, step in enumerate(solver.STEPS):
         _check_iterations(f"STEPS[{i}]", step)
-    _check_scheduler(cfg)
-    name, args = solver.LR_SCHEDULER_NAME, solver.LR_SCHEDULER_ARGS
-    if _is_a(LR_SCHEDULER_REGISTRY.get(name), LRScheduler):
+    if _check_scheduler(cfg) is TORCH_SCHEDULER_SLOT:
         _check_no_warmup(cfg)
-        try:
-            return LR_SCHEDULER_REGISTRY.build(name, args, positional=(optimizer,), key="SOLVER.LR_SCHEDULER_ARGS")
-        except ConfigError:
-            raise
-        except ValueError as error:
-            raise ConfigError(f"SOLVER.LR_SCHEDULER_ARGS of {name}: {error}") from error
-    schedule = LR_SCHEDULER_REGISTRY.build(name, args, offered={"cfg": cfg}, key="SOLVER.LR_SCHEDULER_ARGS")
+        return TORCH_SCHEDULER_SLOT.try_build(cfg, optimizer)
+    schedule = SCHEDULE_SLOT.build(cfg)
     if not isinstance(schedule, ParamScheduler):
         raise ConfigError(
-            f"SOLVER.LR_SCHEDULER_NAME: {name!r} must be a torch LRScheduler class, or return a fvcore ParamScheduler; "
-            f"it returned {schedule!r}"
+            f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return a "
+            f"fvcore ParamScheduler; it returned {schedule!r}"
         )
     if getattr(schedule, "has_warmup", False):
         _check_no_warmup(cfg)
@@ -157,10 +150,10 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRScheduler:
 
 
 def check_solver(cfg: CfgNode) -> None:
-    """Check the optimizer's, the schedule's and the clipping's names and arguments without building anything.
+    """Check names and arguments of optimizer, schedule and gradient clipping, without building anything.
 
     Raises:
-        ConfigError: the first thing wrong.
+        ConfigError: the first problem found.
     """
     if cfg.SOLVER.OPTIMIZER.NAME:
         _check_optimizer(cfg)
@@ -169,13 +162,14 @@ def check_solver(cfg: CfgNode) -> None:
     build_grad_clipper(cfg)
 
 
-def _check_optimizer(cfg: CfgNode) -> None:
+def _check_optimizer(cfg: CfgNode) -> Any:
+    """Check the optimizer's settings and return its class."""
     solver, key = cfg.SOLVER, "SOLVER.OPTIMIZER.ARGS"
-    name, args = solver.OPTIMIZER.NAME, solver.OPTIMIZER.ARGS
-    if "lr" in args:
-        raise ConfigError(f"{key}.lr: set the learning rate by SOLVER.BASE_LR, so that the schedule knows it")
-    OPTIMIZER_REGISTRY.check(name, args, positional=1, offered=OFFERED, key=key)
-    target = OPTIMIZER_REGISTRY.get(name)
+    name = solver.OPTIMIZER.NAME
+    if "lr" in solver.OPTIMIZER.ARGS:
+        raise ConfigError(f"{key}.lr: set the learning rate with SOLVER.BASE_LR, so that the schedule knows it")
+    target = OPTIMIZER_REGISTRY.get(name, "SOLVER.OPTIMIZER.NAME")
+    OPTIMIZER_SLOT.check(cfg)
     unused = [] if _is_a(target, torch.optim.SGD) else ["MOMENTUM", "NESTEROV"]
     if not _takes(target, "weight_decay"):
         unused += ["WEIGHT_DECAY", "WEIGHT_DECAY_NORM", "WEIGHT_DECAY_BIAS"]
@@ -183,19 +177,19 @@ def _check_optimizer(cfg: CfgNode) -> None:
     for other in unused:
         if solver[other] != defaults[other]:
             raise ConfigError(
-                f"SOLVER.{other} is {solver[other]}, but the optimizer {name!r} has no use for it: "
-                f"leave it at {defaults[other]}, and give the optimizer's own arguments in {key}"
+                f"SOLVER.{other} is {solver[other]}, but the optimizer {name!r} does not use it: "
+                f"leave it at {defaults[other]}, and set the optimizer's own arguments in {key}"
             )
+    return target
 
 
-def _check_scheduler(cfg: CfgNode) -> None:
-    name, key = cfg.SOLVER.LR_SCHEDULER_NAME, "SOLVER.LR_SCHEDULER_ARGS"
+def _check_scheduler(cfg: CfgNode) -> Slot:
+    """Check the schedule's settings and return the slot to build it from."""
+    name = cfg.SOLVER.LR_SCHEDULER_NAME
     target = LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME")
-    is_torch, by_metric = _is_a(target, LRScheduler), _is_a(target, ReduceLROnPlateau)
-    LR_SCHEDULER_REGISTRY.check(
-        name, cfg.SOLVER.LR_SCHEDULER_ARGS, positional=int(is_torch), offered=() if is_torch else ("cfg",), key=key
-    )
-    metric = cfg.SOLVER.LR_SCHEDULER_METRIC
+    slot = TORCH_SCHEDULER_SLOT if _is_a(target, LRScheduler) else SCHEDULE_SLOT
+    slot.check(cfg)
+    metric, by_metric = cfg.SOLVER.LR_SCHEDULER_METRIC, _is_a(target, ReduceLROnPlateau)
     if metric and not by_metric:
         raise ConfigError(
             f"SOLVER.LR_SCHEDULER_METRIC: is {metric!r}, but {name!r} counts iterations: leave it empty, or use "
@@ -203,15 +197,16 @@ def _check_scheduler(cfg: CfgNode) -> None:
         )
     if by_metric and not metric:
         raise ConfigError(
-            f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of the metric it goes by, such as "digits_test/loss"'
+            f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, such as "digits_test/loss"'
         )
+    return slot
 
 
 def _check_no_warmup(cfg: CfgNode) -> None:
     if cfg.SOLVER.WARMUP_ITERS not in (0, get_cfg().SOLVER.WARMUP_ITERS):
         raise ConfigError(
-            f"SOLVER.WARMUP_ITERS is {cfg.SOLVER.WARMUP_ITERS}, but {cfg.SOLVER.LR_SCHEDULER_NAME!r} is not given a "
-            "warm-up: set it to 0, and shape the schedule by SOLVER.LR_SCHEDULER_ARGS"
+            f"SOLVER.WARMUP_ITERS is {cfg.SOLVER.WARMUP_ITERS}, but {cfg.SOLVER.LR_SCHEDULER_NAME!r} has no "
+            "separate warm-up: set it to 0, and configure the schedule with SOLVER.LR_SCHEDULER_ARGS"
         )
 
 
@@ -219,8 +214,8 @@ def _check_iterations(name: str, value: Any) -> None:
     least = 1 if name == "MAX_ITER" else 0
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(
-            f"SOLVER.{name} is {value!r}: here it must be a number of iterations, {least} or more "
-            "(DefaultTrainer resolves epochs, from the length of the loader)"
+            f"SOLVER.{name} is {value!r}: it must be a number of iterations, {least} or more "
+            "(DefaultTrainer converts epochs with the length of the loader)"
         )
 
 
@@ -240,10 +235,10 @@ def _is_sharded(parameter: torch.Tensor) -> bool:
 def _try_sharded(build: Callable[[list[dict[str, Any]]], Optimizer], groups: list[dict[str, Any]]) -> Exception | None:
     """Step a new optimizer over copies of the smallest parameter of each kind, with gradients of 0.
 
-    torch has no list of the operations that work on sharded tensors, so this is how to find out.
+    torch has no list of the operations that support sharded tensors.
 
     Returns:
-        What the step raised, the same on all ranks; None if it works.
+        The exception that the step raised, the same on all ranks; None if it works.
     """
     smallest: dict[tuple[bool, int], torch.Tensor] = {}
     for parameter in sorted((p for group in groups for p in group["params"]), key=torch.Tensor.numel):
