@@ -481,7 +481,7 @@ class SimpleTrainer(TrainerBase):
     def _check_state(self, requests: set[str]) -> None:
         self.nonfinite.settle(self)
         if not requests.isdisjoint({"on_eval", "on_save"}):
-            self.nonfinite.check_weights(self, self.ranks_alike)
+            self.nonfinite.check_weights(self, self.ranks_in_sync)
 
     # ------------------------------------------------------------------ state
 

@@ -11,7 +11,7 @@ from ..hooks.base import STEP_EVENTS, HookBase, StopTraining
 from ..hooks.events import EventStorage
 from ..hooks.host import HookHost, hook_name
 from . import comm
-from .agreement import Agreement, HooksNow, StopRequest
+from .agreement import Agreement, HookList, StopRequest
 from .shared_metrics import share_metrics
 
 __all__ = ["HookBase", "TrainResult", "TrainerBase"]
@@ -123,7 +123,7 @@ class TrainerBase(HookHost):
         self._agreement = None
         if comm.get_world_size() > 1:
             self._hook_changes = 0
-            self._agreement = Agreement(start_iter, self._hooks_now())
+            self._agreement = Agreement(start_iter, self._hook_list())
         logger.debug("Hooks, in the order they are called in:\n%s", self.describe_hooks())
         self.storage, self._state_at_end = EventStorage(start_iter), None
         if self._storage_state is not None:  # a resume: windows go on where they were
@@ -160,63 +160,64 @@ class TrainerBase(HookHost):
         reason = str(stop) or "stop requested"
         if self._agreement is not None:
             try:
-                self._agreement.all_stop(self.iter)
+                self._agreement.wait_for_stop(self.iter)
             except TimeoutError as missing:
                 raise RuntimeError(
                     f"StopTraining({reason!r}) was raised in step {self.iter} of rank {comm.get_rank()}, and not on "
                     f"all ranks: the others cannot finish a step that one gives up ({missing}). Where one rank wants "
                     "to stop, call trainer.request_stop(reason) instead: all then end with the same step"
                 ) from stop
-        request = StopRequest(reason)
-        if request.outranks(self._stop):
-            self._stop = request
+        self._stop_with(StopRequest(reason))
 
     def request_stop(self, reason: str = "", exit_code: int = 0, everywhere: bool = False) -> None:
-        """Ask that training end, in good order, with the present step. The first request counts.
+        """End training after the current step. The first request counts.
 
-        A stop on purpose counts before an interruption in the same step. One rank may ask alone: all ranks then end at
-        one of the next steps, which they agree on within about a second. The other requests work likewise.
+        In the same step, a stop on purpose counts before an interruption. One rank may request it alone: all ranks
+        then stop at the end of the same step, about a second later. The other requests work in the same way.
 
         Args:
             reason: returned by :meth:`train`, and logged.
-            exit_code: not 0 where the run is only interrupted (a signal, a time limit): it is saved under the name of
-                its iteration rather than as final, and the program ends with this code, for whoever starts it again.
-            everywhere: every rank asks for it in this very step, so that they need not agree first.
+            exit_code: not 0 if the run is only interrupted (a signal, a time limit). Its checkpoint is then named by
+                the iteration, not ``model_final``, and the program exits with this code, so that it can be restarted.
+            everywhere: every rank makes this request in this step, so no exchange is needed.
         """
         by = None if exit_code else self._asking_hook()  # an interrupted run is resumed in any case
         request = StopRequest(reason or "stop requested", exit_code, by)
-        if self._agreement is not None and not (everywhere and self._agreement.alike):
-            self._agreement.ask_to_stop(request)
-        elif request.outranks(self._stop):
+        if self._agreement is not None and self._agreement.needs_exchange("stop", everywhere):
+            self._agreement.ask(request)
+        else:
+            self._stop_with(request)
+
+    def _stop_with(self, request: StopRequest) -> None:
+        if request.outranks(self._stop):
             self._stop = request
 
     def request_save(self, everywhere: bool = False) -> None:
-        """Ask for a checkpoint at the end of the present step; ``everywhere`` as for :meth:`request_stop`."""
+        """Save a checkpoint at the end of the current step; ``everywhere`` as for :meth:`request_stop`."""
         self._request("on_save", everywhere)
 
     def request_write(self, everywhere: bool = False) -> None:
-        """Ask that metrics be written at the end of the present step; ``everywhere`` as for :meth:`request_stop`."""
+        """Write metrics at the end of the current step; ``everywhere`` as for :meth:`request_stop`."""
         self._request("on_write", everywhere)
 
     def request_eval(self, everywhere: bool = False) -> None:
-        """Ask for an evaluation at the end of the present step; ``everywhere`` as for :meth:`request_stop`."""
+        """Evaluate at the end of the current step; ``everywhere`` as for :meth:`request_stop`."""
         self._request("on_eval", everywhere)
 
     def _request(self, event: str, everywhere: bool) -> None:
-        agreement = self._agreement
-        if agreement is None or (everywhere if agreement.alike else event != "on_eval"):
-            self._requests.add(event)
+        if self._agreement is not None and self._agreement.needs_exchange(event, everywhere):
+            self._agreement.ask(event)
         else:
-            agreement.ask_for(event)
+            self._requests.add(event)
 
     def clock(self) -> float:
-        """Seconds since training began; of several ranks all are told the same, as of when they last agreed."""
+        """Seconds since training began. With several ranks: rank 0's, at the last exchange, the same on all."""
         return time.monotonic() - self._began if self._agreement is None else self._agreement.clock
 
     @property
-    def ranks_alike(self) -> bool:
-        """Whether several ranks train with the same hooks: a hook may then call collectives in its events."""
-        return self._ends_together or (self._agreement is not None and self._agreement.alike)
+    def ranks_in_sync(self) -> bool:
+        """Whether there are several ranks with the same hooks. A hook may then call collectives in its events."""
+        return self._ends_together or (self._agreement is not None and self._agreement.same_hooks)
 
     @property
     def max_iter(self) -> int:
@@ -287,28 +288,25 @@ class TrainerBase(HookHost):
         if self.epoch_ended:
             self.after_epoch()
         agreement = self._agreement
-        if agreement is not None and (self.iter >= agreement.next_iter or (self._requests and agreement.alike)):
+        if agreement is not None and (self.iter >= agreement.next_iter or (self._requests and agreement.same_hooks)):
             self._agree(agreement)
         if self._requests:
             self._serve_requests()
 
     def _agree(self, agreement: Agreement) -> None:
-        """Do what any rank asked for. Metrics come first: what is written, and judged by, is of all ranks."""
-        events, stop = agreement.exchange(self.iter, self._hooks_now())
+        """Take over the other ranks' requests, and their losses if something is about to be written or saved."""
+        events, stop = agreement.exchange(self.iter, self._hook_list())
         self._requests |= events
-        if stop is not None and stop.outranks(self._stop):
-            self._stop = stop
-        if self._requests and agreement.alike:
+        if stop is not None:
+            self._stop_with(stop)
+        if self._requests and agreement.same_hooks:
             share_metrics(self.storage, self._finished)
 
-    def _hooks_now(self) -> HooksNow:
+    def _hook_list(self) -> HookList:
         waiting = len(self._joined) + len(self._left)
-        return HooksNow(tuple(map(hook_name, self._hooks)), self._hook_changes + waiting)
+        return HookList(tuple(map(hook_name, self._hooks)), self._hook_changes + waiting)
 
     def _change_hooks(self) -> None:
-        """Before a step: hooks join and leave; those of several ranks that act alike at the same step on all."""
-        if self._agreement is not None and not self._agreement.may_change(self.iter, self._hooks_now()):
-            return
         self._hook_changes += len(self._joined) + len(self._left)
         super()._change_hooks()
 
@@ -357,7 +355,7 @@ class TrainerBase(HookHost):
             Whether they end together.
         """
         agreement, self._agreement = self._agreement, None
-        if agreement is None or not agreement.alike or self._error is not None:
+        if agreement is None or not agreement.same_hooks or self._error is not None:
             return False
         try:
             share_metrics(self.storage, self._finished)
@@ -379,7 +377,7 @@ class TrainerBase(HookHost):
         for event in ("on_eval", "on_write", "on_save"):
             if event in self._requests:
                 self._requests.discard(event)
-                if event == "on_save" and self._agreement is not None and self._agreement.alike:
+                if event == "on_save" and self._agreement is not None and self._agreement.same_hooks:
                     self._gather_state()
                 if event == "on_write":
                     self._dispatch("before_write")

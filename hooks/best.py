@@ -176,7 +176,7 @@ class BestCheckpointer(HookBase):
             self._warn(latest)
             return
         value, iteration = latest[self._val_metric]
-        if self._val_metric in self.trainer.storage.over_ranks and getattr(self.trainer, "ranks_alike", False):
+        if self._val_metric in self.trainer.storage.over_ranks and getattr(self.trainer, "ranks_in_sync", False):
             values = self.trainer.comm.all_gather(value)  # a loss is this rank's part so far
             value = sum(values) / len(values)
         if iteration != self._checked_iter and all(iteration != it for _, it in self.best):

@@ -117,7 +117,7 @@ class PeriodicCheckpointer(HookBase):
         """Have what all ranks wrote parts of, in vain, be saved once more at the same step on all of them: once, as
         the next one that is due tells of this one's failure."""
         trainer = self.trainer
-        if self._may_be_made_up_for and (trainer.ranks_alike or trainer.comm.get_world_size() == 1):
+        if self._may_be_made_up_for and (trainer.ranks_in_sync or trainer.comm.get_world_size() == 1):
             trainer.request_save()
 
     def after_train(self) -> None:

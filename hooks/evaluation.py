@@ -54,7 +54,7 @@ class EvalHook(HookBase):
             results = self._func()
         finally:
             trainer.emit("on_eval_end")
-        if getattr(trainer, "ranks_alike", False):  # hooks decide by the results, so all ranks need the same
+        if getattr(trainer, "ranks_in_sync", False):  # hooks decide by the results, so all ranks need the same
             results = trainer.comm.broadcast_object(results)
         if results is None:
             results = {}

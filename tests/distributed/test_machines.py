@@ -116,7 +116,7 @@ def test_machines_with_different_configs_are_refused_and_the_difference_is_named
     for code, output in map(finish, processes):
         assert code == 2
         assert "error: rank 1, on" in output
-        assert f"was started with another config than rank 0: {difference}. Start all machines" in output
+        assert f"has another config than rank 0: {difference}. Start all machines" in output
         assert output.count("\n") == 1
     assert not (tmp_path / "together").exists()
 

@@ -240,26 +240,19 @@ def hook_changes(results):
     def join(trainer):
         if trainer.iter == 5:
             time.sleep(0.1 * comm.get_rank())
-            trainer.register_hooks([CallbackHook(before_step=lambda t: seen.append([t.iter, t._agreement.alike]))])
+            trainer.register_hooks([CallbackHook(before_step=lambda t: seen.append([t.iter, t.ranks_in_sync]))])
     agreed([CallbackHook(after_step=join)], 8)
     results["joined"] = seen
 
-    # On one rank alone, and what it registers asks for something everywhere: at steps that the others do not know of.
-    warned, alike = [], []
-    class Keep(logging.Handler):
-        def emit(self, record):
-            warned.append(record.getMessage())
+    # On one rank alone.
     def also(trainer):
-        trainer.register_hooks([hooks.PeriodicWriter([], period=10)])
-    watch = CallbackHook(before_step=lambda t: alike.append(t._agreement.alike))
-    logging.disable(logging.NOTSET)
-    logger, keep = logging.getLogger("hookline.engine.agreement"), Keep()
-    logger.addHandler(keep)
-    _, result = agreed([on_rank(1, 20, also), hooks.PeriodicWriter([], period=20), watch], 200)
-    logger.removeHandler(keep)
-    logging.disable(logging.CRITICAL)
-    results["one has another"] = [result.reason, alike[20], alike[-1], warned]
-    all_same(alike)
+        trainer.register_hooks([hooks.PeriodicWriter([], period=100000)])
+    trainer = Steps()
+    trainer.register_hooks([on_rank(1, 20, also), hooks.PeriodicWriter([], period=20)])
+    try:
+        trainer.train(0, 100000)
+    except RuntimeError as error:
+        results["one has another"] = all_same(str(error))
 
 def strategies(results):
     cfg = get_cfg()
@@ -328,16 +321,16 @@ def test_a_step_that_all_ranks_give_up_ends_the_run_in_good_order(both):
     assert [results["given up"] for results in both] == [["given up", 5]] * 2
 
 
-def test_hooks_that_join_on_all_ranks_do_so_with_the_next_step_and_ranks_stay_alike(both):
+def test_hooks_registered_on_all_ranks_join_with_the_next_step(both):
     assert [results["joined"] for results in both] == [[[6, True], [7, True]]] * 2
 
 
-def test_a_hook_that_joins_on_one_rank_alone_is_named_and_training_goes_on(both):
+def test_a_hook_registered_on_one_rank_only_is_an_error_on_all_ranks(both):
     for results in both:
-        reason, alike, alike_in_the_end, warned = results["one has another"]
-        assert (reason, alike, alike_in_the_end) == ("completed", True, False)
-        (warning,) = warned
-        assert "some ranks only (rank 1 has PeriodicWriter, which rank 0 has not)" in warning
+        assert results["one has another"] == (
+            "hooks were registered or removed on some ranks only (rank 1 has PeriodicWriter, rank 0 does not). "
+            "Register and remove hooks on all ranks at the same step"
+        )
 
 
 def test_a_nan_that_no_gradient_shows_stops_all_ranks_at_one_step(both):
@@ -365,7 +358,7 @@ ALONE = (
     TRAINERS.partition("def main(")[0]
     + """
 from hookline.engine import agreement
-agreement._ALL_COME = 1.0
+agreement._WAIT = 1.0
 
 class Alone(Steps):
     def run_step(self):
@@ -378,7 +371,12 @@ def main(folder):
     if how == "nan":
         wrapped = DDP().wrap(NanBeside(), torch.device("cpu"))
         SimpleTrainer(wrapped, batches(), torch.optim.SGD(wrapped.parameters(), 0.1)).train(0, 100000)
-    trainer = Alone()
+    trainer = Steps() if how == "hook" else Alone()
+    if how == "hook":
+        def also(trainer):
+            trainer.register_hooks([hooks.PeriodicWriter([], period=1)])
+        # With steps that are this fast, the writer asks before the next exchange, and the other rank does not.
+        trainer.register_hooks([on_rank(1, 1000, also)])
     trainer.how = how
     trainer.train(0, 100000)
 """
@@ -398,6 +396,14 @@ def test_a_step_that_one_rank_gives_up_is_its_failure_and_what_to_do_instead_is_
     assert "StopTraining('in the step') was raised in step 5 of rank 1, and not on all ranks" in last
     assert "rank(s) 0 did not come within 1 s" in last
     assert "call trainer.request_stop(reason) instead" in last
+
+
+def test_a_hook_registered_on_one_rank_that_asks_before_the_next_exchange_is_an_error(tmp_path):
+    code, output = alone(tmp_path, "hook")
+    assert code == 1
+    last = output.rstrip().splitlines()[-1]
+    assert "hooks were registered or removed on some ranks only: those of rank 1 asked for something" in last
+    assert "of other ranks did not within 1 s" in last
 
 
 @pytest.mark.slow

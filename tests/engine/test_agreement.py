@@ -1,12 +1,12 @@
-from hookline.engine.agreement import HooksNow
+from hookline.engine.agreement import HookList
 
 
-def test_a_hook_in_the_place_of_another_of_its_class_is_another_list_of_hooks():
-    before = HooksNow(("IterationTimer", "PeriodicWriter"))
-    after = HooksNow(("IterationTimer", "PeriodicWriter"), changes=2)
+def test_a_hook_replaced_by_another_of_its_class_changes_the_checksum():
+    before = HookList(("IterationTimer", "PeriodicWriter"))
+    after = HookList(("IterationTimer", "PeriodicWriter"), changes=2)
     assert before.checksum != after.checksum
-    assert before.checksum == HooksNow(("IterationTimer", "PeriodicWriter")).checksum
+    assert before.checksum == HookList(("IterationTimer", "PeriodicWriter")).checksum
 
 
-def test_the_order_of_hooks_counts():
-    assert HooksNow(("A", "B")).checksum != HooksNow(("B", "A")).checksum
+def test_the_order_of_hooks_changes_the_checksum():
+    assert HookList(("A", "B")).checksum != HookList(("B", "A")).checksum
