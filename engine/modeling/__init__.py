@@ -1,4 +1,4 @@
-"""Models: how they are built from a config, what they are given, and a few small ones."""
+"""Models: building them from a config, calling them with batches, and a few small ones."""
 
 from .activation_checkpointing import checkpoint_activations
 from .adapters import ModelAdapter

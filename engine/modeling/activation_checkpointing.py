@@ -1,4 +1,4 @@
-"""Memory for time: parts of a model that keep no activations for the backward pass, but compute them again."""
+"""Activation checkpointing: submodules that recompute activations in the backward pass instead of keeping them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -18,16 +18,16 @@ __all__ = ["checkpoint_activations"]
 def checkpoint_activations(
     model: nn.Module, patterns: Sequence[str], key: str = "MODEL.ACTIVATION_CHECKPOINTING"
 ) -> None:
-    """Have submodules compute their activations again in the backward pass, instead of keeping them.
+    """Make submodules recompute their activations in the backward pass.
 
-    Gradients are the same bits: random numbers are drawn again as they were, and running statistics count a batch
-    once. Classes and the names in the state dict do not change, and copies of the model work by themselves.
+    Gradients are bitwise the same: random numbers are restored, and running statistics count a batch once. Classes and
+    names in the state dict do not change. Copies of the model are checkpointed, too.
 
     Args:
         model: changed in place.
         patterns: names of submodules ("blocks.*") or classes ("*Block"), see :func:`~hookline.hooks.models.matches`.
             Submodules of a checkpointed submodule are not checkpointed again.
-        key: for messages.
+        key: the config key of ``patterns``, for messages.
 
     Raises:
         ConfigError: a pattern matches nothing, or what it matches is never called.
@@ -41,23 +41,23 @@ def checkpoint_activations(
             if type(child).forward is nn.ModuleList.forward:  # nn.Module's, which raises
                 raise ConfigError(
                     f"{key}[{index}]: '{name}' is a {type(child).__name__}, which is never called itself; "
-                    f"take what is in it: '{name}.*'"
+                    f"use its submodules: '{name}.*'"
                 )
         chosen |= found
     for name, child in chosen.items():
         if not any(name.startswith(f"{outer}.") for outer in chosen):
-            child.forward = _Checkpointed(child)  # an attribute of the module: its class stays as it is
+            child.forward = _Checkpointed(child)  # on the instance: the class does not change
 
 
 class _Checkpointed:
-    """A module's ``forward``, checkpointed.
+    """The checkpointed ``forward`` of a module.
 
-    An object that knows its module, not a function that does: a copy of the model gets one that knows the copy.
+    An object and not a closure: its deep copy refers to the copied module.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
-        self.own = module.__dict__.get("forward")  # somebody else's wrapper
+        self.own = module.__dict__.get("forward")  # another wrapper
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.own is not None:
@@ -67,24 +67,24 @@ class _Checkpointed:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self.forward(*args, **kwargs)
-        if torch.compiler.is_compiling():  # compiled graphs update statistics once anyway
+        if torch.compiler.is_compiling():  # a compiled graph updates statistics once
             return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
         return checkpoint(self.forward, *args, use_reentrant=False, context_fn=self._contexts, **kwargs)
 
     def _contexts(self) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-        """Around the first run, and around the second."""
-        return nullcontext(), _statistics_kept(self.module)
+        """Return the contexts of the first and the second run."""
+        return nullcontext(), _preserve_statistics(self.module)
 
 
 @contextmanager
-def _statistics_kept(module: nn.Module) -> Iterator[None]:
-    """Inside, normalisation layers update copies of their running statistics."""
+def _preserve_statistics(module: nn.Module) -> Iterator[None]:
+    """Let normalisation layers update copies of their running statistics inside the context."""
     layers = [m for m in module.modules() if isinstance(m, _NormBase) and m.training]
-    kept = [dict(layer._buffers) for layer in layers]
+    saved = [dict(layer._buffers) for layer in layers]
     for layer in layers:
         layer._buffers.update({name: None if b is None else b.clone() for name, b in layer._buffers.items()})
     try:
         yield
     finally:
-        for layer, buffers in zip(layers, kept, strict=True):
+        for layer, buffers in zip(layers, saved, strict=True):
             layer._buffers.update(buffers)

@@ -1,4 +1,4 @@
-"""What a model is given of a batch, and what its answer means: losses while training, predictions otherwise."""
+"""The adapter that calls a model with a batch and reads losses or predictions from its output."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -14,13 +14,13 @@ from .inputs import INPUT_FORMS, caller, describe, forward_of, required_position
 
 __all__ = ["ModelAdapter"]
 
-# Where the target of a dict batch is looked for.
+# Default names of the target in a dict batch.
 _TARGET_NAMES = ("label", "labels", "y", "target", "targets")
-# Ways to call models that are remembered.
+# Number of cached plans.
 _MAX_PLANS = 64
 
 
-# Plain functions, not those of the operator module, so that steps can be traced.
+# Not functions of the operator module: torch.compile cannot trace those.
 def _keys(batch: Any) -> Any:
     return batch.keys()
 
@@ -34,17 +34,17 @@ _first, _all_but_last = _entry(0), _entry(slice(0, -1))
 
 @dataclass(slots=True)
 class _Plan:
-    """How a model is run on batches of one form.
+    """How a model is called with batches of one form.
 
     Attributes:
-        model: it.
-        kind: the batches' type.
-        measure: tells batches of one type apart, where they may have to be treated differently; compared with ``form``.
-        form: the measure of these batches.
+        model: the model.
+        kind: the type of the batches.
+        measure: a function that distinguishes batches of one type, if they must be called differently.
+        form: the result of ``measure`` for these batches.
         run: from a batch to the output.
-        target: from a batch to what the loss compares the output with; None if there is no loss.
-        own_step: whether the model has a method for this, and ``run`` is it.
-        pair: whether ``run`` gives the model ``x`` of ``(x, y)`` as it is, and ``target`` is ``y``.
+        target: from a batch to the target of the loss; None without a loss.
+        own_step: ``run`` is the model's ``train_step`` or ``predict_step``.
+        pair: batches are ``(x, y)``: ``run`` is ``model(x)`` and ``target`` returns ``y``.
     """
 
     model: Any
@@ -57,7 +57,7 @@ class _Plan:
     pair: bool = False
 
     def fits(self, model: Any, batch: Any) -> bool:
-        """Whether the batch, for this model, is of this form."""
+        """Return whether the plan is for this model and this form of batch."""
         return (
             self.model is model
             and self.kind is type(batch)
@@ -66,29 +66,29 @@ class _Plan:
 
 
 class ModelAdapter:
-    """Stands between the trainer and a model, so that the model keeps its own signature.
+    """Calls a model with a batch, and reads losses or predictions from its output.
 
-    It is not a module: the names in the model's state dict stay the user's. How a model is called is decided from its
-    ``forward``'s signature when a form of batch is first seen, not in every step. A model with a method
-    ``train_step(batch)`` (or, for predictions, ``predict_step(batch)``) is asked through that, with the batch as it is.
+    The adapter reads the signature of the model's ``forward`` when it first sees a form of batch, not in every step.
+    If the model has a method ``train_step(batch)`` (for predictions, ``predict_step(batch)``), that is called instead,
+    with the unchanged batch. The adapter is not a module: the names in the model's state dict do not change.
 
     Args:
-        loss: called with the model's output and the batch's target; returns a scalar tensor, or that and the number
-            of items it is the mean of. Batches are ``(x, y)``, several inputs and a target ``(x1, x2, y)``, or dicts
-            with an entry for the target. None: the model is given all of the batch; while training it returns its
-            losses, in eval mode its predictions.
-        inputs: what the model is given of the inputs. "batch": all in one argument. "tuple": one argument each.
-            "kwargs": from a dict, those entries that ``forward`` takes, by their names. "auto": of a dict, entries by
-            name if ``forward``'s parameters are named as entries are; of a tuple, one argument each if ``forward``
-            requires several; otherwise one argument.
-        input_mapping: names of entries to names of ``forward``'s parameters, for those that differ; implies "kwargs".
-        output_mapping: names of the model's outputs to names of the loss's parameters. Without it, one of torch's
-            losses is given the only output or the one named "logits", any other loss all that the model returned.
-        target: name of the target in dict batches; by default "label", "labels", "y", "target" or "targets", whichever
-            there is.
+        loss: called with the model's output and the batch's target. It returns a scalar tensor, or that and the number
+            of items it is the mean of. Batches are ``(x, y)``, ``(x1, x2, y)``, or dicts with an entry for the target.
+            If None, the model receives the whole batch; it returns its losses in training mode, predictions in eval
+            mode.
+        inputs: how the inputs are passed. "batch": all in one argument. "tuple": one argument per entry. "kwargs":
+            entries of a dict that ``forward`` takes, by name. "auto": entries of a dict by name if parameters of
+            ``forward`` have their names; entries of a tuple as arguments if ``forward`` requires several; otherwise
+            one argument.
+        input_mapping: maps names of entries to names of ``forward``'s parameters. Implies "kwargs".
+        output_mapping: maps names of the model's outputs to names of the loss's parameters. By default, a loss of
+            torch receives the only output or the one named "logits", any other loss the whole output.
+        target: name of the target in dict batches. Default: the one of "label", "labels", "y", "target" and "targets"
+            that the batch has.
 
     Raises:
-        ConfigError: the arguments contradict each other, or the loss takes no parameter of a name.
+        ConfigError: the arguments contradict each other, or the loss has no parameter of a name.
     """
 
     def __init__(
@@ -109,29 +109,29 @@ class ModelAdapter:
         if self.input_mapping and inputs in ("batch", "tuple"):
             raise ConfigError(f'MODEL.INPUT_MAPPING names keyword arguments; MODEL.INPUTS "{inputs}" has none')
         self.inputs = "kwargs" if self.input_mapping else inputs
-        self._takes_one = _is_torchs(loss)
+        self._takes_tensor = _is_torch_loss(loss)
         self._target_parameter = _target_parameter(loss, self.output_mapping)
         self._training: _Plan | None = None
         self._predicting: _Plan | None = None
         self._plans: dict[Any, _Plan] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is for a copy of the model.
+        # Plans hold the model; a copy of the adapter is used with a copy of the model.
         return {**self.__dict__, "_training": None, "_predicting": None, "_plans": {}}
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        """Run the model on a batch and name what is to be minimised.
+        """Run the model on a batch and return its losses.
 
         Args:
             model: in training mode.
-            batch: of a form that fits the model, and the loss if there is one.
+            batch: in a form that fits the model and the loss.
 
         Returns:
-            Scalar tensors by name; training minimises their sum. Where the model or the loss says how many items
-            (tokens, say) its mean is over, that number, an int or a scalar tensor, is the entry "num_items".
+            Scalar tensors by name; training minimises their sum. If the model or the loss returns the number of items
+            (such as tokens) of its mean, the entry "num_items" is that number, an int or a scalar tensor.
 
         Raises:
-            TypeError: the batch does not fit, or what came back is not a loss.
+            TypeError: the batch does not fit, or the result is not a loss.
         """
         plan = self._training
         if (
@@ -141,32 +141,32 @@ class ModelAdapter:
             or (plan.measure is not None and plan.measure(batch) != plan.form)
         ):
             plan = self._training = self._plan(model, batch, training=True)
-        if plan.pair:  # the usual form, without further calls
+        if plan.pair:  # fast path
             output, target = model(batch[0]), batch[1]
         else:
             output = plan.run(batch)
             if plan.target is None:
-                return _named_losses(output)
+                return _losses_of(output)
             target = plan.target(batch)
-        if self.output_mapping or (self._takes_one and type(output) is not Tensor):
-            loss = self._loss_of(output, target)
+        if self.output_mapping or (self._takes_tensor and type(output) is not Tensor):
+            loss = self._compute_loss(output, target)
         else:
             loss = self.loss(output, target)  # type: ignore[misc]
         if isinstance(loss, Tensor) and not loss.dim():
             return {"loss": loss}
         if isinstance(loss, tuple) and len(loss) == 2 and _is_scalar(loss[0]):
-            return _counted({"loss": loss[0]}, loss[1])
+            return _with_count({"loss": loss[0]}, loss[1])
         raise TypeError(
-            "MODEL.LOSS must return a scalar tensor, or that and the number of items it is the mean of, not "
+            "MODEL.LOSS must return a scalar tensor, or that and the number of items of its mean, not "
             f"{describe(loss)}; use reduction='mean'"
         )
 
     def prepare(self, model: nn.Module, batch: Any) -> None:
-        """Find out how the model is run on batches like this one, for a step that cannot stop to do so.
+        """Decide how to call the model with batches like this one, before a step that is compiled or captured.
 
         Args:
             model: as for :meth:`losses`.
-            batch: likewise.
+            batch: as for :meth:`losses`.
 
         Raises:
             TypeError: the batch does not fit.
@@ -174,11 +174,11 @@ class ModelAdapter:
         self._training = self._plan(model, batch, training=True)
 
     def predict(self, model: nn.Module, batch: Any) -> Any:
-        """The model's outputs for a batch, which may lack the target.
+        """Return the model's predictions for a batch, which may lack the target.
 
         Returns:
-            What the loss is given; without a loss, what the model returns. With ``output_mapping`` the output it
-            names, or, if there are several, a dict of them under their new names.
+            The input of the loss; without a loss, the model's output. With one entry in ``output_mapping`` that
+            output; with several a dict of outputs under their new names.
 
         Raises:
             TypeError: the batch does not fit.
@@ -190,19 +190,19 @@ class ModelAdapter:
         if plan.own_step:
             return output
         if self.output_mapping:
-            mapped = self._mapped(output)
+            mapped = self._rename_outputs(output)
             return mapped if len(mapped) > 1 else next(iter(mapped.values()))
-        return self._one_of(output) if self._takes_one else output
+        return self._select_output(output) if self._takes_tensor else output
 
     def targets(self, batch: Any) -> Any:
-        """What the predictions of a batch are compared with: its last entry, or of a dict the target's.
+        """Return the targets of a batch: its last entry, or the target of a dict.
 
         Raises:
             TypeError: the batch has no target.
         """
         return self._target_of(batch)(batch)
 
-    # ------------------------------------------------------------------ what goes in
+    # ------------------------------------------------------------------ inputs
 
     def _plan(self, model: Any, batch: Any, training: bool) -> _Plan:
         measure: Callable[[Any], Any] | None = None
@@ -232,14 +232,14 @@ class ModelAdapter:
                 )
             return _Plan(model, type(batch), None, None, step, own_step=True)
         taken = what_it_takes(forward_of(module))
-        # A model with train_step(batch) keeps the batch's parts apart there; its forward is for the inputs.
-        apart = self.loss is not None or (not training and callable(getattr(module, "train_step", None)))
+        # A model with train_step(batch) splits the batch there; its forward takes the inputs without the target.
+        separate = self.loss is not None or (not training and callable(getattr(module, "train_step", None)))
         take: Callable[[Any], Any] | None = None
         target: str | None = None
-        inputs, several = batch, self.inputs == "tuple" and not apart
-        if apart and isinstance(batch, Mapping):
+        inputs, several = batch, self.inputs == "tuple" and not separate
+        if separate and isinstance(batch, Mapping):
             target = self._target_name(batch, required=training)
-        elif apart and isinstance(batch, tuple | list):
+        elif separate and isinstance(batch, tuple | list):
             if not training and self._lacks_target(batch, taken):
                 take = _first if len(batch) == 1 else None
             else:
@@ -247,7 +247,7 @@ class ModelAdapter:
                 take = _first if len(batch) == 2 else _all_but_last
             inputs = take(batch) if take else batch
             several = inputs is batch or len(batch) > 2
-        elif apart and training:
+        elif separate and training:
             self._target_of(batch)  # raises
         if several and not isinstance(inputs, tuple | list | Mapping):
             raise TypeError(f'MODEL.INPUTS is "tuple", but the batch is {describe(batch)}')
@@ -264,15 +264,15 @@ class ModelAdapter:
         )
         if isinstance(inputs, Mapping) and inputs is not batch:
             measure, form = _keys_of_first, (len(batch), frozenset(inputs))
-        if call is model and take is None and not apart and measure is len:
-            measure = form = None  # given as it is, whatever its length
+        if call is model and take is None and not separate and measure is len:
+            measure = form = None  # the batch is passed unchanged, at any length
         read_target = self._target_of(batch) if training and self.loss is not None else None
         pair = call is model and take is _first and read_target is not None
-        run = call if take is None else _chained(call, take)
+        run = call if take is None else _compose(call, take)
         return _Plan(model, type(batch), measure, form, run, read_target, pair=pair)
 
     def _lacks_target(self, batch: Sequence[Any], taken: Taken | None) -> bool:
-        """Whether a tuple, or list, has as many entries as the model needs: none is left for a target."""
+        """Return whether the model needs every entry of a tuple or list, so that none is left for a target."""
         if len(batch) == 1:
             return True
         if taken is None or self.inputs not in ("auto", "tuple") or isinstance(batch[0], tuple | list | Mapping):
@@ -298,25 +298,25 @@ class ModelAdapter:
         )
 
     def _target_of(self, batch: Any) -> Callable[[Any], Any]:
-        """How targets are read from batches like this one."""
+        """Return the function that reads the target of batches like this one."""
         if isinstance(batch, Mapping):
             return _entry(self._target_name(batch))
         if isinstance(batch, tuple | list) and len(batch) >= 2:
             return _entry(-1)
         raise TypeError(
             f"expected a batch (x, y) or a dict, got {describe(batch)}. MODEL.LOSS and targets need such batches; "
-            'for others set MODEL.LOSS.NAME to "" and let the model return its losses'
+            'otherwise set MODEL.LOSS.NAME to "" and let the model return its losses'
         )
 
-    # ------------------------------------------------------------------ what comes out
+    # ------------------------------------------------------------------ outputs
 
-    def _loss_of(self, output: Any, target: Any) -> Any:
+    def _compute_loss(self, output: Any, target: Any) -> Any:
         assert self.loss is not None
         if self.output_mapping:
-            return self.loss(**self._mapped(output), **{self._target_parameter: target})
-        return self.loss(self._one_of(output), target)
+            return self.loss(**self._rename_outputs(output), **{self._target_parameter: target})
+        return self.loss(self._select_output(output), target)
 
-    def _mapped(self, output: Any) -> dict[str, Any]:
+    def _rename_outputs(self, output: Any) -> dict[str, Any]:
         entries = _entries(output)
         if entries is None:
             raise TypeError(f"MODEL.OUTPUT_MAPPING needs outputs with names; the model returned {describe(output)}")
@@ -329,8 +329,8 @@ class ModelAdapter:
                 )
         return {new: entries[name] for name, new in self.output_mapping.items()}
 
-    def _one_of(self, output: Any) -> Any:
-        """The output for a loss that takes one tensor."""
+    def _select_output(self, output: Any) -> Any:
+        """Return the output for a loss that takes one tensor."""
         entries = None if isinstance(output, Tensor) else _entries(output)
         if entries is None:
             return output
@@ -340,14 +340,14 @@ class ModelAdapter:
             return entries["logits"]
         raise TypeError(
             f"{_name_of(self.loss)} takes one tensor, the model returned: {', '.join(map(str, entries)) or 'nothing'}. "
-            f"Say which one with MODEL.OUTPUT_MAPPING, such as {{{next(iter(entries), 'name')}: input}}"
+            f"Select one with MODEL.OUTPUT_MAPPING, such as {{{next(iter(entries), 'name')}: input}}"
         )
 
 
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
-def _chained(call: Callable[[Any], Any], take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _compose(call: Callable[[Any], Any], take: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda batch: call(take(batch))
 
 
@@ -355,8 +355,8 @@ def _keys_of_first(batch: Any) -> tuple[int, Any]:
     return len(batch), batch[0].keys()
 
 
-def _is_torchs(loss: Any) -> bool:
-    """Whether it is one of torch's losses, which take one tensor and the target, or a subclass."""
+def _is_torch_loss(loss: Any) -> bool:
+    """Return whether a loss is one of torch's or a subclass, which takes one tensor and the target."""
     return isinstance(loss, nn.modules.loss._Loss) or getattr(loss, "__module__", "") == "torch.nn.functional"
 
 
@@ -365,12 +365,12 @@ def _name_of(loss: Any) -> str:
 
 
 def _target_parameter(loss: Any, output_mapping: Mapping[str, str]) -> str:
-    """The loss's parameter for the target: the first that no output is mapped to."""
+    """Return the loss's parameter for the target: the first one that no output is mapped to."""
     if loss is None or not output_mapping:
         return ""
     taken = what_it_takes(forward_of(loss))
     if taken is None:
-        raise ConfigError(f"MODEL.OUTPUT_MAPPING: {_name_of(loss)} does not tell the names of its parameters")
+        raise ConfigError(f"MODEL.OUTPUT_MAPPING: the signature of {_name_of(loss)} cannot be read")
     for name in output_mapping.values():
         if name not in taken.keywords and not taken.any_keyword:
             hint = suggest(name, taken.keywords)
@@ -385,7 +385,7 @@ def _target_parameter(loss: Any, output_mapping: Mapping[str, str]) -> str:
 
 
 def _entries(output: Any) -> Mapping[Any, Any] | None:
-    """An output's parts by name; None if they have no names."""
+    """Return an output's parts by name; None if they have no names."""
     if isinstance(output, Mapping):
         return output
     if is_dataclass(output) and not isinstance(output, type):
@@ -399,45 +399,33 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, Tensor) and not value.dim()
 
 
-def _named_losses(output: Any) -> dict[str, Any]:
-    if isinstance(output, Tensor):
-        if not output.dim():
-            return {"total_loss": output}
-    elif type(output) is dict:
-        count = output.get("num_items")
-        for name, value in output.items():
-            if (not isinstance(value, Tensor) or value.dim()) and name != "num_items":
-                break
-        else:
-            if count is not None and len(output) > 1:
-                return _counted(output, count)
-            if count is None and output:
-                return output
-    return _losses_in(output)
-
-
-def _losses_in(output: Any) -> dict[str, Any]:
-    """Losses among other things: in an object with ``.loss``, or a dict."""
-    count = None
+def _losses_of(output: Any) -> dict[str, Any]:
+    """Return the losses in the output of a model without ``MODEL.LOSS``."""
+    count: Any = None
     losses: dict[str, Any] = {}
-    if _is_scalar(loss := getattr(output, "loss", None)):  # before dict: ModelOutput is one too
+    if isinstance(output, Tensor):
+        losses = {} if output.dim() else {"total_loss": output}
+    elif type(output) is not dict and _is_scalar(loss := getattr(output, "loss", None)):
         losses, count = {"loss": loss}, getattr(output, "num_items", None)
-    elif isinstance(output, Mapping):
-        losses = {name: value for name, value in output.items() if name != "num_items"}
-        count = output.get("num_items")
-        if not all(map(_is_scalar, losses.values())):
-            # Predictions beside their loss: {"loss": ..., "logits": ...}.
-            losses = {"loss": output["loss"]} if _is_scalar(output.get("loss")) else {}
+    elif type(output) is dict or isinstance(output, Mapping):
+        losses = output if type(output) is dict else dict(output)
+        if "num_items" in losses:
+            losses = dict(losses)
+            count = losses.pop("num_items")
+        for value in losses.values():
+            if not isinstance(value, Tensor) or value.dim():  # not only losses: {"loss": ..., "logits": ...}
+                losses = {"loss": output["loss"]} if _is_scalar(output.get("loss")) else {}
+                break
     if losses:
-        return losses if count is None else _counted(losses, count)
+        return losses if count is None else _with_count(losses, count)
     raise TypeError(
-        "without MODEL.LOSS the model must return its losses while training: a dict of scalar tensors, one scalar "
-        "tensor, or an object whose .loss is one, or a dict with one named 'loss' beside other things. It returned "
+        "without MODEL.LOSS the model must return its losses in training mode: a dict of scalar tensors, one scalar "
+        "tensor, an object whose .loss is one, or a dict with one named 'loss' among other entries. It returned "
         f"{describe(output)}. If these are predictions, set MODEL.LOSS.NAME"
     )
 
 
-def _counted(losses: dict[str, Any], count: Any) -> dict[str, Any]:
+def _with_count(losses: dict[str, Any], count: Any) -> dict[str, Any]:
     if not (isinstance(count, int) or _is_scalar(count)):
         raise TypeError(f"num_items must be an int or a scalar tensor, not {describe(count)}")
     return {**losses, "num_items": count}

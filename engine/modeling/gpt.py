@@ -1,4 +1,4 @@
-"""A small decoder-only transformer, for the language example."""
+"""A small decoder-only transformer for the language example."""
 
 import torch
 from torch import nn
@@ -11,26 +11,25 @@ __all__ = ["GPT", "TransformerBlock"]
 
 @MODEL_REGISTRY.register()
 class GPT(nn.Module):
-    """Predicts each next token of a text from those before it.
+    """Predicts the next token at each position of a text.
 
     The transformer of Radford et al., "Language Models are Unsupervised Multitask Learners" (GPT-2, 2019): learned
-    positions, layer norm before each part of a block, weights of the layers that end a residual branch made smaller
-    with the depth.
+    positions, pre-norm blocks, and output weights of residual branches scaled down with the depth.
 
     Args:
         vocab_size: number of different tokens; 256 for bytes.
-        block_size: tokens in the longest text.
-        width: numbers that stand for a token; a multiple of ``heads``.
-        depth: blocks.
-        heads: attention heads of each block.
-        dropout: probability, after the embedding and at the end of each residual branch.
+        block_size: maximum number of tokens in a text.
+        width: embedding size, a multiple of ``heads``.
+        depth: number of blocks.
+        heads: attention heads per block.
+        dropout: probability after the embedding and at the end of each residual branch.
 
     Shapes:
-        input (N, T) int64, T <= block_size; output (N, vocab_size, T): scores for the token that follows each one, in
-        the order that ``CrossEntropyLoss`` and ``Accuracy`` take them in.
+        input (N, T) int64, T <= block_size; output (N, vocab_size, T): scores for the token after each position,
+        with the classes in the dimension where ``CrossEntropyLoss`` and ``Accuracy`` expect them.
 
     Raises:
-        ValueError: ``width`` is no multiple of ``heads``, or the text is too long.
+        ValueError: ``width`` is not a multiple of ``heads``, or the text is too long.
     """
 
     def __init__(
@@ -64,17 +63,17 @@ class GPT(nn.Module):
             raise ValueError(f"a text of {length} tokens is longer than block_size, {self.block_size}")
         x = self.tokens(tokens) + self.positions(torch.arange(length, device=tokens.device))
         x = self.blocks(self.dropout(x))
-        # Not a view: what wraps a module (FSDP2) may have to hook its output.
+        # Not a view, so that wrappers such as FSDP2 can register hooks on the output.
         return self.head(self.norm(x)).transpose(1, 2).contiguous()
 
 
 class TransformerBlock(nn.Module):
-    """Causal self-attention, then two layers on each token by itself, each added to its input.
+    """Causal self-attention and a two-layer MLP, each on a residual branch.
 
     Args:
-        width: numbers a token, a multiple of ``heads``.
+        width: embedding size, a multiple of ``heads``.
         heads: attention heads.
-        dropout: probability at the end of both branches.
+        dropout: probability at the end of each branch.
 
     Shapes:
         input and output (N, T, width).

@@ -1,6 +1,6 @@
-"""Inductor without an error of its own: a sum's ``alpha`` is kept where one of the two is a matrix product.
+"""A workaround for an error of inductor: it ignores the ``alpha`` of ``torch.add`` with a matrix product.
 
-Only imported where something is compiled: importing inductor takes a second.
+Imported only where something is compiled: importing inductor takes a second.
 """
 
 from collections.abc import Mapping
@@ -18,18 +18,18 @@ PASS = "post_grad_custom_pre_pass"
 
 
 def exact_sums(args: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of ``torch.compile`` with which ``torch.add(a, b, alpha=k)`` is ``a + k * b``.
+    """Return arguments of ``torch.compile`` with which ``torch.add(a, b, alpha=k)`` is ``a + k * b``.
 
-    Inductor makes ``addmm`` of a sum with a matrix product, and forgets ``alpha`` (torch 2.13). Optimizers add weight
-    decay that way to gradients, which are such products for linear layers: it would be 1, whatever was set. A pass
-    that comes before writes the factor as a product.
+    Inductor fuses a sum with a matrix product into ``addmm`` and drops ``alpha`` (torch 2.13). Optimizers add weight
+    decay that way to gradients, which are matrix products for linear layers: the decay would be 1. A pass that runs
+    first replaces the factor by a product.
 
     Args:
-        args: those asked for. A pass of the user's among the options, or in inductor's config, is run first.
+        args: the arguments of the user. Custom passes in their options, or in inductor's config, run first.
 
     Returns:
-        The same with the pass among ``options``, which stand for ``mode`` as well: torch takes one of the two. Just
-        ``args`` for another backend, and where torch has to say what is wrong.
+        The arguments with the pass among ``options``. The options of ``mode`` are included, since torch accepts only
+        one of the two. ``args`` unchanged for other backends, and for arguments that torch refuses.
     """
     args = dict(args)
     mode, options = args.get("mode"), args.get("options")
@@ -47,7 +47,7 @@ def exact_sums(args: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _ExactSums(CustomGraphPass):
-    """Writes ``add(a, b, alpha=k)`` as ``add(a, mul(b, k))``, after other passes."""
+    """Replaces ``add(a, b, alpha=k)`` by ``add(a, mul(b, k))``, after other passes."""
 
     def __init__(self, before: tuple[Any, ...]) -> None:
         self.before = before
@@ -62,9 +62,9 @@ class _ExactSums(CustomGraphPass):
             if not isinstance(addend, torch.fx.Node) or (not isinstance(alpha, torch.fx.Node) and alpha == 1):
                 continue
             if not isinstance(addend.meta["val"], torch.Tensor):
-                continue  # a number: that is no matrix product
+                continue  # a number, not a matrix product
             with graph.inserting_before(node):
-                # The product must not be rounded more than the sum is.
+                # Convert first, so that the product is not rounded more than the sum.
                 dtype = node.meta["val"].dtype
                 if addend.meta["val"].dtype != dtype:
                     addend = _call(graph, convert, addend, dtype)
@@ -77,7 +77,7 @@ class _ExactSums(CustomGraphPass):
         return None if None in others else (get_hash_for_files((__file__,)), *others)
 
 
-# One for the same passes: what is compiled by equal backends is not compiled twice.
+# The same object for the same passes: torch does not compile again for an equal backend.
 _exact = cache(_ExactSums)
 
 

@@ -1,4 +1,4 @@
-"""What a model is given: how the inputs in a batch become the arguments of its call."""
+"""How the inputs in a batch become the arguments of the model's ``forward``."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from ...config.signatures import Taken
 __all__ = ["INPUT_FORMS", "caller", "describe", "forward_of", "required_positions"]
 
 INPUT_FORMS = ("auto", "batch", "tuple", "kwargs")
-"""What MODEL.INPUTS may be."""
+"""Values of MODEL.INPUTS."""
 
 
 def caller(
@@ -26,24 +26,24 @@ def caller(
     several: bool = False,
     guess_dict: bool = True,
 ) -> Callable[[Any], Any]:
-    """Decide, once, how a model is called with inputs like ``example``.
+    """Return a function that calls a model with inputs like ``example``.
 
     Args:
-        model: called.
-        taken: what its ``forward`` takes; None if that is not known.
-        example: inputs. Those to come have the same type, and the same length or names.
+        model: the model.
+        taken: the parameters of its ``forward``; None if they are not known.
+        example: inputs. Later ones have the same type, and the same length or names.
         form: one of :data:`INPUT_FORMS`.
-        mapping: the inputs' names to ``forward``'s.
-        target: the name of an entry that is no input.
-        exact: whether every name in ``mapping`` must be there.
-        several: whether ``example`` is certainly several inputs, and not one that is a tuple.
-        guess_dict: whether "auto" may give a dict as it is.
+        mapping: from names of inputs to names of ``forward``'s parameters.
+        target: the name of an entry that is not an input.
+        exact: every name in ``mapping`` must be in ``example``.
+        several: ``example`` is a sequence of inputs, not one input that is a sequence.
+        guess_dict: "auto" may pass a dict as one argument.
 
     Returns:
-        A function from inputs to the model's output; the model itself if it is given them as they are.
+        A function from inputs to the model's output; the model itself if it receives the inputs unchanged.
 
     Raises:
-        TypeError: the inputs do not fit ``forward``; the message has the names of both.
+        TypeError: the inputs do not fit ``forward``; the message lists the names of both.
     """
     if form == "batch":
         return model
@@ -51,7 +51,7 @@ def caller(
         if form == "tuple":
             raise TypeError(f'MODEL.INPUTS is "tuple", but the inputs are {describe(example)}; use "kwargs" or "batch"')
         names = [name for name in example if name != target]
-        if form == "auto" and guess_dict and _takes_it_whole(taken, names):
+        if form == "auto" and guess_dict and _takes_whole_dict(taken, names):
             return model
         return _by_name(model, taken, names, example, mapping, target, exact)
     if form == "kwargs":
@@ -68,12 +68,12 @@ def caller(
 
 
 def forward_of(model: Any) -> Callable[..., Any]:
-    """What is called in the end when the model is: its ``forward``, if it has one."""
+    """Return the ``forward`` of a module; any other callable itself."""
     return getattr(model, "forward", model)
 
 
 def describe(value: Any) -> str:
-    """A value's type, and what one needs to know of its content, for messages."""
+    """Describe a value's type and shape for error messages."""
     if isinstance(value, torch.Tensor):
         return f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, Mapping):
@@ -84,12 +84,12 @@ def describe(value: Any) -> str:
 
 
 def required_positions(taken: Taken) -> list[str]:
-    """The parameters that must be given, and can be by position."""
+    """Return the required parameters that can be passed by position."""
     return [name for name in taken.required if name in taken.positions]
 
 
-def _takes_it_whole(taken: Taken | None, names: Sequence[Any]) -> bool:
-    """Whether ``forward`` is for a dict as it is: it has one parameter to give it to, and none named as an entry."""
+def _takes_whole_dict(taken: Taken | None, names: Sequence[Any]) -> bool:
+    """Return whether ``forward`` takes the dict as one argument: no parameter has the name of an entry."""
     if taken is None:
         return True
     if not (taken.positions or taken.any_position) or any(name in taken.keywords for name in names):
@@ -104,8 +104,8 @@ def _check_number(taken: Taken | None, inputs: Sequence[Any]) -> None:
     if too_many or len(inputs) < len(required_positions(taken)):
         raise TypeError(
             f"the batch has {len(inputs)} inputs, but the model's forward takes: {_listed(taken.positions)}. "
-            'To give them as one argument, set MODEL.INPUTS to "batch"; a model that takes the target, too, '
-            "returns its losses itself, without MODEL.LOSS"
+            'To pass them as one argument, set MODEL.INPUTS to "batch"; a model that also takes the target must '
+            "return its losses, without MODEL.LOSS"
         )
 
 
@@ -118,7 +118,7 @@ def _by_name(
     target: str | None,
     exact: bool,
 ) -> Callable[[Any], Any]:
-    chosen: dict[str, Any] = {}  # the entry for each parameter
+    chosen: dict[str, Any] = {}  # from parameter to entry
     for entry, parameter in mapping.items():
         if entry in example:
             chosen[parameter] = entry
@@ -143,10 +143,10 @@ def _by_name(
             hint = suggest(missing[0], unused) if missing else ""
             entry = unused[0] if unused else "entry"
             raise TypeError(
-                f"the model's forward needs {wanted}, and the batch has nothing of this name{hint or '.'} "
+                f"the model's forward needs {wanted}, and the batch has no such entry{hint or '.'} "
                 f"The batch has: {_listed(example)}{f' (target: {target})' if target else ''}. "
                 f"forward takes: {_listed(taken.keywords)}. Rename entries with MODEL.INPUT_MAPPING, such as "
-                f'{{{entry}: {(missing or ["parameter"])[0]}}}; to give the dict as it is, set MODEL.INPUTS to "batch"'
+                f'{{{entry}: {(missing or ["parameter"])[0]}}}; to pass the dict itself, set MODEL.INPUTS to "batch"'
             )
     if all(parameter == entry for parameter, entry in chosen.items()) and len(chosen) == len(example):
         return lambda inputs: model(**inputs)

@@ -1,4 +1,4 @@
-"""A model at a glance."""
+"""A table of a model's submodules and parameters."""
 
 from torch import nn
 
@@ -6,9 +6,9 @@ __all__ = ["model_summary"]
 
 
 def model_summary(model: nn.Module) -> str:
-    """A table of the model's parts, one line for each child, with their numbers of parameters.
+    """Return a table of the model's children with their numbers of parameters.
 
-    Parameters that several parts share are counted once in the total.
+    The total counts shared parameters once.
     """
     rows = [(name, type(child).__name__, *_count(child)) for name, child in model.named_children()]
     rows.append(("total", type(model).__name__, *_count(model)))
@@ -17,7 +17,7 @@ def model_summary(model: nn.Module) -> str:
 
 
 def _count(module: nn.Module) -> tuple[str, str]:
-    """The number of parameters, and a note where some are not trained."""
+    """Return the number of parameters, and a note if some are frozen."""
     parameters = list(module.parameters())
     total = sum(p.numel() for p in parameters)
     trained = sum(p.numel() for p in parameters if p.requires_grad)

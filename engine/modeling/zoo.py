@@ -1,4 +1,4 @@
-"""Small real models for the examples, the tests and the benchmarks. They return class scores (logits)."""
+"""Small models for examples, tests and benchmarks. They return class scores (logits)."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -14,16 +14,16 @@ __all__ = ["MLP", "ConvNet", "ResNet"]
 
 @MODEL_REGISTRY.register()
 class MLP(nn.Sequential):
-    """Fully connected layers with ReLU in between, on inputs of any shape, flattened.
+    """Fully connected layers with ReLU between them. Inputs are flattened.
 
     Args:
-        in_features: numbers in one sample.
+        in_features: numbers per sample.
         num_classes: scores per sample.
-        hidden: width of each hidden layer; empty makes a linear model.
+        hidden: width of each hidden layer; if empty, the model is linear.
         dropout: probability after each hidden layer.
 
     Shapes:
-        input (N, ...) with ``in_features`` numbers a sample; output (N, num_classes).
+        input (N, ...) with ``in_features`` numbers per sample; output (N, num_classes).
     """
 
     def __init__(self, in_features: int, num_classes: int, hidden: Sequence[int] = (64,), dropout: float = 0.0) -> None:
@@ -41,7 +41,7 @@ class MLP(nn.Sequential):
 
 @MODEL_REGISTRY.register()
 class ConvNet(nn.Module):
-    """Two pairs of 3x3 convolutions with batch norm, each followed by pooling, then the mean over positions.
+    """Two pairs of 3x3 convolutions with batch norm, max pooling between them, and global average pooling.
 
     Args:
         width: channels of the first pair; the second has twice as many.
@@ -79,16 +79,15 @@ class ConvNet(nn.Module):
 class ResNet(nn.Module):
     """The residual network for small images of He et al., "Deep Residual Learning" (arXiv:1512.03385, section 4.2).
 
-    Three stages of basic blocks, each with twice the channels of the one before. The last
-    batch norm of each block starts at zero, so that at first every block is its shortcut (Goyal et al.,
-    arXiv:1706.02677).
+    Each of the three stages has twice the channels of the previous one. The last batch norm of each block starts at
+    zero, so that the block starts as its shortcut (Goyal et al., arXiv:1706.02677).
 
     Args:
         width: channels of the first stage.
-        depth: weighted layers, 6n + 2 for n blocks a stage: 8, 14, 20, ...
+        depth: number of weighted layers, 6n + 2 for n blocks per stage: 8, 14, 20, ...
         num_classes: scores per image.
         in_channels: channels of an image.
-        strides: by how much each stage lowers the resolution; 8x8 images keep more of theirs with (1, 2, 1).
+        strides: stride of each stage; (1, 2, 1) keeps more resolution of 8x8 images.
 
     Shapes:
         input (N, in_channels, H, W) with H, W >= 1; output (N, num_classes).
@@ -127,7 +126,7 @@ class ResNet(nn.Module):
 
 
 class _BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside a shortcut, which is a 1x1 convolution where the shape changes."""
+    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution if the shape changes."""
 
     def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
         super().__init__()
@@ -152,7 +151,7 @@ def _conv_bn(in_channels: int, out_channels: int, stride: int = 1) -> tuple[nn.M
 
 
 def _check_sizes(**sizes: int) -> None:
-    """torch makes layers of size 0, and fails only when they are used."""
+    """Refuse sizes below 1: torch creates such layers, and fails only when they are used."""
     for name, size in sizes.items():
         if size < 1:
             raise ValueError(f"{name} must be at least 1, not {size}")

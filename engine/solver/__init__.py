@@ -1,4 +1,4 @@
-"""Optimisation: optimizers, parameter groups, gradient clipping and learning rate schedules."""
+"""Optimizers, parameter groups, gradient clipping and learning rate schedules."""
 
 from .build import OPTIMIZER_REGISTRY, build_lr_scheduler, build_optimizer, check_solver
 from .clipping import GradClipper, build_grad_clipper, maybe_add_gradient_clipping

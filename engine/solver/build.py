@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ...config import CfgNode, ConfigError, Registry, get_cfg
 from ...config.slots import Slot
 from ...hooks.models import random_numbers_left_alone
-from .clipping import build_grad_clipper, maybe_add_gradient_clipping
+from .clipping import build_grad_clipper, is_sharded, maybe_add_gradient_clipping
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
 from .param_groups import get_default_optimizer_params
 from .schedules import LR_SCHEDULER_REGISTRY
@@ -86,7 +86,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         offered |= {"momentum": solver.MOMENTUM, "nesterov": solver.NESTEROV}
     if not args.keys() & {"fused", "foreach", "differentiable"} and _can_fuse(target, model, groups):
         offered["fused"] = True
-    if any(_is_sharded(parameter) for group in groups for parameter in group["params"]):
+    if any(is_sharded(parameter) for group in groups for parameter in group["params"]):
         build = partial(OPTIMIZER_SLOT.build, cfg)
         with random_numbers_left_alone(model):
             if offered.get("fused") and _try_sharded(partial(build, **offered), groups) is not None:
@@ -228,10 +228,6 @@ def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bo
     return device in devices and dtype.is_floating_point
 
 
-def _is_sharded(parameter: torch.Tensor) -> bool:
-    return hasattr(parameter, "to_local")
-
-
 def _try_sharded(build: Callable[[list[dict[str, Any]]], Optimizer], groups: list[dict[str, Any]]) -> Exception | None:
     """Step a new optimizer over copies of the smallest parameter of each kind, with gradients of 0.
 
@@ -242,7 +238,7 @@ def _try_sharded(build: Callable[[list[dict[str, Any]]], Optimizer], groups: lis
     """
     smallest: dict[tuple[bool, int], torch.Tensor] = {}
     for parameter in sorted((p for group in groups for p in group["params"]), key=torch.Tensor.numel):
-        smallest.setdefault((_is_sharded(parameter), parameter.ndim), parameter)
+        smallest.setdefault((is_sharded(parameter), parameter.ndim), parameter)
     copies = [nn.Parameter(torch.zeros_like(parameter)) for parameter in smallest.values()]
     for copy in copies:
         copy.grad = torch.zeros_like(copy)

@@ -16,26 +16,26 @@ from ...config import CfgNode, ConfigError
 __all__ = ["GradClipper", "build_grad_clipper", "maybe_add_gradient_clipping"]
 
 GradClipper = Callable[[list[nn.Parameter]], torch.Tensor | None]
-"""Clips the gradients of the parameters in place; returns their global norm before that, if it had to be computed."""
+"""Clips the gradients of parameters in place. Returns their global norm before clipping, if it was computed."""
 
 OptimizerOrType = TypeVar("OptimizerOrType", Optimizer, type[Optimizer])
 
 
 def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
-    """The clipper ``SOLVER.CLIP_GRADIENTS`` describes, or None where it is not enabled.
+    """Build the gradient clipper of ``SOLVER.CLIP_GRADIENTS``; None if it is not enabled.
 
-    The types: "value" limits each element to [-CLIP_VALUE, CLIP_VALUE]; "norm" scales all gradients by one factor
-    so that their norm, taken over all parameters together, is at most CLIP_VALUE (Pascanu et al., arXiv:1211.5063);
-    "param_norm" does so for each parameter by itself. Norms are of order NORM_TYPE.
+    "value" limits each element to [-CLIP_VALUE, CLIP_VALUE]. "norm" scales all gradients by one factor so that their
+    global norm is at most CLIP_VALUE (Pascanu et al., arXiv:1211.5063). "param_norm" scales the gradient of each
+    parameter by itself. Norms are of order NORM_TYPE.
 
     Raises:
-        ConfigError: CLIP_TYPE is not one of them, or a number is not positive.
+        ConfigError: CLIP_TYPE is unknown, or a number is not positive.
     """
     clip = cfg.SOLVER.CLIP_GRADIENTS
     if not clip.ENABLED:
         return None
     for name in ("CLIP_VALUE", "NORM_TYPE"):
-        if not clip[name] > 0:  # a NaN neither
+        if not clip[name] > 0:  # also refuses NaN
             raise ConfigError(f"SOLVER.CLIP_GRADIENTS.{name}: must be greater than 0, not {clip[name]}")
     if clip.CLIP_TYPE == "value":
         return partial(_clip_value, limit=clip.CLIP_VALUE)
@@ -51,7 +51,7 @@ def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
 def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: OptimizerOrType) -> OptimizerOrType:
     """Make an optimizer clip gradients in its ``step``, if ``SOLVER.CLIP_GRADIENTS`` is enabled.
 
-    The trainers clip by themselves (with :func:`build_grad_clipper`): this is for loops that do not.
+    For custom training loops: hookline's trainers clip with :func:`build_grad_clipper`.
 
     Args:
         cfg: the whole config.
@@ -76,7 +76,7 @@ def _clipping_subclass(base: type[Optimizer], clip: GradClipper) -> type[Optimiz
             clip_all()
             return loss
 
-        if closure is not None:  # it computes the gradients, so they can be clipped only after it
+        if closure is not None:  # the closure computes the gradients
             return base.step(self, clipped_closure)
         clip_all()
         return base.step(self)
@@ -86,7 +86,7 @@ def _clipping_subclass(base: type[Optimizer], clip: GradClipper) -> type[Optimiz
 
 def _clip_value(parameters: list[nn.Parameter], limit: float) -> None:
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    if any(_is_sharded(parameter.grad) for parameter in parameters):
+    if any(is_sharded(parameter.grad) for parameter in parameters):
         for parameter in parameters:
             _local(parameter.grad).clamp_(-limit, limit)
     elif parameters:
@@ -95,15 +95,15 @@ def _clip_value(parameters: list[nn.Parameter], limit: float) -> None:
 
 def _clip_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -> torch.Tensor:
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    own = _own_parts(grads)
-    if own is None and not any(map(_is_sharded, grads)):
+    own = _uniform_tensors(grads)
+    if own is None and not any(map(is_sharded, grads)):
         return nn.utils.clip_grad_norm_(parameters, limit, norm_type)
     if own is None:
         norm = torch.linalg.vector_norm(_mixed_norms(grads, norm_type), norm_type)
         for grad in grads:
             _local(grad).mul_(_factors(norm, limit).to(grad.dtype))
         return norm
-    # torch's own function takes half as long again, in grouping gradients that are alike here.
+    # Faster than clip_grad_norm_, which groups gradients by device and dtype first.
     norm = torch.linalg.vector_norm(_norms(grads, own, norm_type), norm_type)
     torch._foreach_mul_(own, _factors(norm, limit))
     return norm
@@ -111,8 +111,8 @@ def _clip_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -
 
 def _clip_each_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -> None:
     grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    own = _own_parts(grads)
-    if own is None and any(map(_is_sharded, grads)):
+    own = _uniform_tensors(grads)
+    if own is None and any(map(is_sharded, grads)):
         for grad, factor in zip(grads, _factors(_mixed_norms(grads, norm_type), limit), strict=True):
             _local(grad).mul_(factor.to(grad.dtype))
         return
@@ -124,13 +124,13 @@ def _clip_each_norm(parameters: list[nn.Parameter], limit: float, norm_type: flo
 
 
 def _norms(grads: list[torch.Tensor], own: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """The norm of each gradient; of sharded ones over all parts, in one exchange, for which the host does not wait."""
+    """Return the norm of each gradient. Sharded gradients need one all-reduce; the host does not wait for it."""
     if own is grads:
         return torch.stack(torch._foreach_norm(own, norm_type))
     group = cast(Any, grads[0]).device_mesh.get_group()
     exact = torch.promote_types(own[0].dtype, torch.float32)
     if norm_type == math.inf:
-        # A rank may have no part of a small parameter. A maximum over ranks would lose a NaN: it counts as infinite.
+        # A rank may have an empty shard. The maximum over ranks would lose a NaN, so NaN becomes infinity.
         largest = [part.abs().max() if part.numel() else part.new_zeros(()) for part in own]
         norms = torch.stack(largest).to(exact).nan_to_num(nan=math.inf, posinf=math.inf)
         dist.all_reduce(norms, dist.ReduceOp.MAX, group=group)
@@ -141,38 +141,38 @@ def _norms(grads: list[torch.Tensor], own: list[torch.Tensor], norm_type: float)
 
 
 def _mixed_norms(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """The norm of each gradient where some are sharded and others not, as with tensor parallelism."""
+    """Return the norm of each gradient if only some are sharded, as with tensor parallelism."""
     exact = functools.reduce(torch.promote_types, (grad.dtype for grad in grads), torch.float32)
     norms: list[Any] = [torch.linalg.vector_norm(grad, norm_type, dtype=exact) for grad in grads]
-    return torch.stack([norm.full_tensor() if _is_sharded(norm) else norm for norm in norms])
+    return torch.stack([norm.full_tensor() if is_sharded(norm) else norm for norm in norms])
 
 
-def _is_sharded(tensor: Any) -> bool:
+def is_sharded(tensor: Any) -> bool:
     return hasattr(tensor, "to_local")
 
 
 def _local(tensor: Any) -> torch.Tensor:
-    """This rank's part of a sharded tensor, with the same storage; others as they are."""
-    part: torch.Tensor = tensor.to_local() if _is_sharded(tensor) else tensor
+    """Return this rank's shard of a sharded tensor, with the same storage; other tensors unchanged."""
+    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return part
 
 
 def _factors(norms: torch.Tensor, limit: float) -> torch.Tensor:
-    return (limit / (norms + 1e-6)).clamp(max=1.0)  # a NaN stays one: it is not for clipping to hide
+    return (limit / (norms + 1e-6)).clamp(max=1.0)  # clamp keeps NaN
 
 
-def _own_parts(grads: list[torch.Tensor]) -> list[torch.Tensor] | None:
-    """What one call can work on: the gradients themselves, or this rank's parts of sharded ones.
+def _uniform_tensors(grads: list[torch.Tensor]) -> list[torch.Tensor] | None:
+    """Return the gradients, or this rank's shards of them, if one foreach call can process them.
 
     Returns:
-        None if there are no gradients, or they differ in type, device, or in how they are sharded.
+        None if there are no gradients, or they differ in type, device, dtype or sharding.
     """
     kinds = {(type(grad), grad.device, grad.dtype) for grad in grads}
     if len(kinds) != 1:
         return None
     if next(iter(kinds))[0] is torch.Tensor:
         return grads
-    if not all(hasattr(grad, "to_local") and _is_cut_once(grad) for grad in grads):
+    if not all(is_sharded(grad) and _is_sharded_once(grad) for grad in grads):
         return None
     sharded = cast(list[Any], grads)
     if any(grad.device_mesh != sharded[0].device_mesh for grad in sharded):
@@ -180,6 +180,6 @@ def _own_parts(grads: list[torch.Tensor]) -> list[torch.Tensor] | None:
     return [grad.to_local() for grad in sharded]
 
 
-def _is_cut_once(grad: Any) -> bool:
-    """Whether ranks hold parts of it that are apart, and together are all of it."""
+def _is_sharded_once(grad: Any) -> bool:
+    """Return whether the gradient is sharded over one mesh dimension, without copies on several ranks."""
     return len(grad.placements) == 1 and bool(grad.placements[0].is_shard())

@@ -1,7 +1,7 @@
-"""Learning rate schedules: factors of the base learning rate as a function of the run's progress.
+"""Learning rate schedules as factors of the base learning rate.
 
-A schedule is a :class:`fvcore.common.param_scheduler.ParamScheduler`: called with ``where`` in [0, 1], it returns
-a factor. 1.0 is reached after the last update, so every schedule here is defined there too.
+A schedule is a :class:`fvcore.common.param_scheduler.ParamScheduler`: called with the progress ``where`` in [0, 1], it
+returns a factor. ``where`` is 1.0 after the last update, so schedules here are defined at 1.0, too.
 """
 
 from typing import Any
@@ -23,8 +23,8 @@ from .schedules import FunctionSchedule
 
 __all__ = ["LRMultiplier", "WarmupParamScheduler"]
 
-# Factors computed at a time, of schedules known to depend on the progress alone: one of somebody else's class may
-# change in the course of a run, and is asked in each step.
+# Number of factors computed at a time, for schedules that depend on the progress alone. Schedules of other classes may
+# change during a run, so they are called in each step.
 _AHEAD = 64
 _KNOWN = (
     ConstantParamScheduler,
@@ -37,20 +37,20 @@ _KNOWN = (
 )
 
 BEFORE_END = 1 - 2 * ParamScheduler.WHERE_EPSILON
-"""The last point at which fvcore's stepwise schedules (they add the epsilon) are defined."""
+"""The last point at which fvcore's stepwise schedules are defined: they add the epsilon."""
 
 
 class WarmupParamScheduler(ParamScheduler):
     """A warm-up followed by another schedule.
 
     Args:
-        scheduler: what follows.
-        warmup_factor: the warm-up begins at this multiple of ``scheduler(0)``.
-        warmup_length: share of the run, in [0, 1], that the warm-up takes.
-        warmup_method: "linear" rises evenly to where ``scheduler`` goes on; "exponential" rises by a constant
-            ratio; "constant" stays.
-        rescale_interval: squeeze the whole of ``scheduler`` into what the warm-up leaves. Otherwise its first
-            part is replaced.
+        scheduler: the schedule after the warm-up.
+        warmup_factor: the warm-up starts at this multiple of ``scheduler(0)``.
+        warmup_length: length of the warm-up as a fraction of the run, in [0, 1].
+        warmup_method: "linear" or "exponential" rises to the value of ``scheduler`` at the end of the warm-up;
+            "constant" stays at the start value.
+        rescale_interval: compress the whole ``scheduler`` into the rest of the run. Otherwise the warm-up replaces its
+            first part.
 
     Raises:
         ValueError: unknown method or impossible length.
@@ -65,7 +65,7 @@ class WarmupParamScheduler(ParamScheduler):
         rescale_interval: bool = False,
     ) -> None:
         if not 0.0 <= warmup_length <= 1.0:
-            raise ValueError(f"warmup_length is a share of the run, in [0, 1], not {warmup_length}")
+            raise ValueError(f"warmup_length must be a fraction of the run, in [0, 1], not {warmup_length}")
         start = warmup_factor * scheduler(0.0)
         end = scheduler(0.0) if rescale_interval else value_at(scheduler, warmup_length)
         if warmup_method == "linear":
@@ -87,25 +87,24 @@ class WarmupParamScheduler(ParamScheduler):
             return self._warmup(where / self._length)
         if self._rescale and self._length < 1.0:
             where = min((where - self._length) / (1.0 - self._length), 1.0)
-        # In this way up to the last step, each of which comes here: value_at() is for the end.
+        # value_at() is slower and only needed at the end.
         return self._scheduler(where) if where < BEFORE_END else value_at(self._scheduler, where)
 
 
 class LRMultiplier(LRScheduler):
-    """A torch scheduler that sets each group's learning rate to its initial one times a schedule's factor.
+    """A torch scheduler that multiplies each group's initial learning rate by a schedule's factor.
 
-    Call ``step()`` once after each update. After ``max_iter`` updates the schedule stays at its end. A group that is
-    added to the optimizer on the way has the rate it was added with as its initial one.
+    Call ``step()`` once after each update. After ``max_iter`` updates the factor stays at its last value. The initial
+    rate of a group that is added to the optimizer later is the rate it was added with.
 
-    Of schedules that depend on the progress alone, as hookline's and fvcore's do, 64 factors are computed at a time:
-    what is changed inside such an object in the course of a run counts up to 64 iterations later. One of a class of
-    your own is asked in each step.
+    Schedules of hookline and fvcore depend on the progress alone; 64 factors are computed at a time. A change inside
+    such an object therefore takes effect up to 64 iterations later. Schedules of other classes are called in each step.
 
     Args:
-        optimizer: whose learning rates.
+        optimizer: the optimizer.
         multiplier: factor as a function of progress.
-        max_iter: updates of the whole run.
-        last_iter: number of the last update made; -1 for a new run.
+        max_iter: number of updates in the whole run.
+        last_iter: number of the last update; -1 for a new run.
     """
 
     def __init__(self, optimizer: Optimizer, multiplier: ParamScheduler, max_iter: int, last_iter: int = -1) -> None:
@@ -113,12 +112,12 @@ class LRMultiplier(LRScheduler):
             raise TypeError(f"multiplier must be a fvcore ParamScheduler, not {multiplier!r}")
         if max_iter < 1:
             raise ValueError(f"max_iter must be positive, not {max_iter}")
-        self._factors: dict[int, float] = {}  # by iteration: some that follow
+        self._factors: dict[int, float] = {}  # precomputed, by iteration
         self._multiplier = multiplier
         self._max_iter = max_iter
         super().__init__(optimizer, last_epoch=last_iter)
 
-    # detectron2's names, which code sets to move a schedule in the course of a run: what was computed ahead is void.
+    # detectron2's names. Setting them during a run changes the schedule and discards precomputed factors.
 
     @property
     def _multiplier(self) -> ParamScheduler:
@@ -127,7 +126,7 @@ class LRMultiplier(LRScheduler):
     @_multiplier.setter
     def _multiplier(self, schedule: ParamScheduler) -> None:
         self._schedule = schedule
-        self._ahead = _AHEAD if _depends_on_progress_alone(schedule) else 1
+        self._ahead = _AHEAD if _is_known(schedule) else 1
         self._factors.clear()
 
     @property
@@ -140,16 +139,16 @@ class LRMultiplier(LRScheduler):
         self._factors.clear()
 
     def get_lr(self) -> list[Any]:
-        """The learning rate of each group at the present iteration."""
+        """Return the learning rate of each group at the current iteration."""
         factor = self._factors.get(self.last_epoch)
         if factor is None:
-            factor = self._look_ahead(self.last_epoch)
+            factor = self._precompute(self.last_epoch)
         return [base_lr * factor for base_lr in self.base_lrs]
 
-    def _look_ahead(self, iteration: int) -> float:
-        """The factor at ``iteration``. Those that follow are kept with it: many at once take less time than one each.
+    def _precompute(self, iteration: int) -> float:
+        """Return the factor at ``iteration``, and keep the following ones.
 
-        A step of a small model evicts from the processor's caches what is called once in it.
+        Many at once take less time than one per step: in the step of a small model this code is not in the CPU cache.
         """
         factor = self._factor(iteration)
         following = range(iteration + 1, min(iteration + self._ahead, self._max_iter + 1))
@@ -161,18 +160,18 @@ class LRMultiplier(LRScheduler):
         return self._multiplier(where) if where < BEFORE_END else value_at(self._multiplier, min(where, 1.0))
 
     def step(self, epoch: int | None = None) -> None:
-        """Go on to the next iteration. After the first call, which is torch's, without its checks of every call.
+        """Advance by one iteration. Skips the checks of torch's ``step`` after the first call.
 
         Raises:
-            ConfigError: groups were taken out of the optimizer.
+            ConfigError: groups were removed from the optimizer.
         """
         groups = self.optimizer.param_groups
         if len(groups) != len(self.base_lrs):
-            self._take_in(groups)
-        usual = epoch is None and self._step_count > 1
-        for group in groups:  # a tensor, say, is changed in place
-            usual = usual and type(group["lr"]) is float
-        if not usual:
+            self._add_groups(groups)
+        fast = epoch is None and self._step_count > 1
+        for group in groups:  # torch's step changes a tensor in place
+            fast = fast and type(group["lr"]) is float
+        if not fast:
             super().step(epoch)
             return
         self._step_count += 1
@@ -181,23 +180,23 @@ class LRMultiplier(LRScheduler):
         for group, lr in zip(groups, self._last_lr, strict=True):
             group["lr"] = lr
 
-    def _take_in(self, groups: list[dict[str, Any]]) -> None:
-        """Add the groups that have come to the optimizer since the last step; it puts them behind the others."""
+    def _add_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Add the groups that were added to the optimizer since the last step. They come last."""
         known = len(self.base_lrs)
         if len(groups) < known:
             raise ConfigError(
                 f"the optimizer has {len(groups)} parameter groups, and had {known} when its learning rates were "
-                "last set: make a new scheduler for it when groups are taken out"
+                "last set: after removing groups, make a new scheduler"
             )
         for group in groups[known:]:
             self.base_lrs.append(group.setdefault("initial_lr", group["lr"]))
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain numbers; the schedule itself comes from the config."""
+        """Return plain numbers; the schedule itself is rebuilt from the config."""
         return {"base_lrs": list(self.base_lrs), "last_epoch": self.last_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on at a saved position. The optimizer's learning rates are in its own state, and are left alone."""
+        """Restore a position. The optimizer's learning rates are part of the optimizer's state and do not change."""
         self.base_lrs = list(state_dict["base_lrs"])
         self.last_epoch = state_dict["last_epoch"]
         self._factors.clear()
@@ -205,7 +204,7 @@ class LRMultiplier(LRScheduler):
 
 
 def value_at(schedule: ParamScheduler, where: float) -> float:
-    """A schedule's value, also at the end, where fvcore's constant and stepwise ones raise."""
+    """Return a schedule's value, also at the end, where fvcore's constant and stepwise schedules raise."""
     try:
         return schedule(where)
     except (IndexError, RuntimeError):
@@ -214,8 +213,8 @@ def value_at(schedule: ParamScheduler, where: float) -> float:
         return schedule(BEFORE_END)
 
 
-def _depends_on_progress_alone(schedule: ParamScheduler) -> bool:
-    """Whether a schedule is one of those known to give the same factor whenever they are asked."""
+def _is_known(schedule: ParamScheduler) -> bool:
+    """Return whether a schedule is known to depend on the progress alone."""
     while type(schedule) is WarmupParamScheduler:
         schedule = schedule._scheduler
     return type(schedule) in _KNOWN

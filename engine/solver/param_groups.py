@@ -1,4 +1,4 @@
-"""Parameter groups: which parameter is trained with which learning rate and weight decay."""
+"""Parameter groups: the learning rate and weight decay of each parameter."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -27,24 +27,24 @@ def get_default_optimizer_params(
     lr_factor_func: Callable[[str], float] | None = None,
     overrides: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> list[dict[str, Any]]:
-    """Parameter groups of a model. Frozen parameters are left out, shared ones appear once.
+    """Return the parameter groups of a model. Frozen parameters are left out, shared ones appear once.
 
     Args:
-        model: whose parameters.
-        base_lr: learning rate of every group. None: the optimizer's own.
-        weight_decay: of every parameter for which nothing else is said. None: the optimizer's own.
-        weight_decay_norm: of the parameters of normalisation layers. None: ``weight_decay``.
-        bias_lr_factor: learning rate of parameters called "bias", as a multiple of ``base_lr``.
-        weight_decay_bias: of parameters called "bias". None: as for other parameters.
-        lr_factor_func: given a parameter's full name, returns a factor for its learning rate.
-        overrides: hyper-parameters by a parameter's own name, its name's last part; they win over all the above.
-            ``{"embedding": {"lr": 0.01, "weight_decay": 0.1}}`` sets those of every parameter called "embedding".
+        model: the model.
+        base_lr: learning rate of every group. None: the optimizer's default.
+        weight_decay: weight decay of parameters without another setting. None: the optimizer's default.
+        weight_decay_norm: weight decay of normalisation layers. None: ``weight_decay``.
+        bias_lr_factor: factor of the learning rate of parameters named "bias".
+        weight_decay_bias: weight decay of parameters named "bias". None: as for other parameters.
+        lr_factor_func: from a parameter's full name to a factor of its learning rate.
+        overrides: hyper-parameters by the last part of a parameter's name; they take precedence over all the above.
+            ``{"embedding": {"lr": 0.01, "weight_decay": 0.1}}`` applies to every parameter named "embedding".
 
     Returns:
         Groups for any torch optimizer, one for each distinct set of hyper-parameters, in order of first appearance.
 
     Raises:
-        ValueError: a learning rate is to be scaled and ``base_lr`` is None, or biases are given twice.
+        ValueError: a factor is given without ``base_lr``, or biases are configured twice.
     """
     scales_bias = bias_lr_factor is not None and bias_lr_factor != 1.0
     if base_lr is None and (scales_bias or lr_factor_func is not None):
@@ -78,10 +78,10 @@ def get_default_optimizer_params(
 
 
 def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Merge the groups whose hyper-parameters are equal: an optimizer's step is faster on few large groups.
+    """Merge groups with equal hyper-parameters. The optimizer's step is faster with few large groups.
 
     Args:
-        groups: as a torch optimizer takes them; "params" is a list of parameters.
+        groups: groups of a torch optimizer; "params" is a list of parameters.
 
     Returns:
         The same parameters in fewer groups, in order of first appearance.

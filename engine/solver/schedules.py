@@ -1,7 +1,7 @@
-"""The schedules of ``LR_SCHEDULER_REGISTRY``, by the names they have in a config.
+"""The schedules of ``LR_SCHEDULER_REGISTRY``.
 
-Each entry is called with the config, and with ``SOLVER.LR_SCHEDULER_ARGS``; it returns the factor of
-``SOLVER.BASE_LR`` as a function of progress. The warm-up is put in front of it by ``build_lr_scheduler``.
+Each entry takes the config and ``SOLVER.LR_SCHEDULER_ARGS``, and returns the factor of ``SOLVER.BASE_LR`` as a function
+of progress. ``build_lr_scheduler`` adds the warm-up.
 """
 
 import logging
@@ -31,10 +31,10 @@ class FunctionSchedule(ParamScheduler):
     """A schedule given by a function of the iteration.
 
     Args:
-        factor: from the number of updates made, 0 to ``max_iter``, to the factor of the base learning rate. It must
-            depend on nothing else: it is asked ahead of time.
-        max_iter: updates of the whole run.
-        has_warmup: the function has a warm-up of its own: none is put in front of it.
+        factor: from the number of updates, 0 to ``max_iter``, to the factor of the base learning rate. It must be a
+            pure function: it is called ahead of time.
+        max_iter: number of updates in the whole run.
+        has_warmup: the function includes a warm-up, so none is added.
     """
 
     def __init__(self, factor: Callable[[float], float], max_iter: int, has_warmup: bool = False) -> None:
@@ -44,19 +44,19 @@ class FunctionSchedule(ParamScheduler):
 
     def __call__(self, where: float) -> float:
         iteration = where * self._max_iter
-        if abs(iteration - round(iteration)) < 1e-6:  # what was divided by max_iter is itself again
+        if abs(iteration - round(iteration)) < 1e-6:  # undo rounding errors of the division
             iteration = round(iteration)
         return self._factor(iteration)
 
 
 @LR_SCHEDULER_REGISTRY.register()
 def WarmupMultiStepLR(cfg: CfgNode) -> ParamScheduler:
-    """Multiplied by ``SOLVER.GAMMA`` at each of ``SOLVER.STEPS``; steps beyond the run's end are left out."""
+    """Multiplies by ``SOLVER.GAMMA`` at each of ``SOLVER.STEPS``; steps beyond the end of the run are ignored."""
     max_iter = cfg.SOLVER.MAX_ITER
     steps = [step for step in cfg.SOLVER.STEPS if step < max_iter]
     if len(steps) < len(cfg.SOLVER.STEPS):
         logger.warning(
-            "SOLVER.STEPS %s: those at or beyond MAX_ITER = %d have no effect", tuple(cfg.SOLVER.STEPS), max_iter
+            "SOLVER.STEPS %s: steps at or beyond MAX_ITER = %d have no effect", tuple(cfg.SOLVER.STEPS), max_iter
         )
     if sorted(set(steps)) != steps or any(step < 1 for step in steps):
         raise ConfigError(f"SOLVER.STEPS must be positive and ascending, not {tuple(cfg.SOLVER.STEPS)}")
@@ -65,64 +65,64 @@ def WarmupMultiStepLR(cfg: CfgNode) -> ParamScheduler:
 
 @LR_SCHEDULER_REGISTRY.register()
 def WarmupStepWithFixedGammaLR(cfg: CfgNode) -> ParamScheduler:
-    """Multiplied by ``SOLVER.GAMMA`` ``SOLVER.NUM_DECAYS`` times, evenly spread over the run."""
+    """Multiplies by ``SOLVER.GAMMA`` at ``SOLVER.NUM_DECAYS`` evenly spaced iterations."""
     parts = cfg.SOLVER.NUM_DECAYS + 1
     return _steps(cfg, [cfg.SOLVER.MAX_ITER * part / parts for part in range(1, parts)])
 
 
 @LR_SCHEDULER_REGISTRY.register()
 def WarmupCosineLR(cfg: CfgNode) -> ParamScheduler:
-    """Half a cosine down to ``SOLVER.BASE_LR_END`` (Loshchilov and Hutter, arXiv:1608.03983, without restarts)."""
+    """Decays with a half cosine to ``SOLVER.BASE_LR_END`` (Loshchilov and Hutter, arXiv:1608.03983, no restarts)."""
     return CosineParamScheduler(1.0, _end(cfg))
 
 
 @LR_SCHEDULER_REGISTRY.register()
 def WarmupLinearLR(cfg: CfgNode) -> ParamScheduler:
-    """A straight line down to ``SOLVER.BASE_LR_END``."""
+    """Decays linearly to ``SOLVER.BASE_LR_END``."""
     return LinearParamScheduler(1.0, _end(cfg))
 
 
 @LR_SCHEDULER_REGISTRY.register()
 def WarmupPolynomialLR(cfg: CfgNode, power: float = 1.0) -> ParamScheduler:
-    """Down to ``SOLVER.BASE_LR_END`` as the remaining share of the run to the given power."""
+    """Decays to ``SOLVER.BASE_LR_END`` as ``(1 - progress) ** power``."""
     end, max_iter = _end(cfg), cfg.SOLVER.MAX_ITER
     return FunctionSchedule(lambda iteration: end + (1 - end) * (1 - iteration / max_iter) ** power, max_iter)
 
 
 @LR_SCHEDULER_REGISTRY.register()
 def WarmupExponentialLR(cfg: CfgNode, decay: float = 0.01) -> ParamScheduler:
-    """Decays by a constant ratio, to ``decay`` times ``SOLVER.BASE_LR`` at the end."""
+    """Decays exponentially to ``decay * SOLVER.BASE_LR``."""
     return ExponentialParamScheduler(1.0, decay)
 
 
 @LR_SCHEDULER_REGISTRY.register()
 def WarmupConstantLR(cfg: CfgNode) -> ParamScheduler:
-    """Always ``SOLVER.BASE_LR``."""
+    """Stays at ``SOLVER.BASE_LR``."""
     return FunctionSchedule(lambda iteration: 1.0, cfg.SOLVER.MAX_ITER)
 
 
 @LR_SCHEDULER_REGISTRY.register()
 def ConstantLR(cfg: CfgNode) -> ParamScheduler:
-    """Another name of :func:`WarmupConstantLR`."""
+    """Alias of :func:`WarmupConstantLR`."""
     return WarmupConstantLR(cfg)
 
 
 @LR_SCHEDULER_REGISTRY.register()
 def WarmupInverseSqrtLR(cfg: CfgNode, timescale: int | None = None) -> ParamScheduler:
-    """``SOLVER.BASE_LR`` until iteration ``timescale``, then falling with the iteration's square root (Vaswani et al.,
-    arXiv:1706.03762, section 5.3). By default ``timescale`` is the warm-up's length."""
+    """Stays at ``SOLVER.BASE_LR`` until iteration ``timescale`` (default: the length of the warm-up), then decays with
+    the inverse square root of the iteration (Vaswani et al., arXiv:1706.03762, section 5.3)."""
     scale = timescale or max(cfg.SOLVER.WARMUP_ITERS, 1)
     return FunctionSchedule(lambda iteration: math.sqrt(scale / max(iteration, scale)), cfg.SOLVER.MAX_ITER)
 
 
 @LR_SCHEDULER_REGISTRY.register()
 def WarmupStableDecayLR(cfg: CfgNode, decay_fraction: float = 0.2, decay_method: str = "linear") -> ParamScheduler:
-    """Warm-up, stable, decay: ``SOLVER.BASE_LR``, and in the run's last ``decay_fraction`` down to
-    ``SOLVER.BASE_LR_END`` (Hu et al., MiniCPM, arXiv:2404.06395).
+    """Warm-up, stable, decay: stays at ``SOLVER.BASE_LR``, and decays to ``SOLVER.BASE_LR_END`` in the last
+    ``decay_fraction`` of the run (Hu et al., MiniCPM, arXiv:2404.06395).
 
     Args:
         cfg: the whole config.
-        decay_fraction: share of the run, in (0, 1].
+        decay_fraction: fraction of the run, in (0, 1].
         decay_method: "linear", "cosine", or "sqrt": 1 - sqrt(progress) (Hägele et al., arXiv:2405.18392).
     """
     shapes: dict[str, Callable[[float], float]] = {
@@ -149,13 +149,14 @@ def WarmupStableDecayLR(cfg: CfgNode, decay_fraction: float = 0.2, decay_method:
 def OneCycleLR(
     cfg: CfgNode, pct_start: float = 0.3, div_factor: float = 25.0, final_div_factor: float = 1e4
 ) -> ParamScheduler:
-    """One cosine up to ``SOLVER.BASE_LR`` and one down (Smith and Topin, arXiv:1708.07120). It is its own warm-up.
+    """Rises with a cosine to ``SOLVER.BASE_LR`` and falls with another (Smith and Topin, arXiv:1708.07120). The rise
+    replaces the warm-up.
 
     Args:
         cfg: the whole config.
-        pct_start: share of the run, in (0, 1), that the rise takes.
-        div_factor: the run starts at ``BASE_LR / div_factor``,
-        final_div_factor: and ends at that divided by ``final_div_factor``.
+        pct_start: fraction of the run, in (0, 1), for the rise.
+        div_factor: the run starts at ``BASE_LR / div_factor``.
+        final_div_factor: the run ends at the start value divided by ``final_div_factor``.
     """
     if not 0.0 < pct_start < 1.0:
         raise ConfigError(f"SOLVER.LR_SCHEDULER_ARGS: pct_start must be in (0, 1), not {pct_start}")
@@ -177,7 +178,7 @@ def _steps(cfg: CfgNode, milestones: Sequence[float]) -> ParamScheduler:
 
 
 def _end(cfg: CfgNode) -> float:
-    """The last factor, from ``SOLVER.BASE_LR_END``."""
+    """Return the final factor, from ``SOLVER.BASE_LR_END``."""
     base, end = cfg.SOLVER.BASE_LR, cfg.SOLVER.BASE_LR_END
     if not 0.0 <= end <= base:
         raise ConfigError(f"SOLVER.BASE_LR_END is {end}: it must be between 0 and SOLVER.BASE_LR ({base})")

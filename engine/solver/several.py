@@ -1,4 +1,4 @@
-"""Several optimizers as one, for models whose parts are trained differently."""
+"""Several optimizers as one, for models whose parts need different optimizers."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,13 @@ __all__ = ["OptimizerList"]
 
 
 class OptimizerList:
-    """Optimizers that are stepped together: one for the matrices, another for the rest, for example.
+    """A list of optimizers with the interface of one, for example one for matrices and another for the rest.
 
-    What trainers, hooks and checkpointers use of an optimizer works on all of them. Schedules belong to one each:
-    register an ``LRScheduler(optimizer, scheduler, name="lr_head")`` for every one.
+    Trainers, hooks and checkpointers use it like one optimizer. A schedule belongs to one optimizer of the list:
+    register an ``LRScheduler(optimizer, scheduler, name="lr_head")`` for each.
 
     Args:
-        optimizers: with no parameter in common.
+        optimizers: must not share parameters.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -29,11 +29,11 @@ class OptimizerList:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all optimizers, one after the other."""
+        """The groups of all optimizers, concatenated."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self) -> None:
-        """Step each."""
+        """Step each optimizer."""
         for optimizer in self.optimizers:
             optimizer.step()
 
@@ -48,6 +48,6 @@ class OptimizerList:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         states = state_dict["optimizers"]
         if len(states) != len(self.optimizers):
-            raise ValueError(f"the state is of {len(states)} optimizers, there are {len(self.optimizers)}")
+            raise ValueError(f"the state has {len(states)} optimizers, but this list has {len(self.optimizers)}")
         for optimizer, state in zip(self.optimizers, states, strict=True):
             optimizer.load_state_dict(state)

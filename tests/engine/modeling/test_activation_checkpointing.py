@@ -115,7 +115,7 @@ def test_inside_of_a_part_that_is_checkpointed_none_is():
             "blocks.7",
             r"Dropping has no submodule.*blocks\.0, blocks\.1.*Classes: BatchNorm2d, Block, Conv2d, ModuleList",
         ),
-        ("blocks", r"'blocks' is a ModuleList, which is never called itself; take what is in it: 'blocks\.\*'"),
+        ("blocks", r"'blocks' is a ModuleList, which is never called itself; use its submodules: 'blocks\.\*'"),
     ],
 )
 def test_a_pattern_that_names_nothing_is_an_error_with_the_names(pattern, message):
