@@ -10,7 +10,7 @@ from hookline.engine.modeling import MLP, ConvNet, ResNet, checkpoint_activation
 
 
 class Dropping(nn.Module):
-    """Random numbers, statistics and a keyword argument: what could go wrong when a part runs twice."""
+    """Has random numbers, statistics and a keyword argument, which a second run could change."""
 
     def __init__(self):
         super().__init__()
@@ -35,7 +35,7 @@ class Block(nn.Module):
 
 
 def train(model, steps=2):
-    """What two steps leave behind: losses, gradients and buffers."""
+    """Return losses, gradients and buffers after two steps."""
     torch.manual_seed(1)
     left = []
     for _ in range(steps):
@@ -46,7 +46,7 @@ def train(model, steps=2):
 
 
 @pytest.mark.parametrize("patterns", [["blocks.*"], ["Block"], ["blocks.0", "stem"], ["*"], ["blocks.*.norm"]])
-def test_gradients_and_statistics_are_the_same_bits(patterns):
+def test_gradients_and_statistics_are_bitwise_equal(patterns):
     torch.manual_seed(0)
     plain = Dropping()
     checkpointed = copy.deepcopy(plain)
@@ -90,7 +90,7 @@ def test_a_copy_runs_its_own_weights(copied):
     assert all(p.grad is None for p in model.parameters())
 
 
-def test_nothing_is_run_twice_without_gradients():
+def test_without_gradients_forward_runs_once():
     model = MLP(4, 2)
     calls = []
     model[1].register_forward_hook(lambda *_: calls.append(1))
@@ -100,7 +100,7 @@ def test_nothing_is_run_twice_without_gradients():
     assert len(calls) == 1
 
 
-def test_inside_of_a_part_that_is_checkpointed_none_is():
+def test_submodules_of_a_checkpointed_module_are_not_checkpointed_again():
     model = ResNet()
     checkpoint_activations(model, ["blocks", "_BasicBlock", "Conv2d"])
     wrapped = [name for name, child in model.named_modules() if "forward" in vars(child)]
@@ -118,6 +118,6 @@ def test_inside_of_a_part_that_is_checkpointed_none_is():
         ("blocks", r"'blocks' is a ModuleList, which is never called itself; use its submodules: 'blocks\.\*'"),
     ],
 )
-def test_a_pattern_that_names_nothing_is_an_error_with_the_names(pattern, message):
+def test_a_pattern_without_a_match_is_an_error_that_lists_the_names(pattern, message):
     with pytest.raises(ConfigError, match=message):
         checkpoint_activations(Dropping(), ["stem", pattern])

@@ -19,7 +19,7 @@ class Output:
 
 
 class Returns(nn.Module):
-    """A model that returns what it was made with."""
+    """Returns a fixed output."""
 
     def __init__(self, output):
         super().__init__()
@@ -41,7 +41,7 @@ def test_with_a_loss_batches_are_pairs():
     assert adapter.targets((x, y)) is y
 
 
-def test_without_a_loss_the_model_is_given_the_whole_batch():
+def test_without_a_loss_the_model_receives_the_whole_batch():
     model = nn.Identity()
     batch = {"image": torch.zeros(2)}
     assert ModelAdapter().predict(model, batch) is batch
@@ -86,7 +86,7 @@ def test_loss_without_reduction_is_an_error():
 
 
 class Echo(nn.Module):
-    """Keeps what it is called with."""
+    """Records its arguments."""
 
     def forward(self, *args, **kwargs):
         self.seen = (args, kwargs)
@@ -123,8 +123,8 @@ class AnyName(Echo):
         return super().forward(x=x, **others)
 
 
-def given(model, batch, **options):
-    """What a model is called with for its losses, and for its predictions."""
+def arguments_of(model, batch, **options):
+    """Return the arguments of the model's call, which are the same for losses and predictions."""
     adapter = ModelAdapter(**options)
     adapter.losses(model, batch)
     seen = model.seen
@@ -137,7 +137,7 @@ def any_loss(output, target):
     return torch.tensor(1.0)
 
 
-# ---------------------------------------------------------------------------- what the model is given
+# ---------------------------------------------------------------------------- inputs
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def any_loss(output, target):
         (Named(), UserDict(labels=3), ((), {"input_ids": None, "attention_mask": None, "labels": 3})),
     ],
 )
-def test_without_a_loss_the_signature_decides_what_the_model_is_given(model, batch, seen):
-    assert given(model, batch) == seen
+def test_without_a_loss_the_signature_decides_the_arguments(model, batch, seen):
+    assert arguments_of(model, batch) == seen
 
 
 @pytest.mark.parametrize(
@@ -176,8 +176,8 @@ def test_without_a_loss_the_signature_decides_what_the_model_is_given(model, bat
         (Named(), {"input_ids": 1, "labels": 9}, ((), {"input_ids": 1, "attention_mask": None, "labels": None})),
     ],
 )
-def test_with_a_loss_the_target_is_kept_from_the_model(model, batch, seen):
-    assert given(model, batch, loss=any_loss) == seen
+def test_with_a_loss_the_model_does_not_receive_the_target(model, batch, seen):
+    assert arguments_of(model, batch, loss=any_loss) == seen
     assert ModelAdapter(any_loss).targets(batch) == 9
 
 
@@ -190,12 +190,12 @@ def test_with_a_loss_the_target_is_kept_from_the_model(model, batch, seen):
         ("kwargs", OneInputOrMore, {"x": 1, "mask": 2, "id": 3}, ((1,), {"mask": 2})),
     ],
 )
-def test_inputs_says_what_the_model_is_given(inputs, model, batch, seen):
+def test_inputs_setting_without_a_target(inputs, model, batch, seen):
     if seen is None:
-        with pytest.raises(TypeError, match="missing"):  # Python's own: it is called as was asked for
-            given(model(), batch, inputs=inputs)
+        with pytest.raises(TypeError, match="missing"):  # Python's own error
+            arguments_of(model(), batch, inputs=inputs)
     else:
-        assert given(model(), batch, inputs=inputs) == seen
+        assert arguments_of(model(), batch, inputs=inputs) == seen
 
 
 @pytest.mark.parametrize(
@@ -209,23 +209,23 @@ def test_inputs_says_what_the_model_is_given(inputs, model, batch, seen):
         ("kwargs", ({"x": 1, "mask": 2}, 9), ((1,), {"mask": 2})),
     ],
 )
-def test_inputs_says_what_the_model_is_given_beside_a_target(inputs, batch, seen):
-    assert given(OneInputOrMore(), batch, inputs=inputs, loss=any_loss) == seen
+def test_inputs_setting_with_a_target(inputs, batch, seen):
+    assert arguments_of(OneInputOrMore(), batch, inputs=inputs, loss=any_loss) == seen
 
 
 def test_entries_can_be_renamed():
     model, mapping = TwoInputs(), {"left": "a", "b": "b"}
-    assert given(model, {"left": 1, "b": 2, "a": 3}, input_mapping=mapping) == ((1, 2), {})
-    assert given(AnyName(), {"image": 1, "x": 2}, input_mapping={"image": "x"}) == ((), {"x": 1})
+    assert arguments_of(model, {"left": 1, "b": 2, "a": 3}, input_mapping=mapping) == ((1, 2), {})
+    assert arguments_of(AnyName(), {"image": 1, "x": 2}, input_mapping={"image": "x"}) == ((), {"x": 1})
 
 
-def test_the_target_is_given_to_a_model_that_is_said_to_take_it():
+def test_input_mapping_can_pass_the_target_to_the_model():
     batch = {"input_ids": 1, "labels": 9}
-    _, kwargs = given(Named(), batch, loss=any_loss, input_mapping={"labels": "labels"})
+    _, kwargs = arguments_of(Named(), batch, loss=any_loss, input_mapping={"labels": "labels"})
     assert kwargs == {"input_ids": 1, "attention_mask": None, "labels": 9}
 
 
-def test_target_of_a_dict_is_the_one_that_is_named():
+def test_the_name_of_the_target_can_be_set():
     batch = {"x": torch.zeros(2), "y": torch.zeros(2), "score": torch.ones(2)}
     adapter = ModelAdapter(nn.MSELoss(), target="score")
     assert adapter.losses(OneInputOrNone(), batch)["loss"] == 1.0
@@ -253,14 +253,14 @@ def test_predictions_need_no_target(model, with_target, without, seen):
         assert model.seen == seen
 
 
-def test_a_wrapped_model_is_called_as_the_model_inside():
+def test_a_wrapped_model_is_called_like_the_inner_model():
     model = TwoInputs()
     wrapped = nn.DataParallel(model)
     assert list(ModelAdapter().losses(wrapped, {"a": 1, "b": 2})) == ["total_loss"]
     assert model.seen == ((1, 2), {})
 
 
-# ---------------------------------------------------------------------------- decided once
+# ---------------------------------------------------------------------------- cached plans
 
 
 def test_signatures_are_read_once_for_each_form_of_batch(monkeypatch):
@@ -274,7 +274,7 @@ def test_signatures_are_read_once_for_each_form_of_batch(monkeypatch):
     assert len(calls) == len(forms)
 
 
-def test_batches_of_another_form_and_other_models_are_called_as_they_need():
+def test_one_adapter_handles_several_models_and_forms_of_batch():
     adapter = ModelAdapter(any_loss)
     one, two = OneInput(), TwoInputs()
     for _ in range(2):
@@ -288,7 +288,7 @@ def test_batches_of_another_form_and_other_models_are_called_as_they_need():
         assert two.seen == ((5, 6), {})
 
 
-def test_dicts_of_ever_new_names_do_not_fill_the_memory():
+def test_the_number_of_cached_plans_is_bounded():
     adapter, model = ModelAdapter(), OneInput()
     for i in range(1000):
         adapter.losses(model, {f"sample_{i}": 1})
@@ -313,7 +313,7 @@ class AsItIs(nn.Module):
         return (a + b) * self.factor
 
 
-# ---------------------------------------------------------------------------- errors list the names there are
+# ---------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ class AsItIs(nn.Module):
         ),
     ],
 )
-def test_what_does_not_fit_is_an_error_with_the_names_of_both(model, batch, options, message):
+def test_inputs_that_do_not_fit_are_an_error_that_lists_both_names(model, batch, options, message):
     with pytest.raises(TypeError, match=message):
         ModelAdapter(**options).losses(model(), batch)
 
@@ -377,12 +377,12 @@ def test_what_does_not_fit_is_an_error_with_the_names_of_both(model, batch, opti
         ({"loss": nn.MSELoss(), "output_mapping": {"a": "input", "b": "target"}}, "leaves no parameter of MSELoss"),
     ],
 )
-def test_contradictions_are_found_when_the_adapter_is_made(options, message):
+def test_contradictory_arguments_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         ModelAdapter(**options)
 
 
-# ---------------------------------------------------------------------------- what the model returns
+# ---------------------------------------------------------------------------- outputs
 
 
 @dataclass
@@ -397,7 +397,7 @@ class Pair(NamedTuple):
 
 
 class HuggingFaceLike(OrderedDict):
-    """As transformers' ModelOutput: a dict whose entries are attributes, too."""
+    """Like transformers' ModelOutput: a dict whose entries are also attributes."""
 
     def __getattr__(self, name):
         try:
@@ -416,7 +416,7 @@ class HuggingFaceLike(OrderedDict):
         Pair,
     ],
 )
-def test_torchs_losses_are_given_the_only_output_or_the_logits(form):
+def test_torch_losses_receive_the_only_output_or_the_logits(form):
     scores, target = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     adapter, model = ModelAdapter(nn.CrossEntropyLoss()), Returns(form(scores, torch.zeros(4)))
     assert torch.equal(adapter.losses(model, (0, target))["loss"], nn.functional.cross_entropy(scores, target))
@@ -424,7 +424,7 @@ def test_torchs_losses_are_given_the_only_output_or_the_logits(form):
     assert adapter.losses(model, (0, target)).keys() == {"loss"}
 
 
-def test_other_losses_are_given_all_that_the_model_returned():
+def test_other_losses_receive_the_whole_output():
     output = {"boxes": torch.ones(2), "logits": torch.ones(2)}
     adapter, model = ModelAdapter(lambda out, y: out["boxes"].sum() * y), Returns(output)
     assert adapter.losses(model, (0, 3.0))["loss"] == 6.0
@@ -442,7 +442,7 @@ def test_outputs_can_be_renamed_for_the_loss():
     assert adapter.predict(Returns(output), (0, 1)) == {"scores": output["out"], "features": output["hidden"]}
 
 
-def test_a_single_output_that_is_named_is_the_prediction():
+def test_a_single_mapped_output_is_the_prediction():
     output = HuggingFaceLike(loss=torch.tensor(1.0), logits=torch.ones(2))
     adapter = ModelAdapter(output_mapping={"logits": "preds"})
     assert adapter.predict(Returns(output), 0) is output["logits"]
@@ -463,7 +463,7 @@ def test_outputs_that_do_not_fit_the_loss_are_listed(output, mapping, message):
         adapter.losses(Returns(output), (0, 0))
 
 
-def test_label_smoothing_is_the_losss():
+def test_label_smoothing_is_an_argument_of_the_loss():
     scores, target = torch.randn(4, 3), torch.tensor([0, 1, 2, 0])
     losses = ModelAdapter(nn.CrossEntropyLoss(label_smoothing=0.1)).losses(Returns({"logits": scores}), (0, target))
     assert torch.equal(losses["loss"], nn.functional.cross_entropy(scores, target, label_smoothing=0.1))
@@ -477,16 +477,16 @@ def test_label_smoothing_is_the_losss():
         {"loss": torch.tensor(2.0), "logits": torch.zeros(2), "name": "x"},
     ],
 )
-def test_a_loss_beside_predictions_is_the_loss(output):
+def test_a_loss_among_predictions_is_found(output):
     assert ModelAdapter().losses(Returns(output), 0) == {"loss": torch.tensor(2.0)}
 
 
-def test_several_losses_beside_predictions_are_an_error():
+def test_several_losses_among_predictions_are_an_error():
     with pytest.raises(TypeError, match=r"'cls': a tensor of shape \(\), 'logits'"):
         ModelAdapter().losses(Returns({"cls": torch.tensor(1.0), "logits": torch.zeros(2)}), 0)
 
 
-# ---------------------------------------------------------------------------- steps of the model's own
+# ---------------------------------------------------------------------------- custom train and predict steps
 
 
 class OwnSteps(Echo):
@@ -502,21 +502,21 @@ class OwnSteps(Echo):
 def test_a_models_train_step_is_used_for_its_losses():
     model, batch = OwnSteps(), (torch.zeros(2), torch.ones(2))
     assert ModelAdapter().losses(model, batch) == {"distance": torch.tensor(1.0)}
-    assert ModelAdapter().predict(model, batch) is batch[0]  # its forward is for the inputs
+    assert ModelAdapter().predict(model, batch) is batch[0]  # forward takes the inputs without the target
     model.predict_step = lambda batch: "prediction"
     assert ModelAdapter(nn.MSELoss()).predict(model, batch) == "prediction"
 
 
-def test_a_train_step_that_would_bypass_the_exchange_of_gradients_is_refused():
+def test_train_step_under_data_parallel_is_refused():
     with pytest.raises(TypeError, match=r"OwnSteps\.train_step would bypass DataParallel"):
         ModelAdapter().losses(nn.DataParallel(OwnSteps()), (1, 2))
 
 
-# ---------------------------------------------------------------------------- counts
+# ---------------------------------------------------------------------------- numbers of items
 
 
 @pytest.mark.parametrize("count", [3, torch.tensor(3)])
-def test_the_number_of_items_comes_with_the_losses(count):
+def test_losses_include_the_number_of_items(count):
     loss = torch.tensor(1.0)
     with_attribute = Output(loss)
     with_attribute.num_items = count
@@ -529,23 +529,23 @@ def test_the_number_of_items_comes_with_the_losses(count):
         losses = ModelAdapter().losses(Returns(output), 0)
         assert losses == {"loss": loss, "num_items": count}
         losses.pop("num_items")
-        assert not isinstance(output, dict) or "num_items" in output  # the model's own is left alone
+        assert not isinstance(output, dict) or "num_items" in output  # the model's dict does not change
     assert ModelAdapter(lambda out, y: (loss, count)).losses(Returns(0), (0, 0)) == {"loss": loss, "num_items": count}
 
 
 @pytest.mark.parametrize("count", [1.5, "3", torch.zeros(2)])
-def test_a_count_that_is_none_is_an_error(count):
+def test_a_number_of_items_of_the_wrong_type_is_an_error(count):
     with pytest.raises(TypeError, match="num_items must be an int or a scalar tensor"):
         ModelAdapter().losses(Returns({"loss": torch.tensor(1.0), "num_items": count}), 0)
 
 
-def test_a_count_without_a_loss_is_an_error():
+def test_a_number_of_items_without_a_loss_is_an_error():
     with pytest.raises(TypeError, match="must return its losses"):
         ModelAdapter().losses(Returns({"num_items": torch.tensor(3)}), 0)
 
 
 class TokenLoss(nn.CrossEntropyLoss):
-    """The mean over the tokens that count, and their number."""
+    """Returns the mean over tokens without padding, and their number."""
 
     def forward(self, input, target):
         return super().forward(input, target), (target != self.ignore_index).sum()
@@ -574,7 +574,7 @@ def test_counts_make_unequal_micro_batches_exact():
     torch.testing.assert_close(model.weight.grad / total, expected, rtol=1e-12, atol=1e-15)
 
 
-def test_huggingface_models_train_as_they_are():
+def test_huggingface_models_train_unchanged():
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=11, n_positions=8, n_embd=8, n_layer=1, n_head=2)
     model = transformers.GPT2LMHeadModel(config)

@@ -61,7 +61,7 @@ def test_unknown_argument_is_named_with_its_key_before_anything_is_built():
         check_model(make_cfg(widht=4))
 
 
-def test_check_skips_what_is_not_named():
+def test_check_skips_an_empty_name():
     check_model(make_cfg(""))
 
 
@@ -75,17 +75,17 @@ def test_loss_is_built_with_its_arguments():
     assert loss.label_smoothing == 0.1
 
 
-def test_auto_device_is_one_that_works():
+def test_auto_selects_a_working_device():
     assert torch.ones(1, device=resolve_device("auto")).item() == 1.0
 
 
 @pytest.mark.parametrize("name", ["gpu", "cpuu", "meta", "", "cuda:99", "cuda:256"])
-def test_device_that_is_not_there_is_an_error_naming_the_key(name):
+def test_a_missing_device_is_an_error_that_names_the_key(name):
     with pytest.raises(ConfigError, match=r"MODEL\.DEVICE"):
         resolve_device(name)
 
 
-# ---------------------------------------------------------------------------- how the model is called
+# ---------------------------------------------------------------------------- the adapter
 
 
 def merged(**keys):
@@ -94,7 +94,7 @@ def merged(**keys):
     return cfg
 
 
-def test_adapter_is_built_of_the_config():
+def test_adapter_is_built_from_the_config():
     cfg = merged(
         LOSS={"NAME": "CrossEntropyLoss", "ARGS": {"label_smoothing": 0.1}},
         INPUT_MAPPING={"image": "x"},
@@ -115,7 +115,7 @@ def test_adapter_is_built_of_the_config():
     assert adapter.targets(batch) is batch["class"]
 
 
-def test_adapter_of_the_defaults_gives_the_batch_as_it_is():
+def test_the_default_adapter_has_no_loss_and_automatic_inputs():
     adapter = build_adapter(make_cfg())
     assert adapter.loss is None
     assert adapter.inputs == "auto"
@@ -147,7 +147,7 @@ def test_inputs_is_one_of_four():
         merged(INPUTS="kwarg")
 
 
-# ---------------------------------------------------------------------------- how the model runs
+# ---------------------------------------------------------------------------- memory format, checkpointing, compilation
 
 
 def test_channels_last_gives_the_same_outputs():
@@ -163,7 +163,7 @@ def test_channels_last_gives_the_same_outputs():
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_channels_last_begins_with_the_first_convolution_also_where_it_has_one_input_channel():
+def test_channels_last_applies_to_convolutions_with_one_channel_or_position():
     first, pointwise = (
         build_model(merged(NAME="torch.nn:Conv2d", ARGS=args, CHANNELS_LAST=True))
         for args in (
@@ -181,13 +181,13 @@ def test_channels_last_begins_with_the_first_convolution_also_where_it_has_one_i
     assert optimizer.state[first.weight]["exp_avg"].stride() == (9, 1, 3, 1)
 
 
-def test_channels_last_without_convolutions_is_told(caplog):
+def test_channels_last_without_convolutions_logs_a_warning(caplog):
     with caplog.at_level(logging.WARNING, logger="hookline"):
         build_model(merged(NAME="MLP", ARGS={"in_features": 2, "num_classes": 2}, CHANNELS_LAST=True))
     assert "MODEL.CHANNELS_LAST does nothing: MLP" in caplog.text
 
 
-def test_activation_checkpointing_is_a_key():
+def test_activation_checkpointing_can_be_configured():
     model = build_model(merged(ACTIVATION_CHECKPOINTING=["features"]))
     assert "forward" in vars(model.features)
     with pytest.raises(ConfigError, match=r"MODEL\.ACTIVATION_CHECKPOINTING\[0\].*did you mean 'features'"):
@@ -211,7 +211,7 @@ def trained(tmp_path, **keys):
 
 
 @pytest.mark.parametrize(("backend", "checkpointing"), [("eager", []), ("aot_eager", []), ("aot_eager", ["features"])])
-def test_compiled_model_trains_evaluates_and_saves_as_the_plain_one(tmp_path, backend, checkpointing):
+def test_a_compiled_model_trains_evaluates_and_saves_like_the_plain_one(tmp_path, backend, checkpointing):
     plain, expected, names = trained(tmp_path)
     model, predictions, saved = trained(
         tmp_path,
@@ -223,16 +223,16 @@ def test_compiled_model_trains_evaluates_and_saves_as_the_plain_one(tmp_path, ba
     for name, value in saved.items():
         torch.testing.assert_close(value, names[name])
     torch.testing.assert_close(predictions, expected)
-    assert copy.deepcopy(model)._compiled_call_impl is None  # a copy, such as an average, runs by itself
+    assert copy.deepcopy(model)._compiled_call_impl is None  # a copy, such as an average, is not compiled
 
 
-def test_a_backend_that_is_not_there_is_found_before_training():
+def test_an_unknown_backend_is_found_before_training():
     with pytest.raises(
         ConfigError, match=r"MODEL\.COMPILE\.ARGS\.backend: there is no 'inductr'; did you mean 'inductor'"
     ):
         check_model(merged(COMPILE={"ENABLED": True, "ARGS": {"backend": "inductr"}}))
 
 
-def test_arguments_that_torch_refuses_are_named_by_their_key():
+def test_compile_errors_of_torch_name_the_key():
     with pytest.raises(ConfigError, match=r"MODEL\.COMPILE\.ARGS: .*mode"):
         build_model(merged(COMPILE={"ENABLED": True, "ARGS": {"mode": "fastest"}}))

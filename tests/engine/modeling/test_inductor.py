@@ -1,4 +1,4 @@
-"""Sums with a factor, compiled by inductor: what torch computes without it."""
+"""Sums with a factor, compiled by inductor, are equal to eager ones."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from hookline.engine.modeling.inductor import exact_sums
 
 
 class Sums(nn.Module):
-    """Weighted sums with matrix products, on both sides."""
+    """Weighted sums with a matrix product on either side."""
 
     def __init__(self):
         super().__init__()
@@ -24,7 +24,7 @@ class Sums(nn.Module):
 
 
 class Counting(CustomGraphPass):
-    """A pass of the user's."""
+    """A custom pass of the user."""
 
     calls = 0
 
@@ -32,7 +32,7 @@ class Counting(CustomGraphPass):
         self.calls += 1
 
     def uuid(self):
-        return None  # graphs are not taken from torch's cache: the pass is called
+        return None  # disables torch's cache, so the pass is called
 
 
 def outputs_and_gradients(model):
@@ -44,7 +44,7 @@ def outputs_and_gradients(model):
     return outputs.detach(), model.weight.grad, predictions
 
 
-def test_the_factor_of_a_sum_is_kept_in_training_and_prediction_and_a_pass_of_ones_own_is_run():
+def test_alpha_is_kept_in_training_and_prediction_and_a_custom_pass_runs():
     expected, own = outputs_and_gradients(Sums()), Counting()
     cfg = get_cfg()
     cfg.MODEL.DEVICE = "cpu"
@@ -59,7 +59,7 @@ def test_the_factor_of_a_sum_is_kept_in_training_and_prediction_and_a_pass_of_on
     assert own.calls > 0
 
 
-def test_options_and_modes_are_merged_with_it():
+def test_options_and_modes_are_merged_with_the_pass():
     own = Counting()
     merged = exact_sums({"options": {"max_autotune": True, "post-grad-custom-pre-pass": own}, "dynamic": True})
     assert merged["dynamic"] is True
@@ -76,5 +76,5 @@ def test_equal_arguments_give_equal_backends():
 
 
 @pytest.mark.parametrize("args", [{"backend": "eager"}, {"mode": "fastest"}, {"mode": "default", "options": {}}])
-def test_arguments_of_other_backends_and_wrong_ones_are_left_to_torch(args):
+def test_arguments_of_other_backends_and_wrong_arguments_do_not_change(args):
     assert exact_sums(args) == args

@@ -1,4 +1,4 @@
-"""MODEL.SYNC_BATCHNORM: where it converts, and what it says where it does not."""
+"""MODEL.SYNC_BATCHNORM: when batch norms are converted, and what is logged otherwise."""
 
 import logging
 
@@ -28,18 +28,18 @@ def log(caplog, monkeypatch):
     return caplog
 
 
-def test_one_process_needs_no_conversion_and_is_told(log):
+def test_one_process_logs_that_nothing_is_converted(log):
     model = build_model(config(width=2))
     assert not any(isinstance(module, nn.SyncBatchNorm) for module in model.modules())
     assert "one process" in log.text
 
 
-def test_a_model_without_batch_norms_is_told(log):
+def test_a_model_without_batch_norms_logs_a_warning(log):
     build_model(config("MLP", in_features=2, num_classes=2))
     assert "MLP has no batch norms" in log.text
 
 
-def test_with_several_processes_on_gpus_all_are_converted_and_names_stay(monkeypatch):
+def test_several_processes_on_gpus_convert_all_batch_norms_and_keep_names(monkeypatch):
     plain = build_model(config(width=2))
     names = list(plain.state_dict())
     monkeypatch.setattr(comm, "get_world_size", lambda: 2)
@@ -50,7 +50,7 @@ def test_with_several_processes_on_gpus_all_are_converted_and_names_stay(monkeyp
     assert list(model.state_dict()) == names
 
 
-def test_on_the_cpu_it_is_refused(monkeypatch):
+def test_sync_batchnorm_on_the_cpu_is_refused(monkeypatch):
     monkeypatch.setattr(comm, "get_world_size", lambda: 2)
     with pytest.raises(ConfigError, match=r"MODEL\.SYNC_BATCHNORM.*GPU"):
         build_model(config(width=2))

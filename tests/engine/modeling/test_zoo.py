@@ -16,14 +16,14 @@ from hookline.engine.modeling import MLP, ConvNet, ResNet
         ResNet(4, 8, 5, strides=[1, 2, 1]),
     ],
 )
-def test_models_give_a_score_a_class(model):
+def test_models_return_one_score_per_class(model):
     scores = model(torch.randn(3, 1, 8, 8))
     assert scores.shape == (3, 5)
     scores.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
 
 
-def test_mlp_has_the_layers_it_was_asked_for():
+def test_mlp_has_the_configured_layers():
     assert [m.out_features for m in MLP(64, 5, hidden=(8, 4)).modules() if isinstance(m, nn.Linear)] == [8, 4, 5]
 
 
@@ -34,7 +34,7 @@ def test_resnet_depth_counts_weighted_layers(depth):
     assert len(layers) - len(shortcuts) == depth
 
 
-def test_resnet_blocks_begin_as_their_shortcuts():
+def test_resnet_blocks_start_as_their_shortcuts():
     block = ResNet(4).blocks[0]
     x = torch.rand(2, 4, 8, 8)
     assert torch.equal(block(x), x)

@@ -26,7 +26,7 @@ def make_model():
 
 @OPTIMIZER_REGISTRY.register()
 class PlainOptimizer(torch.optim.Optimizer):
-    """An optimizer with none of the usual arguments."""
+    """An optimizer without the usual arguments."""
 
     def __init__(self, params, lr, scale=1.0):
         super().__init__(params, {"lr": lr, "scale": scale})
@@ -48,19 +48,19 @@ def test_every_registered_optimizer_trains(name):
     assert bool(optimizer.defaults.get("fused")) == (name in FUSED)
 
 
-def test_sgd_takes_its_settings_from_the_keys_beside():
+def test_sgd_uses_the_solver_keys():
     optimizer = build_optimizer(make_cfg(MOMENTUM=0.8, NESTEROV=True, WEIGHT_DECAY=0.2), make_model())
     assert [(g["momentum"], g["nesterov"]) for g in optimizer.param_groups] == [(0.8, True)] * 2
     assert [(len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups] == [(4, 0.2), (2, 0.0)]
 
 
-def test_arguments_win_over_the_keys_beside():
+def test_arguments_take_precedence_over_the_solver_keys():
     cfg = make_cfg(args={"weight_decay": 0.3, "momentum": 0.0, "fused": False}, WEIGHT_DECAY=0.2, MOMENTUM=0.8)
     group = build_optimizer(cfg, make_model()).param_groups[0]
     assert (group["weight_decay"], group["momentum"], group["fused"]) == (0.3, 0.0, False)
 
 
-def test_biases_have_settings_of_their_own():
+def test_biases_have_separate_settings():
     cfg = make_cfg(BASE_LR=0.1, BIAS_LR_FACTOR=2.0, WEIGHT_DECAY_BIAS=0.0, WEIGHT_DECAY_NORM=None, WEIGHT_DECAY=0.5)
     groups = build_optimizer(cfg, make_model()).param_groups
     assert [(len(g["params"]), g["lr"], g["weight_decay"]) for g in groups] == [(3, 0.1, 0.5), (3, 0.2, 0.0)]
@@ -70,11 +70,11 @@ def test_biases_have_settings_of_their_own():
     "model",
     [nn.Linear(2, 2, dtype=torch.complex64), nn.EmbeddingBag(4, 2, sparse=True), nn.Linear(2, 2, device="meta")],
 )
-def test_parameters_that_cannot_be_fused_are_not(model):
+def test_parameters_without_a_fused_step_are_not_fused(model):
     assert not build_optimizer(make_cfg(), model).defaults["fused"]
 
 
-def test_optimizer_without_the_usual_arguments_is_given_none_of_them():
+def test_an_optimizer_receives_only_arguments_that_it_has():
     (group,) = build_optimizer(make_cfg("PlainOptimizer", {"scale": 2.0}, BASE_LR=0.3), make_model()).param_groups
     assert (group["lr"], group["scale"]) == (0.3, 2.0)
     assert "weight_decay" not in group
@@ -102,7 +102,7 @@ def test_wrong_settings_are_found_without_building(cfg, message):
         check_solver(cfg)
 
 
-def test_good_settings_pass():
+def test_correct_settings_pass_the_check():
     check_solver(make_cfg("AdamW", {"betas": [0.9, 0.95]}))
     check_solver(make_cfg("", LR_SCHEDULER_NAME=""))
 
@@ -134,7 +134,7 @@ def test_an_error_of_a_torch_schedulers_constructor_names_the_key():
         build_lr_scheduler(cfg, build_optimizer(cfg, make_model()))
 
 
-def test_warmup_that_a_schedule_cannot_have_is_an_error():
+def test_warmup_for_a_schedule_without_one_is_an_error():
     cfg = make_cfg(LR_SCHEDULER_NAME="OneCycleLR", WARMUP_ITERS=50)
     with pytest.raises(ConfigError, match=r"SOLVER\.WARMUP_ITERS"):
         build_lr_scheduler(cfg, build_optimizer(cfg, make_model()))

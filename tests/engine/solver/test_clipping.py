@@ -39,7 +39,7 @@ def test_norm_is_the_global_norm(norm_type):
 
 
 @pytest.mark.parametrize("clip_type", ["norm", "param_norm", "value"])
-def test_small_gradients_stay_as_they_are(clip_type):
+def test_small_gradients_do_not_change(clip_type):
     parameters = make_parameters(1e-3)
     before = [copy.deepcopy(p.grad) for p in parameters]
     build_grad_clipper(make_cfg(clip_type))(parameters)
@@ -47,7 +47,7 @@ def test_small_gradients_stay_as_they_are(clip_type):
 
 
 @pytest.mark.parametrize("mixed", [False, True])
-def test_param_norm_clips_each_parameter_by_itself(mixed):
+def test_param_norm_clips_each_parameter_separately(mixed):
     parameters = make_parameters()
     parameters[0].grad *= 1e-3
     if mixed:
@@ -81,7 +81,7 @@ def test_nan_is_not_hidden():
     assert parameters[1].grad.isnan().all()
 
 
-def test_without_any_gradient_nothing_happens():
+def test_parameters_without_gradients_are_ignored():
     parameters = make_parameters()[-1:]
     for clip_type in ("norm", "param_norm", "value"):
         build_grad_clipper(make_cfg(clip_type))(parameters)
@@ -110,7 +110,7 @@ def test_optimizer_clips_in_its_step(as_class):
     assert torch.cat([p.detach().flatten() for p in parameters]).norm().item() == pytest.approx(1.0, rel=1e-5)
 
 
-def test_gradients_that_a_closure_computes_are_clipped():
+def test_gradients_of_a_closure_are_clipped():
     parameter = nn.Parameter(torch.zeros(4))
     optimizer = maybe_add_gradient_clipping(make_cfg(), torch.optim.SGD([parameter], lr=1.0))
 

@@ -27,7 +27,7 @@ def make_optimizer(*lrs):
 
 
 def learning_rates(schedule, max_iter, optimizer=None):
-    """The learning rate of every update, and the one after the last."""
+    """Return the learning rate of every update, and the one after the last update."""
     optimizer = optimizer or make_optimizer()
     multiplier = LRMultiplier(optimizer, schedule, max_iter)
     values = [optimizer.param_groups[0]["lr"]]
@@ -59,12 +59,12 @@ def test_groups_keep_their_ratio():
     ],
 )
 @pytest.mark.parametrize("warmup", [0.0, 0.25, 1.0])
-def test_schedules_that_are_undefined_at_the_end_stay_where_they_were(schedule, warmup):
+def test_schedules_that_are_undefined_at_the_end_keep_their_last_value(schedule, warmup):
     values = learning_rates(WarmupParamScheduler(schedule, 1.0, warmup), 12)
     assert values[-1] == pytest.approx(0.5)
 
 
-def test_schedule_stays_at_its_end_when_training_goes_on():
+def test_schedule_keeps_its_last_value_after_max_iter():
     optimizer = make_optimizer()
     multiplier = LRMultiplier(optimizer, CosineParamScheduler(1.0, 0.1), 4)
     for _ in range(7):
@@ -86,13 +86,13 @@ def test_warmup_methods(method, expected):
     assert values[:5] == pytest.approx(expected)
 
 
-def test_warmup_joins_the_schedule_where_it_goes_on():
+def test_warmup_ends_at_the_value_of_the_schedule():
     values = learning_rates(WarmupParamScheduler(CosineParamScheduler(1.0, 0.0), 0.0, 0.5), 10)
-    assert values[5] == pytest.approx(0.5)  # the cosine has run meanwhile
+    assert values[5] == pytest.approx(0.5)  # the cosine starts at iteration 0
     assert values[4] == pytest.approx(0.4)
 
 
-def test_rescaled_schedule_runs_whole_after_the_warmup():
+def test_rescaled_schedule_runs_completely_after_the_warmup():
     schedule = WarmupParamScheduler(CosineParamScheduler(1.0, 0.0), 0.0, 0.5, rescale_interval=True)
     values = learning_rates(schedule, 10)
     assert values[5] == pytest.approx(1.0)
@@ -108,12 +108,12 @@ def test_rescaled_schedule_runs_whole_after_the_warmup():
         MultiStepParamScheduler([1.0, 0.1, 0.01], milestones=[70, 150], num_updates=200),
     ],
 )
-def test_rates_are_those_of_the_schedule_to_the_bit_however_many_are_computed_at_once(schedule, max_iter):
+def test_precomputed_rates_are_bitwise_equal_to_the_schedule(schedule, max_iter):
     rates = learning_rates(schedule, max_iter, make_optimizer(0.3))
     assert rates == [0.3 * value_at(schedule, it / max_iter) for it in range(max_iter + 1)]
 
 
-def test_a_schedule_that_changes_in_the_course_of_a_run_is_asked_in_each_step():
+def test_a_custom_schedule_is_called_in_each_step():
     schedule, optimizer = Adjustable(), make_optimizer()
     multiplier = LRMultiplier(optimizer, WarmupParamScheduler(schedule, 1.0, 0.0), 100)
     for factor in (1.0, 0.5, 0.25):
@@ -123,7 +123,7 @@ def test_a_schedule_that_changes_in_the_course_of_a_run_is_asked_in_each_step():
         assert optimizer.param_groups[0]["lr"] == factor
 
 
-def test_a_rate_that_is_a_tensor_is_changed_in_place():
+def test_a_tensor_learning_rate_is_changed_in_place():
     rate = torch.tensor(1.0)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
     multiplier = LRMultiplier(optimizer, CosineParamScheduler(1.0, 0.0), 10)
@@ -185,7 +185,7 @@ def steps(optimizer, multiplier, count):
         multiplier.step()
 
 
-def test_another_length_or_schedule_counts_from_the_next_step_on():
+def test_a_new_length_or_schedule_takes_effect_at_the_next_step():
     optimizer = make_optimizer()
     multiplier = LRMultiplier(optimizer, LinearParamScheduler(1.0, 0.0), 100)
     steps(optimizer, multiplier, 10)
@@ -202,7 +202,7 @@ def test_another_length_or_schedule_counts_from_the_next_step_on():
         assert optimizer.param_groups[0]["lr"] == factor
 
 
-def test_a_group_added_on_the_way_follows_the_schedule_from_its_own_rate():
+def test_a_group_added_during_a_run_follows_the_schedule_from_its_own_rate():
     optimizer = make_optimizer(1.0)
     multiplier = LRMultiplier(optimizer, LinearParamScheduler(1.0, 0.0), 100)
     steps(optimizer, multiplier, 10)
@@ -213,7 +213,7 @@ def test_a_group_added_on_the_way_follows_the_schedule_from_its_own_rate():
     assert multiplier.state_dict()["base_lrs"] == [1.0, 0.5]
 
 
-def test_groups_taken_out_are_an_error_that_says_what_to_do():
+def test_removed_groups_are_an_error_that_says_what_to_do():
     optimizer = make_optimizer(1.0, 0.5)
     multiplier = LRMultiplier(optimizer, LinearParamScheduler(1.0, 0.0), 100)
     steps(optimizer, multiplier, 3)

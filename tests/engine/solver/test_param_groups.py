@@ -83,12 +83,12 @@ def test_scaling_needs_a_base(arguments):
         get_default_optimizer_params(Model(), **arguments)
 
 
-def test_biases_given_twice_are_refused():
+def test_biases_configured_twice_are_refused():
     with pytest.raises(ValueError, match="bias"):
         get_default_optimizer_params(Model(), weight_decay_bias=0.0, overrides={"bias": {"lr": 1.0}})
 
 
-def test_equal_groups_are_merged_whatever_the_order_of_their_settings():
+def test_equal_groups_are_merged_in_any_order_of_their_settings():
     a, b, c = (nn.Parameter(torch.zeros(1)) for _ in range(3))
     groups = reduce_param_groups(
         [

@@ -22,7 +22,7 @@ def make_cfg(name, max_iter=20, warmup=0, args=None, **solver):
 
 
 def learning_rates(cfg):
-    """The learning rate of every update, and the one after the last."""
+    """Return the learning rate of every update, and the one after the last update."""
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
     scheduler = build_lr_scheduler(cfg, optimizer)
     values = [optimizer.param_groups[0]["lr"]]
@@ -75,10 +75,10 @@ def test_value_is_right_at_every_step(cfg, expected):
     assert values == pytest.approx([expected(i) for i in range(len(values))])
 
 
-def test_one_cycle_is_torchs():
+def test_one_cycle_matches_torch():
     values = learning_rates(make_cfg("OneCycleLR", 50, args={"pct_start": 0.4}))
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    # torch counts one step less: its last value is that of the last update
+    # torch counts one step less: its schedule ends with the last update
     reference = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2.0, total_steps=51, pct_start=21 / 51)
     expected = [optimizer.param_groups[0]["lr"]]
     for _ in range(50):
@@ -96,7 +96,7 @@ def test_every_registered_schedule_is_defined_from_first_to_last_step():
                 assert all(0 <= value <= 2.0 for value in values), name
 
 
-def test_steps_beyond_the_end_are_left_out_with_a_warning(caplog):
+def test_steps_beyond_the_end_are_ignored_with_a_warning(caplog):
     with caplog.at_level(logging.WARNING):
         values = learning_rates(make_cfg("WarmupMultiStepLR", 10, STEPS=(5, 10, 30)))
     assert values == pytest.approx([2.0] * 5 + [0.2] * 6)
