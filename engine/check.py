@@ -6,7 +6,7 @@ from collections.abc import Collection
 import torch
 
 from ..config import CfgNode, ConfigError, Duration, UnknownKeyError, component, get_cfg, suggest
-from ..config.slots import errors_at
+from ..config.slots import Slot, errors_at
 from ..hooks import HOOK_REGISTRY, WRITER_REGISTRY, ProgressBar, check_hooks
 from .checkpoint.weights import check_weights
 from .data import DATASET_REGISTRY, check_data
@@ -18,7 +18,12 @@ from .solver import check_solver
 from .solver.build import OPTIMIZER_SLOT
 from .whole_step import check_step_config
 
-__all__ = ["HOOK_OFFERS", "WRITER_OFFERS", "check_config"]
+__all__ = ["HOOK_SLOT", "WRITER_SLOT", "check_config"]
+
+HOOK_SLOT = Slot(
+    HOOK_REGISTRY, "HOOKS", offers=("cfg", "checkpointer", "model", "optimizer", "eval_function", "output_dir")
+)
+WRITER_SLOT = Slot(WRITER_REGISTRY, "LOG.WRITERS", offers=("output_dir", "max_iter", "window_size"))
 
 
 # The keys that a method of DefaultTrainer reads, if no subclass overrides it.
@@ -134,31 +139,21 @@ def _check_hooks(cfg: CfgNode) -> None:
     if cfg.LOG.PROGRESS_BAR is True:
         with errors_at("LOG.PROGRESS_BAR"):
             ProgressBar()
-    for index, entry in enumerate(cfg.HOOKS):
-        name, args = component(entry)
-        key = f"HOOKS[{index}].ARGS"
-        cls = HOOK_REGISTRY.check(name, args, offered=HOOK_OFFERS, key=key)
+    classes = HOOK_SLOT.check(cfg)
+    for index, (name, args, key) in enumerate(HOOK_SLOT.entries(cfg)):
         if name in ("IterationTimer", "SignalHandler", "LRScheduler"):
             raise ConfigError(f"HOOKS[{index}]: every run has one {name} already, and no more; leave it out")
         if name == "TimeLimit" and Duration.parse(cfg.SOLVER.TIME_LIMIT):
             raise ConfigError(f"HOOKS[{index}]: there is a TimeLimit already, of SOLVER.TIME_LIMIT; leave one out")
-        # Only our own are made here: making a user's hook may have effects, such as starting a tracker's run.
-        if cls.__module__.startswith("hookline."):
+        # Constructors of user hooks are not called: they may have side effects, such as starting a tracker's run.
+        if classes[index].__module__.startswith("hookline."):
             with errors_at(f"HOOKS[{index}]"):
-                ours.append(HOOK_REGISTRY.build(name, args, offered=dict.fromkeys(HOOK_OFFERS), key=key))
+                ours.append(HOOK_REGISTRY.build(name, args, offered=dict.fromkeys(HOOK_SLOT.offers), key=key))
     try:
         check_hooks(ours)
     except ConfigError as error:
         raise ConfigError(f"HOOKS: {error}") from None
-    for index, entry in enumerate(cfg.LOG.WRITERS):
-        name, args = component(entry)
-        WRITER_REGISTRY.check(name, args, offered=WRITER_OFFERS, key=f"LOG.WRITERS[{index}].ARGS")
-
-
-HOOK_OFFERS = ("cfg", "checkpointer", "model", "optimizer", "eval_function", "output_dir")
-"""Arguments that hooks of a config are given by the trainer, where they take them."""
-WRITER_OFFERS = ("output_dir", "max_iter", "window_size")
-"""Arguments that writers of a config are given by the trainer, where they take them."""
+    WRITER_SLOT.check(cfg)
 
 
 def _check_weights(cfg: CfgNode) -> None:

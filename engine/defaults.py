@@ -14,6 +14,7 @@ from ..hooks.events import EventStorage
 from ..hooks.host import arguments_of
 from . import comm
 from .agreement import StopRequest
+from .check import HOOK_SLOT, WRITER_SLOT
 from .checkpoint import Checkpointer, unwrap_model
 from .checkpoint.sharded import is_sharded
 from .checkpoint.sharded_checkpointer import ShardedCheckpointer
@@ -433,17 +434,14 @@ class DefaultTrainer(PortedTrainer):
             num_iter = cfg.TEST.PRECISE_BN.NUM_ITER
             ret.append(hooks.PreciseBN(cfg.TEST.EVAL_PERIOD, unwrap_model(self.model), training_data, num_iter))
         ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, evaluate))
-        offered = {
-            "cfg": cfg,
-            "checkpointer": self.checkpointer,
-            "model": unwrap_model(self.model),
-            "optimizer": self.optimizer,
-            "eval_function": evaluate,
-            "output_dir": cfg.OUTPUT_DIR,
-        }
-        for index, entry in enumerate(cfg.HOOKS):
-            name, args = component(entry)
-            ret.append(hooks.HOOK_REGISTRY.build(name, args, offered=offered, key=f"HOOKS[{index}].ARGS"))
+        ret += HOOK_SLOT.build(
+            cfg,
+            checkpointer=self.checkpointer,
+            model=unwrap_model(self.model),
+            optimizer=self.optimizer,
+            eval_function=evaluate,
+            output_dir=cfg.OUTPUT_DIR,
+        )
         if cfg.CHECKPOINT.BEST.METRIC:  # after all evaluations, those of the config's HOOKS too
             best = cfg.CHECKPOINT.BEST
             ret.append(
@@ -467,15 +465,13 @@ class DefaultTrainer(PortedTrainer):
     def build_writers(self) -> Sequence[hooks.EventWriter]:
         """The writers of the config's LOG.WRITERS."""
         period = Duration.parse(self.cfg.LOG.PERIOD)
-        offered = {
-            "output_dir": self.cfg.OUTPUT_DIR,
-            "max_iter": self.max_iter,
-            "window_size": int(period.value) if period and period.unit == "it" else 20,
-        }
-        return [
-            hooks.WRITER_REGISTRY.build(name, args, offered=offered, key=f"LOG.WRITERS[{index}].ARGS")
-            for index, (name, args) in enumerate(map(component, self.cfg.LOG.WRITERS))
-        ]
+        writers: list[hooks.EventWriter] = WRITER_SLOT.build(
+            self.cfg,
+            output_dir=self.cfg.OUTPUT_DIR,
+            max_iter=self.max_iter,
+            window_size=int(period.value) if period and period.unit == "it" else 20,
+        )
+        return writers
 
     @classmethod
     def build_model(cls, cfg: CfgNode) -> nn.Module:

@@ -12,11 +12,12 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, Subset
 
 from ...config import CfgNode, ConfigError, component
+from ...config.slots import Slot
 from ...hooks.guards import leave_signals_to_parent
 from .. import comm
 from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler, RankBatchSampler
-from .datasets import DATASET_REGISTRY, concat_datasets, first_samples, get_dataset
+from .datasets import TEST_SLOT, TRAIN_SLOT, concat_datasets, first_samples, get_dataset
 from .samplers import SAMPLER_REGISTRY, InferenceSampler
 from .seeding import SeededLoader, is_deterministic
 from .stream import ShardedIterable, StreamLoader
@@ -33,6 +34,12 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+SAMPLER_SLOT = Slot(
+    SAMPLER_REGISTRY,
+    "DATALOADER.SAMPLER_TRAIN",
+    offers=("cfg", "dataset", "size", "batch_size", "seed", "seed_shuffle", "seed_subset", "rank", "world_size"),
+)
+
 
 def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     """The loader of ``DATASETS.TRAIN``: this rank's part of one global batch of ``BATCH_SIZE`` after the other.
@@ -45,10 +52,10 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     """
     if not cfg.DATASETS.TRAIN:
         raise ConfigError('DATASETS.TRAIN is empty: name the data to train on, such as ["digits_train"]')
-    parts = [get_dataset(entry, f"DATASETS.TRAIN[{i}].ARGS") for i, entry in enumerate(cfg.DATASETS.TRAIN)]
+    parts = TRAIN_SLOT.build(cfg)
     for i, part in enumerate(parts):
         _check_not_empty(part, f"DATASETS.TRAIN[{i}]", cfg.DATASETS.TRAIN[i])
-    dataset = concat_datasets(parts)
+    dataset: Any = concat_datasets(parts)
     seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
     settings = cfg.DATALOADER
     total, drop_last, limit = settings.BATCH_SIZE, settings.DROP_LAST, settings.LIMIT_TRAIN_BATCHES or None
@@ -56,11 +63,16 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
         return _train_stream(cfg, dataset, seed)
     if settings.OVERFIT_BATCHES:
         dataset = first_samples(dataset, settings.OVERFIT_BATCHES * total)
-    sampler = SAMPLER_REGISTRY.build(
-        settings.SAMPLER_TRAIN,
-        settings.SAMPLER_ARGS,
-        offered=_sampler_offers(cfg, dataset, seed),
-        key="DATALOADER.SAMPLER_ARGS",
+    sampler = SAMPLER_SLOT.build(
+        cfg,
+        dataset=dataset,
+        size=len(dataset),
+        batch_size=total,
+        seed=seed,
+        seed_shuffle=seed,
+        seed_subset=seed,
+        rank=0,  # the batch sampler splits the stream of one sampler over the ranks
+        world_size=1,
     )
     batches = GlobalBatchSampler(sampler, total, drop_last, max_batches=limit)
     if batches.batches_after(0) == 0:
@@ -219,10 +231,8 @@ def check_data(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first thing wrong.
     """
-    for key, entries in (("DATASETS.TRAIN", cfg.DATASETS.TRAIN), ("DATASETS.TEST", cfg.DATASETS.TEST)):
-        for i, entry in enumerate(entries):
-            name, args = component(entry)
-            DATASET_REGISTRY.check(name, args, key=f"{key}[{i}].ARGS")
+    TRAIN_SLOT.check(cfg)
+    TEST_SLOT.check(cfg)
     repeated = [name for name, n in Counter(component(entry)[0] for entry in cfg.DATASETS.TEST).items() if n > 1]
     if repeated:
         raise ConfigError(
@@ -235,25 +245,7 @@ def check_data(cfg: CfgNode) -> None:
         raise ConfigError(
             f"DATALOADER.NUM_WORKERS: must be at most {most} on this machine, not {workers}: each is a process"
         )
-    if loader.SAMPLER_TRAIN:
-        offered = tuple(_sampler_offers(cfg, (), 0))
-        SAMPLER_REGISTRY.check(
-            loader.SAMPLER_TRAIN, loader.SAMPLER_ARGS, offered=offered, key="DATALOADER.SAMPLER_ARGS"
-        )
-
-
-def _sampler_offers(cfg: CfgNode, dataset: Any, seed: int) -> dict[str, Any]:
-    """What a sampler gets where its signature names it. One rank of one: the batch sampler shares the stream out."""
-    seeds = dict.fromkeys(("seed", "seed_shuffle", "seed_subset"), seed)
-    return {
-        "cfg": cfg,
-        "dataset": dataset,
-        "size": len(dataset),
-        "batch_size": cfg.DATALOADER.BATCH_SIZE,
-        **seeds,
-        "rank": 0,
-        "world_size": 1,
-    }
+    SAMPLER_SLOT.check(cfg)
 
 
 def _options(cfg: CfgNode) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from ...config import ConfigError, Registry, component
+from ...config.slots import Slot
 
 __all__ = ["DATASET_REGISTRY", "ArrayDataset", "concat_datasets", "first_samples", "get_dataset"]
 
@@ -22,6 +23,9 @@ class _Samples(Protocol):
 
 DATASET_REGISTRY = Registry("DATASET", (Dataset, Iterable, _Samples))
 """Data sets for ``DATASETS.TRAIN`` and ``DATASETS.TEST``: classes, or functions that return one."""
+
+TRAIN_SLOT = Slot(DATASET_REGISTRY, "DATASETS.TRAIN", offers=())
+TEST_SLOT = Slot(DATASET_REGISTRY, "DATASETS.TEST", offers=())
 
 
 class ArrayDataset(Dataset[tuple[torch.Tensor, ...]]):

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...config import CfgNode, ConfigError, Registry, component
+from ...config import CfgNode, ConfigError, Registry
+from ...config.slots import Slot
 from ..modeling.adapters import ModelAdapter
 from .evaluator import DatasetEvaluator
 from .metrics import METRIC_REGISTRY, Metric
@@ -26,7 +27,10 @@ EVALUATOR_REGISTRY = Registry("EVALUATOR", DatasetEvaluator)
 """Evaluators for ``TEST.EVALUATOR.NAME``: given ``cfg``, ``dataset_name``, ``metrics`` (those of ``TEST.METRICS``) and
 ``targets_of`` where they name them, and ``TEST.EVALUATOR.ARGS``."""
 
-OFFERED = ("cfg", "dataset_name", "metrics", "targets_of")
+EVALUATOR_SLOT = Slot(
+    EVALUATOR_REGISTRY, "TEST.EVALUATOR.NAME", offers=("cfg", "dataset_name", "metrics", "targets_of")
+)
+METRICS_SLOT = Slot(METRIC_REGISTRY, "TEST.METRICS")
 
 
 @EVALUATOR_REGISTRY.register()
@@ -78,15 +82,13 @@ def build_evaluator(
     Raises:
         ConfigError: names or arguments are wrong, or ``MetricsEvaluator`` is to be used without metrics.
     """
-    entry = cfg.TEST.EVALUATOR
     check_metrics(cfg)
-    offered = {
-        "cfg": cfg,
-        "dataset_name": dataset_name,
-        "metrics": build_metrics(cfg),
-        "targets_of": targets_of or ModelAdapter(target=cfg.MODEL.TARGET).targets,
-    }
-    return EVALUATOR_REGISTRY.build(entry.NAME, entry.ARGS, offered=offered, key="TEST.EVALUATOR.ARGS")
+    return EVALUATOR_SLOT.build(
+        cfg,
+        dataset_name=dataset_name,
+        metrics=build_metrics(cfg),
+        targets_of=targets_of or ModelAdapter(target=cfg.MODEL.TARGET).targets,
+    )
 
 
 def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
@@ -96,13 +98,12 @@ def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
         ConfigError: names or arguments are wrong, or two metrics have one name.
     """
     metrics: dict[str, Metric] = {}
-    for i, entry in enumerate(cfg.TEST.METRICS):
-        name, args = component(entry)
-        metric = METRIC_REGISTRY.build(name, args, offered={"cfg": cfg}, key=f"TEST.METRICS[{i}].ARGS")
+    for i, metric in enumerate(METRICS_SLOT.build(cfg)):
         key = getattr(metric, "name", None) or _snake_case(type(metric).__name__)
         if key in metrics:
             raise ConfigError(
-                f"TEST.METRICS[{i}]: there already is a metric named {key!r}; register a subclass of {name}"
+                f"TEST.METRICS[{i}]: there already is a metric named {key!r}; register a subclass of "
+                f"{type(metric).__name__}"
             )
         metrics[key] = metric
     return metrics
@@ -115,12 +116,8 @@ def check_evaluation(cfg: CfgNode) -> None:
         ConfigError: the first thing wrong.
     """
     check_format(cfg.TEST.PREDICTIONS_FORMAT, "TEST.PREDICTIONS_FORMAT")
-    entry = cfg.TEST.EVALUATOR
-    if entry.NAME:
-        EVALUATOR_REGISTRY.check(entry.NAME, entry.ARGS, offered=OFFERED, key="TEST.EVALUATOR.ARGS")
-    for i, metric in enumerate(cfg.TEST.METRICS):
-        name, args = component(metric)
-        METRIC_REGISTRY.check(name, args, offered=("cfg",), key=f"TEST.METRICS[{i}].ARGS")
+    EVALUATOR_SLOT.check(cfg)
+    METRICS_SLOT.check(cfg)
 
 
 def check_metrics(cfg: CfgNode) -> None:
