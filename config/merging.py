@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .components import args_key
 from .errors import ConfigError, UnknownKeyError, suggest
@@ -12,8 +12,8 @@ from .kinds import coerce
 from .literals import Plain, literal
 from .yaml_files import BASE_KEY
 
-if TYPE_CHECKING:
-    from .node import CfgNode
+Node = Any
+"""A :class:`~hookline.config.CfgNode`; that module imports this one."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][^\s=]*=")
 
@@ -31,7 +31,7 @@ class Merge:
         source: where the values come from, put in front of messages; may be changed on the way.
     """
 
-    def __init__(self, root: CfgNode, source: str = "") -> None:
+    def __init__(self, root: Node, source: str = "") -> None:
         self.source = source
         self._root = root
         self._errors: list[ConfigError] = []
@@ -48,7 +48,7 @@ class Merge:
         if exc_type is None:
             self._raise()
 
-    def mapping(self, node: CfgNode, values: Mapping[Any, Any], path: tuple[str, ...] = ()) -> None:
+    def mapping(self, node: Node, values: Mapping[Any, Any], path: tuple[str, ...] = ()) -> None:
         """Merge a mapping into a node.
 
         Args:
@@ -85,7 +85,7 @@ class Merge:
                 return None if self._is_outdated(full_key) else self._unknown(full_key)
         self._item(node, parts[-1], value, parts[:-1])
 
-    def _item(self, node: CfgNode, key: Any, value: Any, path: tuple[str, ...]) -> None:
+    def _item(self, node: Node, key: Any, value: Any, path: tuple[str, ...]) -> None:
         full_key = ".".join((*path, str(key)))
         if not isinstance(key, str):
             return self._fail(f"the key {full_key} is not a string; quote it")

@@ -2,16 +2,16 @@
 
 from .. import hooks
 from ..hooks import *  # noqa: F403 (as detectron2.engine does)
-from .amp import AMPTrainer
-from .check import check_config
-from .checkpoint.export import export_weights
+from .compat import aliases as _aliases  # noqa: F401 (for its effect)
+from .compat.amp_trainer import AMPTrainer
 from .defaults import DefaultTrainer
-from .fsdp import FSDP2
+from .export.export import export_weights
+from .export.predictor import DefaultPredictor
 from .launch import launch
-from .logger import setup_logger
-from .predictor import DefaultPredictor
-from .simple_trainer import SimpleTrainer
-from .start import (
+from .parallel.fsdp import FSDP2
+from .setup.check import check_config
+from .setup.logger import setup_logger
+from .setup.start import (
     begin_run,
     choose_seed,
     config_errors_exit,
@@ -20,6 +20,7 @@ from .start import (
     default_writers,
     seed_all_rng,
 )
+from .simple_trainer import SimpleTrainer
 from .train_loop import TrainerBase, TrainResult
 
 __all__ = [

@@ -10,14 +10,15 @@ from torch import nn
 
 from .. import hooks
 from ..config import CfgNode, ConfigError, Duration, component
-from ..hooks.events import EventStorage
 from ..hooks.host import arguments_of
+from ..hooks.storage.event_storage import EventStorage
+from ..hooks.writers.progress_bar import rich_is_installed
 from . import comm
-from .agreement import StopRequest
-from .check import HOOK_SLOT, WRITER_SLOT
 from .checkpoint import Checkpointer, unwrap_model
 from .checkpoint.sharded import is_sharded
 from .checkpoint.sharded_checkpointer import ShardedCheckpointer
+from .checkpoint.state import capture_rng
+from .compat.inner_trainer import PortedTrainer
 from .data import build_test_loader, build_train_loader
 from .evaluation import (
     DatasetEvaluator,
@@ -28,12 +29,12 @@ from .evaluation import (
     inference_on_dataset,
     verify_results,
 )
+from .export.predictor import DefaultPredictor
 from .launch import note_training
 from .modeling import ModelAdapter, build_adapter, build_model, model_summary, resolve_device
-from .parallel import build_strategy, share_weights
-from .ported import PortedTrainer
-from .predictor import DefaultPredictor
-from .resume import (
+from .parallel.base import build_strategy, share_weights
+from .ranks.agreement import StopRequest
+from .resume.changes import (
     Stretch,
     apply_changes,
     changes_since,
@@ -46,8 +47,8 @@ from .resume import (
     set_rates,
     stretches_since,
 )
-from .solver import LRMultiplier, build_grad_clipper, build_lr_scheduler, build_optimizer
-from .start import (
+from .setup.check import HOOK_SLOT, WRITER_SLOT
+from .setup.start import (
     RunStart,
     begin_look,
     default_argument_parser,
@@ -56,7 +57,7 @@ from .start import (
     prepared_start,
     seed_all_rng,
 )
-from .state import capture_rng
+from .solver import LRMultiplier, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .train_loop import TrainResult
 
 __all__ = [
@@ -455,7 +456,7 @@ class DefaultTrainer(PortedTrainer):
                 )
             )
         # After those of HOOKS, where one with other arguments may stand: the first to start is the one that is shown.
-        if cfg.LOG.PROGRESS_BAR is True or (cfg.LOG.PROGRESS_BAR == "auto" and hooks.progress.rich_is_installed()):
+        if cfg.LOG.PROGRESS_BAR is True or (cfg.LOG.PROGRESS_BAR == "auto" and rich_is_installed()):
             ret.append(hooks.ProgressBar())
         # Acts at the end of the step too: what any hook puts is written with the step.
         writers = self.build_writers() if comm.is_main_process() else []

@@ -26,9 +26,9 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from ..config import ConfigError
-from ..hooks.guards import EXIT_AGAIN, tell_workers_of_the_end
+from ..hooks.control.interruption import EXIT_AGAIN, tell_workers_of_the_end
 from . import comm
-from .rank import (
+from .ranks.process import (
     DUMP_SIGNAL,
     GOOD_ORDER,
     Failure,

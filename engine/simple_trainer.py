@@ -12,22 +12,22 @@ import torch
 from torch import nn
 
 from ..config import ConfigError
-from ..hooks.events import EventStorage, get_event_storage
+from ..hooks.storage.event_storage import EventStorage, get_event_storage
 from . import comm
 from .checkpoint import unwrap_model
-from .compiled_step import CompiledStep
-from .cuda_graph import GraphedStep
+from .checkpoint.state import capture_rng, restore_rng
 from .data.epoch_iterator import EpochIterator
 from .data.microbatch import split_batch
 from .data.transfer import move_to_device
 from .evaluation.predictions import outputs_of
-from .fast_path import FastOptimizer, backward
 from .modeling.adapters import ModelAdapter
-from .nonfinite import NonFinitePolicy
-from .over_ranks import OverRanks, names_to_share
-from .parallel import Strategy, check_strategy, strategy_of
+from .parallel.base import Strategy, check_strategy, strategy_of
+from .ranks.loss_weights import OverRanks, names_to_share
 from .solver.several import OptimizerList
-from .state import capture_rng, restore_rng
+from .step.compiled_step import CompiledStep
+from .step.cuda_graph import GraphedStep
+from .step.fast_path import FastOptimizer, backward
+from .step.nonfinite import NonFinitePolicy
 from .train_loop import TrainerBase, TrainResult
 
 __all__ = ["SimpleTrainer"]
@@ -63,8 +63,8 @@ class SimpleTrainer(TrainerBase):
             before anything is evaluated or saved.
         nonfinite_limit: so many iterations in a row without an update are an error.
         compile_step: run forward, backward and update as one graph made by ``torch.compile`` (see
-            :class:`~hookline.engine.compiled_step.CompiledStep`); a dict: with these arguments for it.
-        cuda_graph: capture them in a CUDA graph (see :class:`~hookline.engine.cuda_graph.GraphedStep`).
+            :class:`~hookline.engine.step.compiled_step.CompiledStep`); a dict: with these arguments for it.
+        cuda_graph: capture them in a CUDA graph (see :class:`~hookline.engine.step.cuda_graph.GraphedStep`).
         strategy: how several processes train the model, which it has wrapped; by default DDP for a model in
             DistributedDataParallel.
     """
@@ -610,12 +610,3 @@ def _weighted(loss: torch.Tensor, weight: Any) -> torch.Tensor:
 def _at_least_one(count: Any) -> Any:
     """A divisor out of a count that may be 0, or a tensor on a device."""
     return count.clamp(min=1) if isinstance(count, torch.Tensor) else max(count, 1)
-
-
-def __getattr__(name: str) -> Any:
-    """detectron2 has it in this module as well."""
-    if name == "AMPTrainer":
-        from .amp import AMPTrainer
-
-        return AMPTrainer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

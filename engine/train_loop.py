@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..hooks.base import STEP_EVENTS, HookBase, StopTraining
-from ..hooks.events import EventStorage
 from ..hooks.host import HookHost, hook_name
+from ..hooks.storage.event_storage import EventStorage
 from . import comm
-from .agreement import Agreement, HookList, StopRequest
-from .shared_metrics import share_metrics
+from .ranks.agreement import Agreement, HookList, StopRequest
+from .ranks.shared_metrics import share_metrics
 
 __all__ = ["HookBase", "TrainResult", "TrainerBase"]
 
@@ -482,12 +482,3 @@ def _not_a_success(error: SystemExit, iteration: int) -> RuntimeError:
     for note in getattr(error, "__notes__", ()):
         failure.add_note(note)
     return failure
-
-
-def __getattr__(name: str) -> Any:
-    """detectron2 has these two in this module as well."""
-    if name in ("SimpleTrainer", "AMPTrainer"):
-        from . import simple_trainer
-
-        return getattr(simple_trainer, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

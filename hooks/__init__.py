@@ -1,31 +1,31 @@
 """What happens around each step: hooks, the storage metrics travel through, the writers they leave by."""
 
-from .averaging import EMA, EMAHook, WeightAveraging
 from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, CallbackHook, Every, HookBase, StopTraining
-from .best import BestCheckpointer
-from .checkpoint import ExceptionCheckpointer, PeriodicCheckpointer
-from .console import CommonMetricPrinter
-from .csv_writer import CSVWriter
+from .checkpoints.best import BestCheckpointer
+from .checkpoints.periodic import ExceptionCheckpointer, PeriodicCheckpointer
+from .control.interruption import SignalHandler, StopSignals, TimeLimit
+from .control.loss_spike import LossSpike
+from .control.lr_scheduler import LRScheduler
 from .evaluation import EarlyStopping, EvalHook, SanityCheck
-from .events import EventStorage, get_event_storage, has_event_storage
-from .flops import FlopsCounter
-from .freezing import ModelFreezer
 from .functions import FunctionHook, off, on
-from .guards import SignalHandler, StopSignals, TimeLimit
-from .history import HistoryBuffer
 from .host import HookHost
-from .json_writer import JSONWriter
 from .order import HookOrderError, check_hooks
-from .precise_bn import PreciseBN
-from .profiling import AutogradProfiler, GarbageCollection, MemoryMonitor, TorchMemoryStats, TorchProfiler
-from .progress import ProgressBar
-from .schedule import LRScheduler
-from .spikes import LossSpike
-from .swa import SWA
-from .tensorboard import TensorboardXWriter
-from .throughput import Throughput
-from .timing import IterationTimer
-from .writers import WRITER_REGISTRY, EventWriter, PeriodicWriter, RowWriter
+from .storage.event_storage import EventStorage, get_event_storage, has_event_storage
+from .storage.history_buffer import HistoryBuffer
+from .watching.flops import FlopsCounter
+from .watching.profiling import AutogradProfiler, GarbageCollection, MemoryMonitor, TorchMemoryStats, TorchProfiler
+from .watching.throughput import Throughput
+from .watching.timing import IterationTimer
+from .weights.averaging import EMA, EMAHook, WeightAveraging
+from .weights.freezing import ModelFreezer
+from .weights.precise_bn import PreciseBN
+from .weights.swa import SWA
+from .writers.base import WRITER_REGISTRY, EventWriter, PeriodicWriter, RowWriter
+from .writers.console import CommonMetricPrinter
+from .writers.csv_writer import CSVWriter
+from .writers.json_writer import JSONWriter
+from .writers.progress_bar import ProgressBar
+from .writers.tensorboard import TensorboardXWriter
 
 __all__ = [
     "EMA",

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ..config import ConfigError, Duration, suggest
 from .base import HOOK_REGISTRY, Every, HookBase
-from .events import flatten_names, has_event_storage
+from .storage.event_storage import flatten_names, has_event_storage
 
 __all__ = ["EarlyStopping", "EvalHook", "SanityCheck"]
 

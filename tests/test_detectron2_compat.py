@@ -14,15 +14,7 @@ from fvcore.common.checkpoint import PeriodicCheckpointer as FvcorePeriodicCheck
 from torch import nn
 
 from hookline.config import CfgNode, configurable, get_cfg
-from hookline.engine import (
-    AMPTrainer,
-    DefaultTrainer,
-    HookBase,
-    SimpleTrainer,
-    TrainerBase,
-    default_writers,
-    hooks,
-)
+from hookline.engine import AMPTrainer, DefaultTrainer, HookBase, SimpleTrainer, TrainerBase, default_writers, hooks
 from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer
 from hookline.engine.data import build_train_loader
 from hookline.engine.evaluation import DatasetEvaluator, DatasetEvaluators, inference_on_dataset, print_csv_format

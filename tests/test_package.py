@@ -11,10 +11,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from snippets import ROOT, run_python
 
 import hookline
-
-from .snippets import ROOT, run_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

@@ -7,8 +7,7 @@ import shlex
 import sys
 
 import pytest
-
-from .snippets import ROOT, Page, check_command, run_python, shell_commands
+from snippets import ROOT, Page, check_command, run_python, shell_commands
 
 PAGES = sorted(
     str(path.relative_to(ROOT))

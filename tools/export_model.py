@@ -16,8 +16,8 @@ import os
 
 from hookline.config import CfgNode, ConfigError, get_cfg
 from hookline.engine import config_errors_exit
-from hookline.engine.checkpoint.export import FORMATS, Exported, check_output, export_program, export_weights
 from hookline.engine.checkpoint.weights import find_checkpoint
+from hookline.engine.export.export import FORMATS, Exported, check_output, export_program, export_weights
 
 
 def parse_args() -> argparse.Namespace:

@@ -14,9 +14,9 @@ from typing import Any
 
 from hookline.config import ConfigError
 from hookline.engine import config_errors_exit
-from hookline.engine.checkpoint.inspection import compare_checkpoints, inspect_checkpoint
 from hookline.engine.checkpoint.torch_files import printable
 from hookline.engine.checkpoint.weights import find_checkpoint
+from hookline.engine.export.inspection import compare_checkpoints, inspect_checkpoint
 
 SHOWN = 20
 

@@ -37,7 +37,7 @@ from hookline.engine import (
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.evaluation import check_metrics, format_results, predict_dataset, verify_results
 from hookline.engine.modeling import resolve_device
-from hookline.engine.report import describe_run
+from hookline.engine.setup.report import describe_run
 
 
 def setup(args: argparse.Namespace) -> CfgNode:

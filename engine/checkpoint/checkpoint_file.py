@@ -36,7 +36,7 @@ def write_checkpoint(file: IO[bytes], data: Any) -> None:
 
     Args:
         file: an empty local file, opened for writing and reading.
-        data: tensors and plain data, as :func:`~hookline.engine.state.to_plain` makes them.
+        data: tensors and plain data, as :func:`~hookline.engine.checkpoint.state.to_plain` makes them.
 
     Raises:
         OSError: it cannot be written.

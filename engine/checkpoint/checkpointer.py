@@ -35,16 +35,16 @@ from fvcore.common.checkpoint import PeriodicCheckpointer, _IncompatibleKeys
 from torch import nn
 
 from ...config import ConfigError
-from ...config.files import put_back, remove_leftovers, replace_file
-from ...config.run_folder import claim, is_claimed
-from ...hooks.models import unwrap_model
+from ...config.files.atomic import put_back, remove_leftovers, replace_file
+from ...config.files.run_folder import claim, is_claimed
+from ...hooks.common.models import unwrap_model
 from .. import comm
-from ..state import to_plain
 from .candidates import OtherModelError, check_resumable, iterations, newest_first
 from .checkpoint_file import write_checkpoint
 from .matching import LoadReport, load_weights, plain_name
 from .saver import CheckpointError, OnError, Saver, Then
 from .staging import Staging
+from .state import to_plain
 from .storages import compact
 from .torch_files import first_line
 from .weights import choose_weights, find_checkpoint, read_checkpoint

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...config.write_error import OnError, WriteError, check_on_error
+from ...config.files.write_error import OnError, WriteError, check_on_error
 
 __all__ = ["CheckpointError", "OnError", "Saver", "Then"]
 

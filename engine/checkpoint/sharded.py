@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ...config import ConfigError
-from ...config.files import displaced, replace_file, replace_text, sync_directory, temporary_path
-from ...config.run_folder import claim
+from ...config.files.atomic import displaced, replace_file, replace_text, sync_directory, temporary_path
+from ...config.files.run_folder import claim
 from .. import comm
 from .checkpoint_file import verify_checkpoint, write_checkpoint
 from .distributed_files import load_tensors, read_metadata, tensor_places

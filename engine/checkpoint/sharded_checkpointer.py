@@ -9,7 +9,6 @@ from torch.distributed.tensor import DTensor
 
 from ...config import ConfigError
 from .. import comm
-from ..state import to_plain
 from .checkpointer import Checkpointer
 from .matching import plain_name
 from .sharded import (
@@ -23,6 +22,7 @@ from .sharded import (
     with_parts,
     write_folder,
 )
+from .state import to_plain
 from .storages import compact
 from .weights import read_checkpoint
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...config import ConfigError
-from ..fast_path import iterate
+from .iterate import iterate
 from .prefetch import CudaPrefetcher
 from .whole_pass import ended_early, exact_length
 

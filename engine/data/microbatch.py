@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ...hooks.batches import is_samples, samples_in
+from ...hooks.common.batches import is_samples, samples_in
 
 __all__ = ["batch_size_of", "split_batch"]
 

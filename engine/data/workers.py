@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ...hooks.guards import STOP_SIGNALS, leave_signals_to_parent, tell_workers_of_the_end
+from ...hooks.control.interruption import STOP_SIGNALS, leave_signals_to_parent, tell_workers_of_the_end
 
 __all__ = ["WorkerLoader", "swapped"]
 

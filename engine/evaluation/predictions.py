@@ -20,8 +20,8 @@ import torch
 from torch import nn
 
 from ...config import ConfigError, suggest
-from ...config.files import remove_leftovers, replace_file, temporary_path
-from ...config.run_folder import claim
+from ...config.files.atomic import remove_leftovers, replace_file, temporary_path
+from ...config.files.run_folder import claim
 from .. import comm
 from ..data.transfer import move_to_device
 from ..data.whole_pass import whole_pass

@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint
 
 from ...config import ConfigError
-from ...hooks.models import describe_no_match, matches
+from ...hooks.common.models import describe_no_match, matches
 
 __all__ = ["checkpoint_activations"]
 
@@ -25,7 +25,8 @@ def checkpoint_activations(
 
     Args:
         model: changed in place.
-        patterns: names of submodules ("blocks.*") or classes ("*Block"), see :func:`~hookline.hooks.models.matches`.
+        patterns: names of submodules ("blocks.*") or classes ("*Block"); see
+            :func:`~hookline.hooks.common.models.matches`.
             Submodules of a checkpointed submodule are not checkpointed again.
         key: the config key of ``patterns``, for messages.
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Registry, get_cfg
 from ...config.slots import Slot
-from ...hooks.models import random_numbers_left_alone
+from ...hooks.common.models import random_numbers_left_alone
 from .clipping import build_grad_clipper, is_sharded, maybe_add_gradient_clipping
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
 from .param_groups import get_default_optimizer_params

@@ -1,11 +1,6 @@
 """Evaluation over ranks is that of one process: PITFALLS 33."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(400)

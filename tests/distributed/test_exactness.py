@@ -1,11 +1,6 @@
 """One, two and four ranks make the same run: PITFALLS 31."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(400)

@@ -2,12 +2,9 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from ranks import ROOT, finish, fork, rows, run_ranks, tool
 
 GPT = [
@@ -168,7 +165,7 @@ def test_damage_to_one_rank_s_part_is_noticed_and_the_checkpoint_before_taken(sh
 
 
 UNITS = """
-from hookline.engine.fsdp import FSDP2
+from hookline.engine.parallel.fsdp import FSDP2
 from hookline.engine.modeling import GPT
 from torch.distributed.fsdp import FSDPModule
 
@@ -217,7 +214,7 @@ SMALL = """
 import logging
 from hookline.engine import SimpleTrainer
 from hookline.engine.data import ArrayDataset, EpochSampler, GlobalBatchSampler
-from hookline.engine.fsdp import FSDP2
+from hookline.engine.parallel.fsdp import FSDP2
 from hookline.engine.modeling import MODEL_REGISTRY, ModelAdapter, build_model
 from hookline.engine.parallel import Strategy
 from hookline.engine.solver import build_optimizer
@@ -354,7 +351,7 @@ def images():
     return build_model(cfg)
 
 def main(folder):
-    keep, logger = Keep(), logging.getLogger("hookline.engine.fsdp")
+    keep, logger = Keep(), logging.getLogger("hookline.engine.parallel.fsdp")
     logger.addHandler(keep)
     found = {}
     for name, make, adapter in (("accumulated", plain, LOSS), ("items accumulated", Items, ModelAdapter())):

@@ -8,11 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from ranks import HEADER, SYNTHETIC, finish, fork, rows, start, tool
 
 SCRIPT = f"""{HEADER}

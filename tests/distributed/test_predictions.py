@@ -2,13 +2,9 @@
 
 import csv
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from ranks import SYNTHETIC, finish, fork, run_ranks, tool
 
 # Three samples in batches of two on two ranks, then seven: uneven shares; one: a rank without any.
@@ -16,7 +12,7 @@ CODE = """
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 from hookline.engine.data.samplers import InferenceSampler
 from hookline.engine.evaluation import predict_dataset
-from hookline.engine.fsdp import FSDP2
+from hookline.engine.parallel.fsdp import FSDP2
 
 def main(folder):
     torch.manual_seed(0)

@@ -1,11 +1,8 @@
 """Ranks of ``launch()``: what they know of each other, and how they end together."""
 
-import sys
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from ranks import SYNTHETIC, run_ranks
 
 pytestmark = pytest.mark.timeout(400)
@@ -285,8 +282,8 @@ def test_a_rank_that_leaves_before_the_others_is_named_with_its_exit_code(how, t
 
 
 LOGGED = """
-from hookline.engine.logger import setup_logger
-from hookline.engine.rank import tell_log_file
+from hookline.engine.setup.logger import setup_logger
+from hookline.engine.ranks.process import tell_log_file
 
 def main(folder):
     setup_logger(str(folder), comm.get_rank())

@@ -1,10 +1,7 @@
 """What a run of several ranks does about a sharded checkpoint that could not be written while it trained."""
 
 import re
-import sys
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
 from ranks import ROOT, run_ranks
 
 CODE = f"""

@@ -2,12 +2,9 @@
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from ranks import ROOT, finish, fork, run_ranks
 
 from hookline.engine.checkpoint import Checkpointer
@@ -20,7 +17,7 @@ from functools import partial
 from hookline.engine import DefaultTrainer
 from hookline.engine.checkpoint import CheckpointError, saver, sharded, sharded_checkpointer
 from hookline.hooks import HookBase
-from hookline.engine.fsdp import FSDP2
+from hookline.engine.parallel.fsdp import FSDP2
 from hookline.engine.solver.build import build_grad_clipper
 
 saver.RETRY_AFTER = 0.0

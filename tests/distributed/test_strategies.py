@@ -1,12 +1,8 @@
 """Strategies of a third party: ranks that share a batch, ranks whose weights differ."""
 
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from ranks import SYNTHETIC, finish, fork, rows, run_ranks, tool
 
 pytestmark = pytest.mark.timeout(400)
@@ -148,7 +144,7 @@ def test_a_run_whose_weights_differ_by_rank_says_so_and_is_not_resumed(tmp_path)
 
 
 WEIGHTS = """
-from hookline.engine.parallel import share_weights
+from hookline.engine.parallel.base import share_weights
 
 def main(folder):
     rank = comm.get_rank()

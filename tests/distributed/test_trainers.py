@@ -1,11 +1,6 @@
 """Trainers in two ranks: what they decide together, and what hooks see."""
 
-import sys
-from pathlib import Path
-
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from ranks import run_ranks
 
 pytestmark = pytest.mark.timeout(400)
@@ -16,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from hookline.engine import HookBase, SimpleTrainer, hooks
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
-from hookline.engine.parallel import DDP, STRATEGY_REGISTRY, Strategy, build_strategy
+from hookline.engine.parallel.base import DDP, STRATEGY_REGISTRY, Strategy, build_strategy
 from hookline.engine.train_loop import TrainerBase
 from hookline.hooks import CallbackHook, Every, EventWriter, StopTraining, get_event_storage
 

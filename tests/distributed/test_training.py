@@ -4,13 +4,10 @@ import re
 import shutil
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
 from ranks import DIGITS, SYNTHETIC, finish, fork, forked_torchrun, rows, start, tool, torchrun
 
 pytestmark = pytest.mark.timeout(400)

@@ -1,12 +1,8 @@
 import json
 import os
-import sys
-from pathlib import Path
 
 import numpy as np
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from forker import forker
 
 from hookline.engine import comm

@@ -9,8 +9,8 @@ from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
 from hookline.hooks import CallbackHook, LRScheduler, PeriodicCheckpointer
 
-from .test_nonfinite import BAD_GRADIENT, GOOD, Net
-from .test_nonfinite import data as batches_of
+from .step.test_nonfinite import BAD_GRADIENT, GOOD, Net
+from .step.test_nonfinite import data as batches_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 

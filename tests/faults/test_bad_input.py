@@ -2,17 +2,14 @@
 
 import math
 import os
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from forker import forker
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import check_config
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-from forker import forker
 
 ROOT = Path(__file__).parents[2]
 SYNTHETIC = ROOT / "configs/synthetic/mlp.yaml"

@@ -11,7 +11,6 @@ import dataclasses
 import errno
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,9 +20,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
-sys.path.insert(0, str(Path(__file__).parent))
 from forker import forker
 from injector import FAULTS, Operation, Plan, recorded
 

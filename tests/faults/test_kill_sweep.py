@@ -5,15 +5,12 @@ import json
 import os
 import random
 import signal
-import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from forker import Forked, forker
 
 HERE = Path(__file__).parent

@@ -542,63 +542,63 @@ COPIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 ELSEWHERE = {
     "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/written": (
-        "hooks/test_line_writer.py",
+        "hooks/writers/test_line_writer.py",
         "test_a_resume_says_which_rows_are_missing",
     ),
     "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/length": (
-        "hooks/test_line_writer.py",
+        "hooks/writers/test_line_writer.py",
         "test_a_resume_says_which_rows_are_missing",
     ),
     "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/checksum": (
-        "hooks/test_line_writer.py",
+        "hooks/writers/test_line_writer.py",
         "test_a_resume_says_which_rows_are_missing",
     ),
     "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/written": (
-        "hooks/test_line_writer.py",
+        "hooks/writers/test_line_writer.py",
         "test_a_resume_says_which_rows_are_missing",
     ),
     "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/length": (
-        "hooks/test_line_writer.py",
+        "hooks/writers/test_line_writer.py",
         "test_a_resume_says_which_rows_are_missing",
     ),
     "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/checksum": (
-        "hooks/test_line_writer.py",
+        "hooks/writers/test_line_writer.py",
         "test_a_resume_says_which_rows_are_missing",
     ),
     "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/columns": (
-        "hooks/test_csv_writer.py",
+        "hooks/writers/test_csv_writer.py",
         "test_a_column_that_a_killed_run_added_is_removed",
     ),
     "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/waiting/images": (
-        "hooks/test_tensorboard.py",
+        "hooks/writers/test_tensorboard.py",
         "test_media_that_were_not_written_before_a_kill_are_shown_once",
     ),
     "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/waiting/histograms": (
-        "hooks/test_tensorboard.py",
+        "hooks/writers/test_tensorboard.py",
         "test_media_that_were_not_written_before_a_kill_are_shown_once",
     ),
     "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/waiting/texts": (
-        "hooks/test_tensorboard.py",
+        "hooks/writers/test_tensorboard.py",
         "test_media_that_were_not_written_before_a_kill_are_shown_once",
     ),
     "trainer/hooks/BestCheckpointer/judged_by": (
-        "hooks/test_best.py",
+        "hooks/checkpoints/test_best.py",
         "test_another_metric_on_a_resume_starts_anew_and_keeps_the_best_by_the_one_before",
     ),
     "trainer/rng_of_ranks": (
         "distributed/test_training.py",
         "test_whichever_rank_is_killed_and_whenever_the_end_is_the_same",
     ),
-    "trainer/nonfinite": ("engine/test_nonfinite.py", "test_a_resumed_run_counts_on"),
+    "trainer/nonfinite": ("engine/step/test_nonfinite.py", "test_a_resumed_run_counts_on"),
     "trainer/end": (
-        "engine/test_resume.py",
+        "engine/resume/test_changes.py",
         "test_an_early_stopped_run_that_is_resumed_has_nothing_to_train",
     ),
     "trainer/run/results": (
-        "engine/test_resume.py",
+        "engine/resume/test_changes.py",
         "test_a_complete_run_that_is_resumed_gives_its_results_again_and_writes_nothing",
     ),
-    "trainer/run/world_size": ("engine/test_resume.py", "test_another_number_of_processes_is_told"),
+    "trainer/run/world_size": ("engine/resume/test_changes.py", "test_another_number_of_processes_is_told"),
     "trainer/data/loader/last": (
         "engine/data/test_stream.py",
         "test_a_set_that_shares_itself_out_goes_on_in_each_worker",

@@ -14,10 +14,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import checkpoint
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from forker import forker
+from torch.distributed import checkpoint
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "train_net.py"

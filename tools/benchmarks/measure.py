@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 
 from hookline.engine import SimpleTrainer
-from hookline.engine.logger import setup_logger
+from hookline.engine.setup.logger import setup_logger
 from hookline.hooks import HookBase
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}

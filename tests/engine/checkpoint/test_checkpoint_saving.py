@@ -19,11 +19,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from forker import forker
 from iopath.common.file_io import PathHandler
 from torch import nn
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-from forker import forker
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer, CheckpointError, saver
@@ -70,7 +68,7 @@ def net(value=0.0, size=3):
 
 def killed_while_writing(path):
     """Leave what a process leaves that is killed as it writes a file."""
-    code = "import os, sys; from hookline.config.files import replace_file\n"
+    code = "import os, sys; from hookline.config.files.atomic import replace_file\n"
     code += "replace_file(sys.argv[1], lambda file: os._exit(9))"
     assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 9
 

@@ -3,17 +3,14 @@
 import json
 import os
 import random
-import sys
 from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
 from forker import forker
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
 from hookline.config import get_cfg
 from hookline.engine import SimpleTrainer

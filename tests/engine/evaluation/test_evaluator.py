@@ -5,12 +5,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from hookline.engine.evaluation import (
-    DatasetEvaluator,
-    DatasetEvaluators,
-    inference_context,
-    inference_on_dataset,
-)
+from hookline.engine.evaluation import DatasetEvaluator, DatasetEvaluators, inference_context, inference_on_dataset
 
 
 class Collect(DatasetEvaluator):

@@ -1,0 +1,411 @@
+"""The folder of a run: which files in it are the run's own, and who may write there.
+
+A run keeps its own records in ``OUTPUT_DIR/.hookline/``:
+
+``manifest``
+    a JSON object a line: the names, relative to OUTPUT_DIR, of the files and folders that the run made. A name is
+    added before the file is created. No other file of OUTPUT_DIR is ever replaced, moved or removed.
+``lock``
+    held by the run's main process, see :class:`~hookline.config.files.folder_lock.FolderLock`.
+``moving``
+    present while an earlier run is being moved away; the next start then moves it back (:meth:`RunFolder.recover`).
+
+What writes a file of a run calls :func:`claim` first. In a folder that no run of this process has opened,
+:func:`claim` does nothing, so writers and checkpointers also work on their own.
+"""
+
+import errno
+import fnmatch
+import json
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from ..errors import ConfigError
+from .atomic import put_back, remove_leftovers, replace_text, sync_directory
+from .folder_lock import FolderLock
+
+__all__ = ["RunFolder", "claim", "claim_pattern", "is_claimed", "run_folder"]
+
+_OWN = ".hookline"
+
+_folders: dict[str, "RunFolder"] = {}
+
+
+def run_folder(path: str) -> "RunFolder":
+    """The one object of this process for a folder."""
+    path = os.path.abspath(path)
+    return _folders.setdefault(path, RunFolder(path))
+
+
+def claim(path: str) -> None:
+    """Record that a file or folder is the run's, before it is created. Call it before writing into OUTPUT_DIR.
+
+    Args:
+        path: a file in the folder of a run; elsewhere nothing is done.
+
+    Raises:
+        ConfigError: it exists, and no run of hookline made it.
+        OSError: it cannot be recorded: the disk is full, or the run's folder is gone.
+    """
+    folder, name = _find(path)
+    if folder is not None:
+        folder.claim(name)
+
+
+def claim_pattern(path: str) -> None:
+    """:func:`claim` for files whose names a library chooses.
+
+    Args:
+        path: its last part is a pattern of :mod:`fnmatch` that nobody else's files match.
+    """
+    folder, name = _find(path)
+    if folder is not None:
+        folder.claim(name, pattern=True)
+
+
+def is_claimed(path: str) -> bool:
+    """Whether a run may remove or replace a file: it made it, or the file is in no run's folder."""
+    folder, name = _find(path)
+    return folder is None or name in folder
+
+
+def _find(path: str) -> tuple["RunFolder | None", str]:
+    """The open folder that a path is in, and its name there."""
+    if "://" in path:
+        return None, ""
+    path = os.path.abspath(path)
+    parent = os.path.dirname(path)
+    while True:
+        folder = _folders.get(parent)
+        if folder is not None and folder.is_open:
+            return folder, os.path.relpath(path, parent)
+        if parent == os.path.dirname(parent):
+            return None, ""
+        parent = os.path.dirname(parent)
+
+
+class RunFolder:
+    """The folder of a run; get it by :func:`run_folder`.
+
+    Args:
+        path: absolute; it need not exist.
+
+    Attributes:
+        before_first_claim: called before the first name is claimed. It is to :meth:`take` the folder.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.before_first_claim: Callable[[], Any] | None = None
+        self._names: set[str] = set()
+        self._patterns: set[str] = set()
+        self._taken = False
+        self._lock = FolderLock(self._own("lock"), f"OUTPUT_DIR: {path}")
+        self._mutex = threading.RLock()  # writers claim on threads of their own
+
+    def _own(self, name: str) -> str:
+        return os.path.join(self.path, _OWN, name)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether claims are recorded here: a run has the folder, or is about to take it."""
+        return self._taken or self.before_first_claim is not None
+
+    @property
+    def has_manifest(self) -> bool:
+        """Whether a run of this version has been here."""
+        return os.path.isfile(self._own("manifest"))
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a name is of the run, or in a folder of the run."""
+        name = os.path.normpath(name)
+        while name not in ("", os.sep):
+            if name in self._names or any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns):
+                return True
+            name = os.path.dirname(name)
+        return False
+
+    # ------------------------------------------------------------------ claims
+
+    def claim(self, name: str, pattern: bool = False) -> None:
+        """See :func:`claim`.
+
+        Args:
+            name: relative to the folder.
+            pattern: ``name`` is one of fnmatch's, for files whose names a library chooses.
+        """
+        with self._mutex:
+            if self.before_first_claim is not None:
+                self.before_first_claim()
+            name = os.path.normpath(name)
+            if name in self or (pattern and name in self._patterns):
+                self._check_there()
+                return
+            if not pattern and os.path.lexists(os.path.join(self.path, name)):
+                raise ConfigError(f"OUTPUT_DIR: {self._foreign(name)}")
+            self._append({"pattern" if pattern else "name": name})
+
+    def check_names(self, *, resume: bool, writes: Callable[[str], bool]) -> None:
+        """Check that no file of the user has the name of one that a run writes.
+
+        Args:
+            resume: the run continues the one that is here, which may be of a version without a manifest.
+            writes: whether the run may write a file of this name at the top of the folder.
+
+        Raises:
+            ConfigError: there is one; the message says what to do.
+        """
+        if not os.path.isdir(self.path) or (resume and self._is_unrecorded()):
+            return
+        for name in filter(writes, sorted(os.listdir(self.path))):
+            if name not in self:
+                raise ConfigError(f"OUTPUT_DIR: {self._foreign(name)}")
+
+    def _foreign(self, name: str) -> str:
+        path = os.path.join(self.path, name)
+        if self._is_unrecorded():
+            return (
+                f"{self.path} holds a run of an older version of hookline, which did not record its files ({name} for "
+                "example); --resume it, choose another OUTPUT_DIR, or move its files away"
+            )
+        return f"{path} exists and was not written by a run; move it away, or choose another OUTPUT_DIR"
+
+    def _is_unrecorded(self) -> bool:
+        """Whether a run of a version without a manifest is here."""
+        return "last_checkpoint" not in self and os.path.isfile(os.path.join(self.path, "last_checkpoint"))
+
+    # ------------------------------------------------------------------ taking it
+
+    def take(self, *, resume: bool, writes: Callable[[str], bool]) -> str:
+        """Make the folder this process's, for a run that is about to write.
+
+        Args:
+            resume: the run continues the one that is here. Otherwise that one is moved to ``previous_001`` (002, ...).
+            writes: see :meth:`check_names`.
+
+        Returns:
+            The folder that an earlier run was moved to; empty if there was none.
+
+        Raises:
+            ConfigError: another run has the folder, or files of the user are in the way. Nothing was changed.
+            OSError: the folder cannot be written.
+        """
+        with self._mutex:
+            os.makedirs(self._own(""), exist_ok=True)
+            self._lock.acquire()
+            try:
+                self._recover()
+                self._read()
+                if resume and self._is_unrecorded():
+                    self._adopt(writes)
+                self.check_names(resume=resume, writes=writes)
+                moved = "" if resume else self._set_aside()
+                if not self.has_manifest:
+                    self._start_manifest()
+            except BaseException:
+                self.release()
+                raise
+            self._taken, self.before_first_claim = True, None
+            return moved
+
+    def join(self) -> None:
+        """Open the folder for a program that only adds files, such as predictions: no lock is taken, nothing moves."""
+        with self._mutex:
+            os.makedirs(self._own(""), exist_ok=True)
+            self._read()
+            if not self.has_manifest:
+                self._start_manifest()
+            self._taken, self.before_first_claim = True, None
+
+    def continue_here(self) -> None:
+        """Take the folder again that this process has released, without moving anything."""
+        with self._mutex:
+            self._check_there()
+            self._lock.acquire()
+            self._read()
+
+    def release(self) -> None:
+        """Let another run have the folder; does nothing if this process does not have it."""
+        with suppress(OSError):  # the folder may be gone
+            self._lock.release()
+
+    def recover(self) -> list[str]:
+        """Undo what a start was killed in the middle of, and remove what killed processes left half written.
+
+        Returns:
+            Names of the files and folders that are in their place again.
+
+        Raises:
+            ConfigError: another run has the folder.
+        """
+        if not os.path.isdir(self._own("")):
+            return []
+        with self._mutex:
+            held = self._lock.held
+            self._lock.acquire()
+            try:
+                return self._recover()
+            finally:
+                if not held:
+                    self.release()
+
+    @property
+    def needs_recovery(self) -> bool:
+        """Whether a start was killed while it moved an earlier run away."""
+        return os.path.lexists(self._own("moving"))
+
+    def read_claims(self) -> None:
+        """Read the manifest, for a look at what is here."""
+        with self._mutex:
+            self._read()
+
+    # ------------------------------------------------------------------ the manifest
+
+    def _read(self) -> None:
+        self._names, self._patterns = set(), set()
+        try:
+            with open(self._own("manifest"), encoding="utf-8", errors="replace") as file:
+                lines = file.read().splitlines()
+        except FileNotFoundError:
+            return
+        for line in lines:
+            try:
+                entries = json.loads(line).items()
+            except (ValueError, AttributeError):  # the end of a line that a killed process did not finish
+                continue
+            for kind, name in entries:
+                if not isinstance(name, str) or not _is_inside(name):
+                    continue
+                if kind == "name":
+                    self._names.add(name)
+                elif kind == "pattern":
+                    self._patterns.add(name)
+
+    def _append(self, entry: dict[str, str]) -> None:
+        # No O_CREAT: a folder that is gone is not made again. One write, so that lines of two processes do not mix;
+        # it begins with a newline, since the last line may be one that a killed process did not finish.
+        (kind, name), *_ = entry.items()
+        descriptor = os.open(self._own("manifest"), os.O_WRONLY | os.O_APPEND)
+        try:
+            os.write(descriptor, f"\n{json.dumps(entry)}\n".encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        (self._names if kind == "name" else self._patterns).add(name)
+
+    def _start_manifest(self) -> None:
+        replace_text(self._own("manifest"), "")
+        self._names, self._patterns = set(), set()
+
+    def _adopt(self, writes: Callable[[str], bool]) -> None:
+        """Claim the files of a run of a version without a manifest, which is resumed."""
+        if not self.has_manifest:
+            self._start_manifest()
+        for name in sorted(os.listdir(self.path)):
+            if (writes(name) or name.startswith("events.out.tfevents.")) and name not in self:
+                self._append({"name": name})
+
+    def _check_there(self) -> None:
+        """Raise if the folder was removed or replaced since it was taken."""
+        path = self._own("manifest")
+        if not os.path.exists(path):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+    # ------------------------------------------------------------------ an earlier run
+
+    def existing(self) -> list[str]:
+        """The names of the run's files and folders that are there."""
+        found = {name for name in self._names if os.path.lexists(os.path.join(self.path, name))}
+        for pattern in self._patterns:
+            folder = os.path.dirname(pattern)
+            with suppress(OSError):
+                names = (os.path.join(folder, name) for name in os.listdir(os.path.join(self.path, folder)))
+                found.update(name for name in names if fnmatch.fnmatchcase(name, pattern))
+        # What is in a folder of the run goes with it.
+        return sorted(name for name in found if os.path.dirname(name) not in self)
+
+    def _set_aside(self) -> str:
+        """Move the run that is here to ``previous_001`` (002, ...).
+
+        ``moving`` is written before the first file is moved, and removed after the last. If the process is killed in
+        between, the next start moves everything back: the run is never in two parts when somebody looks at it.
+        """
+        names = self.existing()
+        if not names:
+            self._start_manifest()
+            return ""
+        number = 1
+        while os.path.lexists(target := os.path.join(self.path, f"previous_{number:03d}")):
+            number += 1
+        replace_text(self._own("moving"), json.dumps({"to": os.path.basename(target), "names": names}))
+        try:
+            for name in names:
+                _move(self.path, target, name)
+            _move(self.path, target, os.path.join(_OWN, "manifest"))
+            self._start_manifest()
+        except BaseException:
+            self._recover()
+            self._read()
+            raise
+        sync_directory(target)
+        os.remove(self._own("moving"))
+        sync_directory(self._own(""))
+        return target
+
+    def _recover(self) -> list[str]:
+        back = put_back(self.path, alone=True)
+        for folder in (self.path, self._own("")):
+            remove_leftovers(folder, alone=True)
+        try:
+            with open(self._own("moving"), encoding="utf-8") as file:
+                moving = json.load(file)
+            source, names = os.path.join(self.path, moving["to"]), [str(name) for name in moving["names"]]
+            if not _is_inside(moving["to"]) or not all(map(_is_inside, names)):
+                raise ValueError(f"names outside of {self.path}")
+        except FileNotFoundError:
+            return back
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{self._own('moving')} is damaged ({error}); see what is in {self.path}") from error
+        there = [name for name in names if os.path.lexists(os.path.join(source, name))]
+        for name in there:
+            if os.path.lexists(os.path.join(self.path, name)):
+                raise ConfigError(
+                    f"OUTPUT_DIR: a start was killed while it moved {name} to {source}; it cannot be moved back, since "
+                    f"{os.path.join(self.path, name)} exists now; move that one away"
+                )
+        for name in there:
+            _move(source, self.path, name)
+        if os.path.lexists(os.path.join(source, _OWN, "manifest")):
+            _move(source, self.path, os.path.join(_OWN, "manifest"))
+        back += there
+        _remove_empty(source)
+        os.remove(self._own("moving"))
+        return back
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name is of something below a folder, and not of the records in it."""
+    parts = os.path.normpath(name).split(os.sep)
+    return bool(name) and not os.path.isabs(name) and parts[0] not in (os.pardir, os.curdir, _OWN)
+
+
+def _move(source: str, target: str, name: str) -> None:
+    """Rename a file or folder from one folder to another, and remove its parents there that are empty then."""
+    old, new = os.path.join(source, name), os.path.join(target, name)
+    os.makedirs(os.path.dirname(new), exist_ok=True)
+    os.rename(old, new)
+    parent = os.path.dirname(name)
+    while parent and parent != _OWN:
+        with suppress(OSError):
+            os.rmdir(os.path.join(source, parent))
+        parent = os.path.dirname(parent)
+
+
+def _remove_empty(folder: str) -> None:
+    """Remove a folder that contains nothing but empty folders."""
+    for path, _, _ in os.walk(folder, topdown=False):
+        with suppress(OSError):
+            os.rmdir(path)

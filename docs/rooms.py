@@ -1,0 +1,130 @@
+"""Reads the imports of config/, hooks/ and engine/ and draws the rooms in docs/architecture.md.
+
+    python docs/rooms.py            # rewrite the picture
+    python docs/rooms.py --check    # exit with 1 if the picture is out of date
+
+A room is a folder. The files at the root of ``hooks/`` and ``engine/`` are rooms of their own.
+"""
+
+import ast
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "architecture.md"
+LAYERS = ("config", "hooks", "engine")
+BEGIN, END = "<!-- rooms: made by docs/rooms.py -->\n", "<!-- end of rooms -->\n"
+
+
+def modules() -> dict[str, Path]:
+    """Return the file of every module, by its full name."""
+    found = {}
+    for path in sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(("hookline", *parts)).removesuffix(".__init__")] = path
+    return found
+
+
+def imports() -> dict[str, set[str]]:
+    """Return what every module imports of the others, imports inside of functions and for types included."""
+    there = modules()
+    found: dict[str, set[str]] = {}
+    for name, path in there.items():
+        package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        targets = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                parts = package.split(".")
+                base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""
+                base = ".".join(part for part in (base, node.module) if part)
+                targets |= {full if (full := f"{base}.{alias.name}") in there else base for alias in node.names}
+            elif isinstance(node, ast.Import):
+                targets |= {alias.name for alias in node.names}
+        found[name] = (targets & there.keys()) - {name}
+    return found
+
+
+def room(module: str) -> str:
+    """Return the room of a module: ``engine/data``, ``engine/train_loop.py``; ``engine`` for its face."""
+    path = modules_cached()[module].relative_to(ROOT)
+    at_root = len(path.parts) == 2 and path.name != "__init__.py" and path.parts[0] != "config"
+    return str(path if at_root else path.parent)
+
+
+_modules: dict[str, Path] = {}
+
+
+def modules_cached() -> dict[str, Path]:
+    """Return :func:`modules`, read once."""
+    if not _modules:
+        _modules.update(modules())
+    return _modules
+
+
+def room_arrows() -> dict[str, set[str]]:
+    """Return the rooms that each room imports from."""
+    arrows: dict[str, set[str]] = {}
+    for module, targets in imports().items():
+        arrows.setdefault(room(module), set()).update(room(target) for target in targets)
+    return {name: targets - {name} for name, targets in arrows.items()}
+
+
+def circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of names that reach each other."""
+    reached = {name: _reach(arrows, name) for name in arrows}
+    groups = {frozenset({name, *(other for other in reached[name] if name in reached[other])}) for name in arrows}
+    return sorted(sorted(group) for group in groups if len(group) > 1)
+
+
+def _reach(arrows: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for target in arrows[waiting.pop()] - seen:
+            seen.add(target)
+            waiting.append(target)
+    return seen
+
+
+def picture() -> str:
+    """Return the rooms as a Mermaid graph, without the arrows that follow from others."""
+    arrows = {name: {t for t in targets if t not in LAYERS} for name, targets in room_arrows().items()}
+    arrows = {name: targets for name, targets in arrows.items() if name not in ("hooks", "engine")}
+    arrows["config"] = set()
+    lines = ["```mermaid", "graph LR"]
+    for layer in reversed(LAYERS):
+        lines.append(f"  subgraph {layer}/")
+        lines += [f"    {_key(name)}[{_label(name)}]" for name in sorted(arrows) if name.split("/")[0] == layer]
+        lines.append("  end")
+    for name in sorted(arrows):
+        direct = arrows[name]
+        implied = {far for target in direct for far in _reach(arrows, target)}
+        lines += [f"  {_key(name)} --> {_key(target)}" for target in sorted(direct - implied)]
+    return "\n".join([*lines, "```", ""])
+
+
+def _key(name: str) -> str:
+    return name.replace("/", "_").removesuffix(".py")
+
+
+def _label(name: str) -> str:
+    return name.split("/", 1)[-1]
+
+
+def _page() -> str:
+    text = PAGE.read_text()
+    before, rest = text.split(BEGIN)
+    return before + BEGIN + picture() + END + rest.split(END)[1]
+
+
+def main() -> int:
+    """Rewrite the picture, or with ``--check`` compare it."""
+    new = _page()
+    if "--check" in sys.argv:
+        return int(new != PAGE.read_text())
+    PAGE.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

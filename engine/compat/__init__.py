@@ -1,0 +1,1 @@
+"""What code written for detectron2 needs and nothing else does."""

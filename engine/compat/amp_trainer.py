@@ -1,0 +1,54 @@
+"""Mixed precision, with detectron2's arguments."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..simple_trainer import SimpleTrainer
+
+__all__ = ["AMPTrainer"]
+
+
+class AMPTrainer(SimpleTrainer):
+    """A :class:`SimpleTrainer` in mixed precision, with detectron2's arguments.
+
+    Args:
+        grad_scaler: one to use; by default a new one if ``precision`` is float16.
+        precision: dtype of the forward pass.
+        log_grad_scaler: put the scale into the storage as ``[metric]grad_scaler``.
+        **kwargs: as for :class:`SimpleTrainer`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data_loader: Iterable[Any],
+        optimizer: torch.optim.Optimizer,
+        gather_metric_period: int = 1,
+        zero_grad_before_forward: bool = False,
+        grad_scaler: torch.amp.GradScaler | None = None,
+        precision: torch.dtype = torch.float16,
+        log_grad_scaler: bool = False,
+        async_write_metrics: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            model,
+            data_loader,
+            optimizer,
+            gather_metric_period,
+            zero_grad_before_forward,
+            async_write_metrics,
+            grad_scaler=grad_scaler,
+            precision=precision,
+            **kwargs,
+        )
+        self.log_grad_scaler = log_grad_scaler
+
+    def run_step(self) -> None:
+        super().run_step()
+        if self.log_grad_scaler and self.grad_scaler is not None:
+            scale = self.grad_scaler._scale
+            self.storage.put_scalar("[metric]grad_scaler", 1.0 if scale is None else scale, smoothing_hint=False)

@@ -1,0 +1,33 @@
+"""A shortcut for reading a DataLoader without workers."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+__all__ = ["iterate"]
+
+
+def iterate(loader: Any) -> Iterator[Any]:
+    """``iter(loader)``: of a DataLoader without workers, the same batches read by a plain loop."""
+    if (
+        type(loader) is not DataLoader
+        or loader.num_workers
+        or loader.pin_memory
+        or loader.batch_sampler is None
+        or isinstance(loader.dataset, IterableDataset)
+        or torch.autograd._profiler_enabled()
+    ):
+        return iter(loader)
+    batches = iter(loader.batch_sampler)
+    # What iter() draws for the seeds of its workers: a run's random numbers must not depend on who reads.
+    torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+    return _read(loader, batches)
+
+
+def _read(loader: "DataLoader[Any]", batches: Iterator[list[int]]) -> Iterator[Any]:
+    dataset, collate = loader.dataset, loader.collate_fn
+    fetch = getattr(dataset, "__getitems__", None) or (lambda indices: [dataset[index] for index in indices])
+    for indices in batches:
+        yield collate(fetch(indices))

@@ -1,0 +1,1 @@
+"""What happens after a run: export to one file, inspection, prediction."""

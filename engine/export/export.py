@@ -1,0 +1,321 @@
+"""A trained model for use elsewhere: its weights alone in a file, or the whole of it as a torch.export program."""
+
+import inspect
+import io
+import json
+import logging
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import hookline
+
+from ...config import CfgNode, ConfigError, suggest
+from ...config.files.atomic import replace_file
+from ..checkpoint.checkpointer import Checkpointer, unwrap_model
+from ..checkpoint.matching import plain_name
+from ..checkpoint.torch_files import first_line, printable
+from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoint
+from ..data import build_test_loader, build_train_loader
+from ..data.transfer import move_to_device
+from ..modeling import build_adapter, build_model, resolve_device
+
+__all__ = ["FORMATS", "Exported", "export_program", "export_weights"]
+
+logger = logging.getLogger(__name__)
+
+FORMATS = {"safetensors": (".safetensors",), "pth": (".pth", ".pt", ".bin"), "torch-export": (".pt2",)}
+"""Formats, and the extensions that stand for them."""
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: the file.
+        format: one of :data:`FORMATS`.
+        weights: how many.
+        bytes: their size.
+        metadata: what the file says of where they are from; a plain state dict cannot say it.
+        batch_size: of a program: the only one it takes; 0 for any.
+    """
+
+    path: str
+    format: str
+    weights: int
+    bytes: int
+    metadata: dict[str, str] = field(default_factory=dict)
+    batch_size: int = 0
+
+
+def export_weights(
+    source: str | os.PathLike[str] | nn.Module,
+    output: str | os.PathLike[str],
+    *,
+    weights: str = "auto",
+    format: str = "",
+    dtype: str = "",
+) -> Exported:
+    """Write a model's weights, and nothing else, to a file of their own. It appears whole or not at all.
+
+    Args:
+        source: a checkpoint, whatever :func:`~hookline.engine.checkpoint.weights.find_checkpoint` finds; or a model.
+        output: the file. One that is there is replaced.
+        weights: of a checkpoint: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
+        format: "safetensors", or "pth" for ``torch.save(model.state_dict())``; by default what the extension says.
+            Weights that share memory are in a safetensors file once, and its metadata tells under which names.
+        dtype: convert floating-point numbers to "float16", "bfloat16", "float32" or "float64".
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: an argument is wrong, the source cannot be read, or cannot be written in that format.
+        OSError: the disk is full, or the folder cannot be written.
+    """
+    output = os.fspath(output)
+    format = check_output(output, format, choices=("safetensors", "pth"))
+    if dtype and dtype not in _DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}, not one of {', '.join(_DTYPES)}{suggest(dtype, _DTYPES)}")
+    if isinstance(source, nn.Module):
+        tensors: Mapping[str, Any] = unwrap_model(source).state_dict()
+        metadata = {"model": type(unwrap_model(source)).__name__}
+    else:
+        path = find_checkpoint(os.fspath(source))
+        checkpoint = read_checkpoint(path, mmap=True)
+        try:
+            tensors, what = choose_weights(checkpoint, weights)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+        metadata = {**origin(checkpoint), "weights": what}
+    state = {plain_name(name): _converted(name, value, dtype) for name, value in tensors.items()}
+    metadata = {"format": "pt", "hookline": hookline.__version__, **metadata}
+    if format == "safetensors":
+        _write_safetensors(state, output, metadata)
+    else:
+        replace_file(output, lambda file: torch.save(state, file))
+        metadata = {}
+    held = [value for value in state.values() if isinstance(value, torch.Tensor)]
+    return Exported(output, format, len(held), sum(value.nbytes for value in held), metadata)
+
+
+def check_output(output: str, format: str, choices: tuple[str, ...] = tuple(FORMATS)) -> str:
+    """The format to write a file in, once it is sure that it can be written.
+
+    Raises:
+        ConfigError: the format is unknown or none is named, or there is no such folder.
+    """
+    if not format:
+        extension = os.path.splitext(output)[1]
+        format = next((name for name, extensions in FORMATS.items() if extension in extensions), "")
+        if not format:
+            known = ", ".join(extension for extensions in FORMATS.values() for extension in extensions)
+            raise ConfigError(f"{output}: the extension says no format (known are {known}); give one of {choices}")
+    if format not in choices:
+        raise ConfigError(f"unknown format {format!r}, not one of {', '.join(choices)}{suggest(format, choices)}")
+    folder = os.path.dirname(output) or "."
+    if not os.path.isdir(folder):
+        raise ConfigError(f"{output}: there is no folder {folder}")
+    if os.path.isdir(output):
+        raise ConfigError(f"{output} is a folder; give the name of a file")
+    return format
+
+
+def origin(checkpoint: Mapping[str, Any]) -> dict[str, str]:
+    """Where a checkpoint's weights are from, as far as it says: the model's name, and the iterations trained."""
+    found = {}
+    trainer = checkpoint.get("trainer")
+    trainer = trainer if isinstance(trainer, Mapping) else {}
+    iteration = trainer.get("iteration", checkpoint.get("iteration"))
+    if isinstance(iteration, int):
+        found["iteration"] = str(iteration)
+    run = trainer.get("run")
+    if isinstance(run, Mapping) and isinstance(run.get("config"), str):
+        with suppress(ConfigError):
+            model = CfgNode.load_cfg(run["config"]).get("MODEL")
+            if isinstance(model, Mapping) and model.get("NAME"):
+                found["model"] = printable(str(model["NAME"]))
+    return found
+
+
+def _converted(name: str, value: Any, dtype: str) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach().cpu()
+    if not dtype or not value.is_floating_point():
+        return value
+    converted = value.to(getattr(torch, dtype))
+    if bool((converted.isinf() & ~value.isinf()).any()):
+        raise ConfigError(f"{name} has values up to {value.abs().max():.4g}, which {dtype} cannot hold; use bfloat16")
+    return converted
+
+
+def _write_safetensors(state: Mapping[str, Any], output: str, metadata: dict[str, str]) -> None:
+    try:
+        from safetensors.torch import save
+    except ImportError:
+        raise ConfigError("the package safetensors is not installed: pip install safetensors") from None
+    if others := [name for name, value in state.items() if not isinstance(value, torch.Tensor)]:
+        raise ConfigError(
+            f"a safetensors file holds tensors only, and {others[0]} (the extra state of a module) is none; "
+            "use the format pth"
+        )
+    tensors: dict[str, torch.Tensor] = {}
+    kept: dict[tuple[Any, ...], str] = {}
+    storages: set[int] = set()
+    for name, value in state.items():
+        storage = value.untyped_storage().data_ptr()
+        if storage and value.numel():
+            same = kept.setdefault((value.data_ptr(), value.shape, value.stride(), value.dtype), name)
+            if same != name:
+                metadata[name] = same
+                continue
+        # Parts of one larger tensor are written as tensors of their own.
+        tensors[name] = value.clone().contiguous() if storage in storages else value.contiguous()
+        storages.add(storage)
+    # Not save_file(): that puts a file of its own in the place of the one that is brought to the disk.
+    content = save(tensors, metadata)
+    replace_file(output, lambda file: file.write(content))
+
+
+# ---------------------------------------------------------------------------- programs
+
+
+def export_program(cfg: CfgNode, output: str | os.PathLike[str]) -> Exported:
+    """Write the model of a config, with the weights of MODEL.WEIGHTS, as a program of ``torch.export``.
+
+    It is traced in eval mode with the first batch of the test set (of the training set where there is none), on
+    MODEL.DEVICE, and takes batches of any size unless the model fixes it. Before the file gets its name, the program
+    is read back, and must give the model's outputs.
+
+    Args:
+        cfg: the config of the run, with MODEL.WEIGHTS set.
+        output: the file, by custom with the extension ``.pt2``. One that is there is replaced.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: the weights do not fit, the model cannot be traced, or the program's outputs differ.
+    """
+    output = os.fspath(output)
+    check_output(output, "torch-export")
+    cfg = cfg.clone()
+    cfg.defrost()
+    # Means to train faster, or in less memory, which are no part of the program.
+    cfg.MODEL.COMPILE.ENABLED = cfg.MODEL.CHANNELS_LAST = False
+    cfg.MODEL.ACTIVATION_CHECKPOINTING = []
+    model = build_model(cfg)
+    checkpointer = Checkpointer(model)
+    rest = checkpointer.load(
+        cfg.MODEL.WEIGHTS, [], strict=cfg.MODEL.WEIGHTS_STRICT, weights_from=cfg.MODEL.WEIGHTS_FROM
+    )
+    if checkpointer.missing_keys:
+        raise ConfigError(
+            f"MODEL.WEIGHTS: {cfg.MODEL.WEIGHTS} is of another model: it has no {checkpointer.missing_keys[0]}"
+        )
+    model.eval()
+    args, kwargs, outputs = _example(cfg, model)
+    size = _batch_size(args, kwargs)
+    smaller = _half_a_batch(model, args, kwargs, size)
+    buffer, taken = io.BytesIO(), _trace(model, args, kwargs, size if smaller else 0)
+    fixed = _fixed_batch_size(taken, size)
+    metadata = {"hookline": hookline.__version__, "model": cfg.MODEL.NAME, **origin(rest)}
+    torch.export.save(taken, buffer, extra_files={"hookline.json": json.dumps(metadata)})
+    buffer.seek(0)
+    program = torch.export.load(buffer).module()
+    _check_same(program, args, kwargs, outputs)
+    if smaller and not fixed:
+        _check_same(program, *smaller)
+    replace_file(output, lambda file: file.write(buffer.getbuffer()))
+    state = model.state_dict().values()
+    return Exported(output, "torch-export", len(state), sum(value.nbytes for value in state), metadata, fixed)
+
+
+def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
+    """What the model is called with for a batch of the config's data, and what it returns."""
+    names = cfg.DATASETS.TEST
+    loader = build_test_loader(cfg, names[0]) if names else build_train_loader(cfg)
+    batch = move_to_device(next(iter(loader)), resolve_device(cfg.MODEL.DEVICE))
+    calls: list[tuple[Any, Any, Any]] = []
+    hook = model.register_forward_hook(
+        lambda module, args, kwargs, outputs: calls.append((args, kwargs, outputs)), with_kwargs=True
+    )
+    try:
+        with torch.no_grad():
+            build_adapter(cfg).predict(model, batch)
+    finally:
+        hook.remove()
+    if len(calls) != 1:
+        raise ConfigError(
+            f"{cfg.MODEL.NAME} calls its forward() {len(calls)} times for a batch, and not once; torch.export takes a "
+            "forward() alone"
+        )
+    return calls[0]
+
+
+def _batch_size(args: Any, kwargs: Any) -> int:
+    tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor) and value.dim()]
+    if not tensors:
+        raise ConfigError("the model is given no tensors, so there is nothing to trace it with")
+    return tensors[0].shape[0]
+
+
+def _is_batch(value: Any, size: int) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == size
+
+
+def _half_a_batch(model: nn.Module, args: Any, kwargs: Any, size: int) -> tuple[Any, Any, Any] | None:
+    """Arguments for half a batch and what the model returns for them; None if it takes no other size than this."""
+    if size < 2:
+        return None
+    half = size // 2
+    args, kwargs = pytree.tree_map(lambda value: value[:half] if _is_batch(value, size) else value, (args, kwargs))
+    try:
+        with torch.no_grad():
+            return args, kwargs, model(*args, **kwargs)
+    except Exception as error:  # of any kind: it is the model's
+        logger.debug("The model takes batches of %d only, not of %d: %s", size, half, first_line(error))
+        return None
+
+
+def _trace(model: nn.Module, args: Any, kwargs: Any, size: int) -> Any:
+    """The program; for batches of any size, where tensors of a ``size`` are not found to need it."""
+
+    def dynamic(value: Any) -> Any:
+        return {0: torch.export.Dim.AUTO} if size and _is_batch(value, size) else None
+
+    shapes = pytree.tree_map(dynamic, (args, kwargs))
+    try:
+        # Sizes are told by the names that forward() has for its arguments, positional ones too.
+        sizes = dict(inspect.signature(model.forward).bind(*shapes[0], **shapes[1]).arguments)
+        return torch.export.export(model, args, kwargs, dynamic_shapes=sizes)
+    except Exception as error:
+        raise ConfigError(f"torch.export cannot trace {type(model).__name__}: {first_line(error)}") from error
+
+
+def _fixed_batch_size(program: Any, size: int) -> int:
+    """The batch size that a program insists on; 0 if it takes any."""
+    inputs = set(program.graph_signature.user_inputs)
+    shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in inputs and "val" in node.meta]
+    # A size that is a symbol must not be compared with a number: that would fix it.
+    return size if any(len(shape) and isinstance(shape[0], int) and shape[0] == size for shape in shapes) else 0
+
+
+def _check_same(program: Any, args: Any, kwargs: Any, expected: Any) -> None:
+    try:
+        with torch.no_grad():
+            outputs = program(*args, **kwargs)
+        for ours, theirs in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True):
+            torch.testing.assert_close(ours, theirs)
+    except Exception as error:
+        raise ConfigError(f"the exported program does not give the model's outputs: {error}") from error

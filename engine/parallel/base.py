@@ -1,0 +1,288 @@
+"""How several processes train one model: strategies, by name."""
+
+import inspect
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+
+from ...config import CfgNode, ConfigError, Registry
+from .. import comm
+
+__all__ = ["DDP", "STRATEGY_REGISTRY", "Strategy", "build_strategy", "check_parallel"]
+
+logger = logging.getLogger(__name__)
+
+# The same argument under its new name and its old one.
+_BUFFERS = "forward_sync_buffers"
+if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:
+    _BUFFERS = "broadcast_buffers"
+
+
+class Strategy:
+    """How several processes train one model. This one exchanges nothing.
+
+    A subclass overrides what differs, and is registered with :data:`STRATEGY_REGISTRY`. ``data_rank``, ``data_size``
+    and ``same_state_on_all_ranks`` may be properties or plain attributes; they are read once the strategy is made.
+
+    Attributes:
+        averages: whether a backward pass leaves the mean of all ranks' gradients on each rank. Losses are then
+            weighted so that this mean is the gradient of the loss over the global batch.
+    """
+
+    averages: bool = False
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of each global batch this rank computes; ranks with the same number share their batch.
+
+        Samplers, evaluations and seeds follow it. With tensor parallelism over all ranks it is 0 everywhere, with
+        groups of n neighbouring ranks it is ``rank // n``. By default the rank.
+        """
+        return comm.get_rank()
+
+    @property
+    def data_size(self) -> int:
+        """The number of shares that a global batch is split into: by default the number of ranks."""
+        return comm.get_world_size()
+
+    @property
+    def same_state_on_all_ranks(self) -> bool:
+        """Whether rank 0's copy of what is not sharded is every rank's: only then can a checkpoint be resumed.
+
+        By default true if gradients are averaged, or all ranks compute the same batch. Local SGD, whose weights differ
+        by rank between two averages, has neither.
+        """
+        return self.averages or self.data_size == 1
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        """The model to be trained; its optimizer is made from what is returned.
+
+        Args:
+            model: on its device. In a :class:`DefaultTrainer` it has rank 0's weights on all ranks.
+                ``engine.checkpoint.unwrap_model`` must find it in what is returned.
+            device: that device.
+        """
+        return model
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        """Within it backward passes leave gradients on their rank: for all micro-batches but the last.
+
+        Args:
+            model: as :meth:`wrap` returned it.
+        """
+        return nullcontext()
+
+    def clip(
+        self, clipper: Callable[[list[nn.Parameter]], torch.Tensor | None], parameters: list[nn.Parameter]
+    ) -> torch.Tensor | None:
+        """Clip gradients, over all of a parameter where ranks hold parts of it.
+
+        Args:
+            clipper: of a process that has all gradients; see ``engine.solver.build_grad_clipper``.
+            parameters: the optimizer's.
+
+        Returns:
+            What the clipper returns: the norm of the gradients, the same on all ranks, or None.
+        """
+        return clipper(parameters)
+
+    def before_evaluation(self, model: nn.Module) -> None:
+        """Give all ranks the same model to evaluate, where they hold different values, such as running means."""
+
+    def explain(self, error: Exception, model: nn.Module) -> Exception | None:
+        """An error that says what to do, for one that ``model`` raised in training; None: the error says enough."""
+        return None
+
+
+STRATEGY_REGISTRY = Registry("STRATEGY", Strategy)
+"""Strategies for ``PARALLEL.NAME``: subclasses of :class:`Strategy`, made with ``PARALLEL.ARGS``."""
+
+STRATEGY_REGISTRY.register(Strategy, name="none")
+
+
+@STRATEGY_REGISTRY.register(name="ddp")
+class DDP(Strategy):
+    """Every rank has the whole model; gradients are averaged (torch's DistributedDataParallel).
+
+    Args:
+        find_unused_parameters: look in every step for parameters that the losses do not depend on. Costs time;
+            needed only if they differ from step to step.
+        static_graph: the same parameters are used in every step, and in the same order; then DDP finds in the first
+            one what is unused, and activation checkpointing works in all its forms.
+        broadcast_buffers: give all ranks rank 0's buffers, such as running means, before each forward pass.
+        gradient_as_bucket_view: gradients are views of what is sent, which saves their memory once over.
+        bucket_cap_mb: size of the parts gradients are sent in; None: torch's.
+        compression: send gradients as float16 or bfloat16: half the traffic, at the cost of their precision.
+        sync_batch_norm: batch norms use the statistics of all ranks' samples (on GPUs only).
+    """
+
+    averages = True
+
+    def __init__(
+        self,
+        find_unused_parameters: bool = False,
+        static_graph: bool = False,
+        broadcast_buffers: bool = True,
+        gradient_as_bucket_view: bool = True,
+        bucket_cap_mb: int | None = None,
+        compression: Literal["none", "fp16", "bf16"] = "none",
+        sync_batch_norm: bool = False,
+    ) -> None:
+        if compression not in ("none", "fp16", "bf16"):
+            raise ConfigError(f'DDP: compression must be "none", "fp16" or "bf16", not {compression!r}')
+        if find_unused_parameters and static_graph:
+            raise ConfigError("DDP: static_graph finds unused parameters itself; leave find_unused_parameters out")
+        self._compression = compression
+        self._graph_seen = False
+        self._sync_batch_norm = sync_batch_norm
+        self._options = {
+            "find_unused_parameters": find_unused_parameters,
+            "static_graph": static_graph,
+            _BUFFERS: broadcast_buffers,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+            "bucket_cap_mb": bucket_cap_mb,
+        }
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        if comm.get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
+            return model
+        if self._sync_batch_norm:
+            if device.type == "cpu":
+                raise ConfigError("PARALLEL.ARGS.sync_batch_norm: torch's SyncBatchNorm works on GPUs only")
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+        device_ids = [device.index] if device.type == "cuda" else None
+        wrapped = DistributedDataParallel(model, device_ids=device_ids, **self._options)  # type: ignore[arg-type]
+        if self._compression != "none":
+            wrapped.register_comm_hook(None, _compressing(self._compression))
+        return wrapped
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        if not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        if self._options["static_graph"] and not self._graph_seen:
+            # The pass in which DDP learns the graph must be one with an exchange. What was averaged before stays what
+            # it is when it is averaged again, so the gradient is the same.
+            self._graph_seen = True
+            return nullcontext()
+        return model.no_sync()
+
+    def before_evaluation(self, model: nn.Module) -> None:
+        if isinstance(model, DistributedDataParallel):
+            share_tensors(model.module.buffers())  # as a checkpoint has them
+
+    def explain(self, error: Exception, model: nn.Module) -> Exception | None:
+        if "Expected to have finished reduction" not in str(error):
+            return None
+        names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+        found = re.search(r"did not receive grad for rank \d+: ?([\d ]+)", str(error))
+        indices = [int(index) for index in found[1].split()] if found else []
+        unused = [names[index].removeprefix("module.") for index in indices if index < len(names)]
+        which = f"these parameters: {', '.join(unused)}" if unused else "all parameters"
+        return RuntimeError(
+            f"on rank {comm.get_rank()} the losses of the step before did not depend on {which}. Each rank waits "
+            "for the others' gradients of every parameter. If it is always the same ones, freeze them "
+            "(requires_grad_(False)) or set PARALLEL.ARGS.static_graph to True; if they differ from step to step, "
+            "set PARALLEL.ARGS.find_unused_parameters to True"
+        )
+
+
+def _compressing(dtype: str) -> Callable[[Any, Any], Any]:
+    """torch's hook. DDP refuses bfloat16's by name without NCCL, though gloo can send it; hence one of our own."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[dtype]
+
+    def compress(state: Any, bucket: Any) -> Any:
+        return hook(state, bucket)
+
+    # DDP looks at the annotations, which are torch's types.
+    compress.__annotations__ = {}
+    return compress
+
+
+def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> None:
+    """Check that a strategy, the model it has wrapped and the loader agree on which ranks share a batch.
+
+    Raises:
+        ConfigError: training would compute something else than the gradient of the global batch.
+    """
+    name = type(strategy).__name__
+    if comm.get_world_size() == 1:
+        return
+    sharded = any(hasattr(parameter, "to_local") for parameter in model.parameters())
+    if sharded and not strategy.averages and strategy.data_size > 1:
+        raise ConfigError(
+            f"PARALLEL.NAME: the model's parameters are sharded over ranks, and the strategy {name} neither averages "
+            "gradients nor has ranks share a batch. If all ranks compute the same batch (tensor parallelism), set its "
+            "data_rank = 0 and data_size = 1; if gradients are averaged, set averages = True. To SimpleTrainer, pass "
+            "the strategy that wrapped the model"
+        )
+    parts = getattr(getattr(data_loader, "batch_sampler", None), "world_size", None)
+    if isinstance(parts, int) and parts > strategy.data_size:
+        raise ConfigError(
+            f"the loader splits each batch into {parts} parts, and the data_size of the strategy {name} is "
+            f"{strategy.data_size}: call comm.set_data_ranks(strategy.data_rank, strategy.data_size) before the loader "
+            "is made"
+        )
+
+
+def share_weights(model: nn.Module) -> None:
+    """Give all ranks rank 0's parameters and buffers: each rank has drawn its own."""
+    if comm.get_world_size() == 1:
+        return
+    share_tensors(tensor for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor))
+
+
+@torch.no_grad()
+def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
+    """Give all ranks rank 0's values, of tensors of any dtype and memory format."""
+    for tensor in tensors:
+        own = tensor.contiguous()  # the tensor itself, but for other memory formats
+        torch.distributed.broadcast(own.view(-1).view(torch.uint8), src=0)  # gloo and NCCL do not know all dtypes
+        if own is not tensor and not torch.equal(own, tensor):  # an expanded tensor cannot be written to
+            tensor.copy_(own)
+
+
+def strategy_of(model: nn.Module) -> Strategy:
+    """The strategy that a model was wrapped by."""
+    return DDP() if isinstance(model, DistributedDataParallel) else Strategy()
+
+
+def build_strategy(cfg: CfgNode) -> Strategy:
+    """The strategy of ``PARALLEL``; "auto" means "ddp" where there are several processes, and "none" in a single one.
+
+    Raises:
+        ConfigError: the name or the arguments are wrong.
+    """
+    parallel = cfg.PARALLEL
+    if parallel.NAME == "auto" and comm.get_world_size() == 1:
+        return Strategy()
+    return STRATEGY_REGISTRY.build(_name(cfg), parallel.ARGS, offered={"cfg": cfg}, key="PARALLEL.ARGS")
+
+
+def check_parallel(cfg: CfgNode) -> None:
+    """Check the strategy's name and arguments.
+
+    Raises:
+        ConfigError: they are wrong.
+    """
+    parallel = cfg.PARALLEL
+    cls = STRATEGY_REGISTRY.check(_name(cfg), parallel.ARGS, offered=("cfg",), key="PARALLEL.ARGS")
+    if isinstance(cls, type) and cls.__module__.startswith("hookline."):
+        arguments: Mapping[str, Any] = parallel.ARGS
+        try:
+            STRATEGY_REGISTRY.build(_name(cfg), arguments, offered={"cfg": cfg}, key="PARALLEL.ARGS")
+        except ConfigError as error:
+            message = str(error)
+            raise ConfigError(message if message.startswith("PARALLEL") else f"PARALLEL.ARGS: {message}") from None
+
+
+def _name(cfg: CfgNode) -> str:
+    return "ddp" if cfg.PARALLEL.NAME == "auto" else cfg.PARALLEL.NAME

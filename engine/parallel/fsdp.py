@@ -1,0 +1,212 @@
+"""Sharding a model over the ranks: torch's FSDP2 as a strategy."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...config import ConfigError
+from ...hooks.common.models import describe_no_match, matches
+from .. import comm
+from .base import STRATEGY_REGISTRY, Strategy, share_tensors, share_weights
+
+__all__ = ["FSDP2"]
+
+logger = logging.getLogger(__name__)
+
+_Dtype = Literal["", "float32", "bfloat16", "float16"]
+
+
+@STRATEGY_REGISTRY.register(name="fsdp2")
+class FSDP2(Strategy):
+    """Every rank has a part of each parameter, its gradient and its optimizer state (torch's ``fully_shard``).
+
+    The model is cut into units, whose parameters are gathered together when the unit is computed and freed afterwards:
+    at any time a rank holds its share of the whole, and one unit or two. The rest of the model is a unit as well.
+    Tied parameters stay tied: a submodule that has only one end of a tie is no unit by itself, and its parameters
+    belong to the unit around it. Parameters are sharded in row-major order, so ``MODEL.CHANNELS_LAST`` has no effect.
+
+    Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv:2304.11277.
+
+    Args:
+        modules: the submodules that are units, by name ("blocks.*") or class ("TransformerBlock"). Empty: those with
+            ``min_params`` parameters or more, from the inside out.
+        min_params: see ``modules``. Units that are too small make many small messages, the whole model as one unit
+            saves no memory while it is computed.
+        param_dtype: "bfloat16" or "float16": gather and compute in it; the optimizer keeps full precision. Empty: as
+            the parameters are.
+        reduce_dtype: add up gradients in it. Empty: in ``param_dtype``.
+        reshard_after_forward: let a unit's parameters go after the forward pass, and gather them again for the
+            backward one. False: more memory, less traffic. A number: keep them sharded over so many ranks only.
+        cpu_offload: keep parameters, gradients and optimizer state in the host's memory.
+    """
+
+    averages = True
+
+    def __init__(
+        self,
+        modules: Sequence[str] = (),
+        min_params: int = 100_000,
+        param_dtype: _Dtype = "",
+        reduce_dtype: _Dtype = "",
+        reshard_after_forward: bool | int = True,
+        cpu_offload: bool = False,
+    ) -> None:
+        for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)):
+            if dtype not in ("", "float32", "bfloat16", "float16"):
+                raise ConfigError(
+                    f'PARALLEL.ARGS.{name}: must be "float32", "bfloat16", "float16" or "", not {dtype!r}'
+                )
+        if min_params < 1:
+            raise ConfigError(f"PARALLEL.ARGS.min_params: must be at least 1, not {min_params}")
+        self._modules = tuple(modules)
+        self._min_params = min_params
+        self._param_dtype = getattr(torch, param_dtype) if param_dtype else None
+        self._reduce_dtype = getattr(torch, reduce_dtype) if reduce_dtype else None
+        self._reshard_after_forward = reshard_after_forward
+        self._cpu_offload = cpu_offload
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        if comm.get_world_size() == 1:
+            logger.info("PARALLEL.NAME: fsdp2 shards nothing in a single process: the model is whole")
+            return model
+        from torch.distributed.device_mesh import DeviceMesh
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
+        group = dist.group.WORLD
+        assert group is not None  # there are several ranks
+        units = self._units(model)
+        _make_contiguous(model)
+        share_weights(model)
+        options: dict[str, Any] = {
+            # init_device_mesh() may make a group of its own, with torch's timeout.
+            "mesh": DeviceMesh.from_group(group, device.type),
+            "reshard_after_forward": self._reshard_after_forward,
+            "mp_policy": MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype),
+        }
+        if self._cpu_offload:
+            options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        for unit in units:
+            fully_shard(unit, **options)
+        fully_shard(model, **options)
+        return model
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        return _no_sync(model)
+
+    def clip(
+        self, clipper: Callable[[list[nn.Parameter]], torch.Tensor | None], parameters: list[nn.Parameter]
+    ) -> torch.Tensor | None:
+        # Norms of sharded gradients are made of those of all parts. Nobody waits for the device.
+        norm = clipper(parameters)
+        return norm.full_tensor() if isinstance(norm, _sharded_tensor()) else norm
+
+    def before_evaluation(self, model: nn.Module) -> None:
+        if comm.get_world_size() > 1:
+            sharded = _sharded_tensor()
+            # Checkpoints have rank 0's buffers, too.
+            share_tensors(buffer for buffer in model.buffers() if not isinstance(buffer, sharded))
+
+    def _units(self, model: nn.Module) -> list[nn.Module]:
+        """The submodules to be sharded by themselves, inner ones first."""
+        owners = _owners(model)
+        if not self._modules:
+            return _large(model, self._min_params, owners)
+        # In the order of a walk from the inside out, as fully_shard wants it.
+        found = []
+        unused = set(self._modules)
+        for name, module in reversed(list(model.named_modules())):
+            fitting = {pattern for pattern in self._modules if matches(pattern, name, module)}
+            unused -= fitting
+            if not fitting or module is model:
+                continue
+            if _splits_tie(module, owners):
+                logger.warning(
+                    "PARALLEL.ARGS.modules: %s shares a parameter with a module outside of it, so it is no unit by "
+                    "itself; its parameters belong to the unit around it",
+                    name,
+                )
+                continue
+            found.append(module)
+        if unused:
+            raise ConfigError(f"PARALLEL.ARGS.modules: {describe_no_match(model, min(unused))}")
+        return found
+
+
+def _sharded_tensor() -> Any:
+    """The class of tensors that ranks hold parts of; to import it takes a while."""
+    from torch.distributed.tensor import DTensor
+
+    return DTensor
+
+
+_Owners = dict[int, set[int]]
+
+
+def _owners(model: nn.Module) -> _Owners:
+    """For each parameter, by its ``id()``, the ids of the modules that have it: several if it is tied."""
+    owners: _Owners = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(id(module))
+    return owners
+
+
+def _splits_tie(unit: nn.Module, owners: _Owners) -> bool:
+    """Whether a parameter in ``unit`` is tied to one outside: ``fully_shard`` keeps ties within one unit only."""
+    inside = {id(module) for module in unit.modules()}
+    return any(not owners[id(parameter)] <= inside for parameter in unit.parameters())
+
+
+def _large(model: nn.Module, min_params: int, owners: _Owners) -> list[nn.Module]:
+    """Submodules with at least ``min_params`` parameters beside those of units inside of them; inner ones first."""
+    found: list[nn.Module] = []
+    taken: set[int] = set()
+
+    def visit(module: nn.Module) -> None:
+        for child in module.children():
+            visit(child)
+        own = {id(parameter): parameter.numel() for parameter in module.parameters()}
+        rest = {key for key in own if key not in taken}
+        # A list of modules has no forward pass of its own, which is what gathers a unit's parameters.
+        is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
+        if sum(own[key] for key in rest) >= min_params and not is_list and not _splits_tie(module, owners):
+            found.append(module)
+            taken.update(rest)
+
+    for child in model.children():
+        visit(child)
+    return found
+
+
+def _make_contiguous(model: nn.Module) -> None:
+    """Store parameters in row-major order, the only one that ``fully_shard`` takes."""
+    names = [name for name, parameter in model.named_parameters() if not parameter.is_contiguous()]
+    if names:
+        logger.warning(
+            "PARALLEL.NAME: fsdp2 shards parameters in row-major order: %d of them (%s, ...) lose their memory format, "
+            "and MODEL.CHANNELS_LAST has no effect",
+            len(names),
+            names[0],
+        )
+    for name in names:
+        parameter = model.get_parameter(name)
+        parameter.data = parameter.data.contiguous()
+
+
+@contextmanager
+def _no_sync(model: nn.Module) -> Iterator[None]:
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(model, FSDPModule):
+        yield
+        return
+    model.set_requires_gradient_sync(False)
+    try:
+        yield
+    finally:
+        model.set_requires_gradient_sync(True)

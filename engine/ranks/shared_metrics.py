@@ -1,0 +1,46 @@
+"""Metrics that are of all ranks: the losses' means, and how the ranks' times compare."""
+
+from typing import Any
+
+from ...hooks.storage.event_storage import EventStorage
+from .. import comm
+
+__all__ = ["share_metrics"]
+
+
+def share_metrics(storage: EventStorage, iteration: int) -> None:
+    """Replace this rank's losses since the last time by the means over all ranks; one exchange for all of them.
+
+    Every rank calls it at the same step, and has the same values afterwards. Puts ``ranks/time_max``,
+    ``ranks/time_mean``, ``ranks/data_time_max`` and ``ranks/data_time_mean`` (seconds a step, the largest of the ranks'
+    means and the mean of them), and ``ranks/slowest``: the rank that waits longest for its data.
+
+    Args:
+        storage: names to be shared are in its ``over_ranks``.
+        iteration: the last one that is done.
+    """
+    mine = {name: dict(_reversed(storage.unshared(name))) for name in sorted(storage.over_ranks)}
+    times = {name: _mean(points) for name in ("time", "data_time") if (points := storage.unshared(name))}
+    parts: list[tuple[dict[str, dict[int, float]], dict[str, float]]] = comm.all_gather((mine, times))
+    for name, own in mine.items():
+        # A loss that some rank did not have in a step counts nothing there, as its gradient does.
+        means = {it: sum(part.get(name, {}).get(it, 0.0) for part, _ in parts) / len(parts) for it in own}
+        if means:
+            storage.replace(name, means)
+    storage.shared_until = iteration
+    values: dict[str, Any] = {}
+    for name in times:
+        seconds = [part.get(name, 0.0) for _, part in parts]
+        values |= {f"ranks/{name}_max": max(seconds), f"ranks/{name}_mean": sum(seconds) / len(seconds)}
+        if name == "data_time":
+            values["ranks/slowest"] = seconds.index(max(seconds))
+    if values:
+        storage.put_scalars(smoothing_hint=False, cur_iter=iteration, **values)
+
+
+def _reversed(points: list[tuple[float, int]]) -> list[tuple[int, float]]:
+    return [(iteration, value) for value, iteration in points]
+
+
+def _mean(points: list[tuple[float, int]]) -> float:
+    return sum(value for value, _ in points) / len(points)

@@ -1,0 +1,1 @@
+"""What happens before a run: command line, checks, seeding, run folder, logger."""

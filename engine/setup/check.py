@@ -1,0 +1,202 @@
+"""What can be wrong with a config, found in the first second."""
+
+import os
+from collections.abc import Collection
+
+import torch
+
+from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, component, get_cfg, suggest
+from ...config.slots import Slot, errors_at
+from ...hooks import HOOK_REGISTRY, WRITER_REGISTRY, ProgressBar, check_hooks
+from ..checkpoint.weights import check_weights
+from ..data import DATASET_REGISTRY, check_data
+from ..evaluation import build_metrics, check_evaluation
+from ..modeling import check_model
+from ..modeling.build import LOSS_SLOT, MODEL_SLOT
+from ..parallel.base import check_parallel
+from ..solver import check_solver
+from ..solver.build import OPTIMIZER_SLOT
+from ..step.whole_step import check_step_config
+
+__all__ = ["HOOK_SLOT", "WRITER_SLOT", "check_config"]
+
+HOOK_SLOT = Slot(
+    HOOK_REGISTRY, "HOOKS", offers=("cfg", "checkpointer", "model", "optimizer", "eval_function", "output_dir")
+)
+WRITER_SLOT = Slot(WRITER_REGISTRY, "LOG.WRITERS", offers=("output_dir", "max_iter", "window_size"))
+
+
+# The keys that a method of DefaultTrainer reads, if no subclass overrides it.
+_BUILT_FROM = {
+    "build_model": ("MODEL.NAME", ""),
+    "build_optimizer": ("SOLVER.OPTIMIZER.NAME", ""),
+    "build_lr_scheduler": ("SOLVER.LR_SCHEDULER_NAME", ""),
+    "build_train_loader": ("DATASETS.TRAIN", ()),
+    "build_test_loader": ("DATASETS.TEST", ()),
+    "build_evaluator": ("TEST.METRICS", ()),
+}
+
+
+def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
+    """Check what a config says, before any data is read or any file is written.
+
+    Names of components must exist, their arguments must fit their signatures, files must be there. Names left empty
+    are not checked: a script may build those parts itself.
+
+    Args:
+        cfg: the full config.
+        overridden: names of methods such as "build_model" that a subclass of DefaultTrainer overrides. What the
+            original method reads is not checked.
+
+    Raises:
+        ConfigError: something is wrong; the message names the key, and what to do.
+    """
+    evaluates_otherwise = not {"build_test_loader", "build_evaluator", "test"}.isdisjoint(overridden)
+    if overridden:
+        cfg = cfg.clone()
+        cfg.defrost()
+        cfg.merge_from_list([part for name in overridden for part in _BUILT_FROM.get(name, ())])
+    for check in (
+        _check_ranges,
+        check_model,
+        check_data,
+        check_solver,
+        check_evaluation,
+        check_parallel,
+        _check_output_dir,
+        _check_hooks,
+        check_step_config,
+        _check_monitors,
+        _check_weights,
+        _check_builds,  # last: an optimizer that is sound takes torch a second of imports, which a run needs anyway
+    ):
+        if check is not _check_monitors or not evaluates_otherwise:
+            check(cfg)
+
+
+def _check_ranges(cfg: CfgNode) -> None:
+    """Numbers that have the right type, and make no sense."""
+    if get_cfg().VERSION != cfg.VERSION:
+        raise ConfigError(f"VERSION: this hookline reads version {get_cfg().VERSION}, not {cfg.VERSION}")
+    if cfg.SOLVER.ACCUMULATION_STEPS > cfg.DATALOADER.BATCH_SIZE:
+        raise ConfigError(
+            f"SOLVER.ACCUMULATION_STEPS: a batch of {cfg.DATALOADER.BATCH_SIZE} samples (DATALOADER.BATCH_SIZE) cannot "
+            f"be cut into {cfg.SOLVER.ACCUMULATION_STEPS} micro-batches"
+        )
+    if cfg.CHECKPOINT.LOAD_BEST_AT_END and not cfg.CHECKPOINT.BEST.METRIC:
+        raise ConfigError(
+            "CHECKPOINT.LOAD_BEST_AT_END: needs CHECKPOINT.BEST.METRIC, the metric that tells which weights are best"
+        )
+    if cfg.SOLVER.MAX_ITER in (0, "", "0"):
+        raise ConfigError("SOLVER.MAX_ITER: is 0; give a length, such as 10000 or '20ep'")
+    for expectation in cfg.TEST.EXPECTED_RESULTS:
+        numbers = (
+            isinstance(expectation, list | tuple)
+            and len(expectation) == 4
+            and all(isinstance(number, int | float) for number in expectation[2:])
+        )
+        if not numbers:
+            raise ConfigError(f"TEST.EXPECTED_RESULTS: {expectation!r} is not [set, metric, expected value, tolerance]")
+
+
+def _check_builds(cfg: CfgNode) -> None:
+    """Constructors know best which values they take: try those that cost nothing."""
+    if cfg.MODEL.NAME:
+        _try_model(cfg)
+    if cfg.MODEL.LOSS.NAME:
+        LOSS_SLOT.try_build(cfg)
+    if cfg.SOLVER.OPTIMIZER.NAME:
+        OPTIMIZER_SLOT.try_build(cfg, [torch.nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
+
+
+def _try_model(cfg: CfgNode) -> None:
+    """Build the model on the meta device. If that fails, which may have other reasons, build it for real."""
+    rng = torch.get_rng_state()
+    try:
+        try:
+            with torch.device("meta"):
+                MODEL_SLOT.build(cfg)
+        except Exception:
+            MODEL_SLOT.try_build(cfg)
+    finally:
+        torch.set_rng_state(rng)
+
+
+def _check_output_dir(cfg: CfgNode) -> None:
+    if not cfg.OUTPUT_DIR:
+        raise ConfigError("OUTPUT_DIR: is empty; give the run a folder")
+    if "://" in cfg.OUTPUT_DIR:
+        raise ConfigError(
+            f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is a URI; a run writes to a local folder. Copy the files when it has ended, "
+            "or save checkpoints there with a Checkpointer of your own"
+        )
+    if os.path.exists(cfg.OUTPUT_DIR) and not os.path.isdir(cfg.OUTPUT_DIR):
+        raise ConfigError(f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is there, and is not a folder")
+
+
+def _check_hooks(cfg: CfgNode) -> None:
+    ours = []
+    if cfg.LOG.PROGRESS_BAR is True:
+        with errors_at("LOG.PROGRESS_BAR"):
+            ProgressBar()
+    classes = HOOK_SLOT.check(cfg)
+    for index, (name, args, key) in enumerate(HOOK_SLOT.entries(cfg)):
+        if name in ("IterationTimer", "SignalHandler", "LRScheduler"):
+            raise ConfigError(f"HOOKS[{index}]: every run has one {name} already, and no more; leave it out")
+        if name == "TimeLimit" and Duration.parse(cfg.SOLVER.TIME_LIMIT):
+            raise ConfigError(f"HOOKS[{index}]: there is a TimeLimit already, of SOLVER.TIME_LIMIT; leave one out")
+        # Constructors of user hooks are not called: they may have side effects, such as starting a tracker's run.
+        if classes[index].__module__.startswith("hookline."):
+            with errors_at(f"HOOKS[{index}]"):
+                ours.append(HOOK_REGISTRY.build(name, args, offered=dict.fromkeys(HOOK_SLOT.offers), key=key))
+    try:
+        check_hooks(ours)
+    except ConfigError as error:
+        raise ConfigError(f"HOOKS: {error}") from None
+    WRITER_SLOT.check(cfg)
+
+
+def _check_weights(cfg: CfgNode) -> None:
+    path = cfg.MODEL.WEIGHTS
+    if not path or "://" in path:
+        return
+    with errors_at("MODEL.WEIGHTS"):
+        check_weights(path, cfg.MODEL.WEIGHTS_FROM)
+
+
+def _check_monitors(cfg: CfgNode) -> None:
+    """A metric that is watched, and that no evaluation will ever put, as far as the default evaluator's are known.
+
+    The best weights may be chosen by whatever is put, a loss for example. There a name is wrong only if it is a test
+    set's, or close to a metric of one; a run warns of what never comes.
+    """
+    best = "CHECKPOINT.BEST.METRIC"
+    watched = {best: cfg.CHECKPOINT.BEST.METRIC, "SOLVER.LR_SCHEDULER_METRIC": cfg.SOLVER.LR_SCHEDULER_METRIC}
+    for index, entry in enumerate(cfg.HOOKS):
+        name, args = component(entry)
+        if name == "EarlyStopping":
+            watched[f"HOOKS[{index}].ARGS.metric"] = args["metric"]
+    watched = {key: metric for key, metric in watched.items() if metric}
+    if not watched:
+        return
+    test_sets = [component(entry)[0] for entry in cfg.DATASETS.TEST]
+    if not test_sets:
+        for key, metric in watched.items():
+            if key != best or metric.partition("/")[0] in DATASET_REGISTRY:
+                raise ConfigError(f"{key}: {metric!r} needs an evaluation, but DATASETS.TEST is empty")
+    if cfg.SOLVER.LR_SCHEDULER_METRIC and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
+        raise ConfigError(
+            "TEST.EVAL_PERIOD: is 0, so the only evaluation is at the end, and the learning rate would never change "
+            'by SOLVER.LR_SCHEDULER_METRIC; set it, to "1ep" for example'
+        )
+    if cfg.TEST.EVALUATOR.NAME != "MetricsEvaluator":
+        return  # only a run shows what others return
+    names = [f"{test_set}/{metric}" for test_set in test_sets for metric in build_metrics(cfg)]
+    for key, metric in watched.items():
+        if any(metric == name or metric.startswith(f"{name}/") for name in names):
+            continue
+        near, prefix = suggest(metric, names), metric.partition("/")[0]
+        if key != best or near or prefix in test_sets or prefix in DATASET_REGISTRY:
+            raise UnknownKeyError(
+                f"{key}: there is no metric {metric!r} among {', '.join(names) or 'none (TEST.METRICS is empty)'}{near}"
+            )

@@ -1,0 +1,47 @@
+"""What a run will do, before it does it."""
+
+from typing import Any
+
+from ...config import CfgNode, Duration, get_cfg
+from ..modeling import model_summary
+
+__all__ = ["describe_config", "describe_run"]
+
+_PERIODS = ("SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD", "LOG.PERIOD")
+
+
+def describe_config(cfg: CfgNode) -> str:
+    """The keys that differ from the defaults, a line each."""
+    lines = [f"  {key} = {value!r}" for key, (_, value) in cfg.diff(get_cfg()).items()]
+    return "\n".join(lines) or "  nowhere"
+
+
+def describe_run(trainer: Any) -> str:
+    """Config, model, lengths and periods in iterations, and hooks of a DefaultTrainer: what ``--dry-run`` prints."""
+    parts = {
+        "Config, where it differs from the defaults": describe_config(trainer.cfg),
+        "Model": model_summary(trainer.model),
+        "Lengths and periods": _lengths(trainer),
+        "Hooks, in the order they are called in, and the events they listen to": trainer.describe_hooks(),
+    }
+    return "\n".join(f"{title}:\n{text}" for title, text in parts.items())
+
+
+def _lengths(trainer: Any) -> str:
+    cfg, epoch = trainer.cfg, trainer.iters_per_epoch
+    lines = [f"  epoch: {epoch} iterations" if epoch else "  epoch: of unknown length"]
+    lines += [f"  SOLVER.MAX_ITER: {trainer.max_iter} iterations", f"  SOLVER.WARMUP_ITERS: {cfg.SOLVER.WARMUP_ITERS}"]
+    if "MultiStep" in cfg.SOLVER.LR_SCHEDULER_NAME:
+        lines.append(f"  SOLVER.STEPS: {cfg.SOLVER.STEPS}")
+    for key in _PERIODS:
+        section, name = key.split(".")
+        lines.append(f"  {key}: {_period(Duration.parse(cfg[section][name]), epoch)}")
+    return "\n".join(lines)
+
+
+def _period(period: Duration, epoch: int | None) -> str:
+    if not period:
+        return "never"
+    if period.unit == "s" or (period.unit == "ep" and not epoch):
+        return f"every {period}"
+    return f"every {period.iterations(epoch)} iterations"

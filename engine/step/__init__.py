@@ -1,0 +1,1 @@
+"""How one step runs: shortcuts, non-finite values, compiled and captured steps."""

@@ -1,0 +1,1 @@
+"""When checkpoints are written and which are kept."""

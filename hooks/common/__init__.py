@@ -1,0 +1,1 @@
+"""Helpers for models and batches that several rooms share."""

@@ -1,0 +1,92 @@
+"""Helpers for models of any kind: unwrapping, finding submodules by pattern, preserving random numbers."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy
+import torch
+from torch import nn
+
+from ...config import suggest
+
+__all__ = ["describe_no_match", "matches", "random_numbers_left_alone", "unwrap_model"]
+
+# Names that an error lists at most.
+_MAX_LISTED = 20
+
+
+def unwrap_model(model: Any) -> Any:
+    """The user's model inside of DistributedDataParallel, DataParallel and torch.compile."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+        elif hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        else:
+            return model
+
+
+@contextmanager
+def random_numbers_left_alone(model: nn.Module) -> Iterator[None]:
+    """Whatever is drawn inside, of python's, numpy's or torch's random numbers, draws go on as if it had not been.
+
+    Args:
+        model: on the devices whose generators count.
+    """
+    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
+    python_state, numpy_state = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(python_state)
+        numpy.random.set_state(numpy_state)
+
+
+def matches(pattern: str, name: str, module: nn.Module | None = None) -> bool:
+    """Return whether a pattern matches a submodule or parameter.
+
+    This is the one meaning of patterns in configs: ``*``, ``?`` and ``[]`` match within one part of a dotted name
+    ("blocks.*" matches "blocks.0", not "blocks.0.norm"), or within the name of the module's class ("*Block").
+
+    Args:
+        pattern: a pattern or a plain name.
+        name: the full dotted name.
+        module: the submodule with that name, to match its class and base classes; None for a parameter.
+    """
+    if module is not None and any(fnmatchcase(cls.__name__, pattern) for cls in _own_classes(module)):
+        return True
+    parts, wanted = name.split("."), pattern.split(".")
+    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+
+
+def describe_no_match(model: nn.Module, pattern: str, more: Sequence[str] = ()) -> str:
+    """Return the error text for a pattern that matches nothing in a model.
+
+    Args:
+        model: the model.
+        pattern: the pattern.
+        more: names that could also have matched, of parameters for example.
+    """
+    modules = {name: type(child).__name__ for name, child in model.named_modules() if name}
+    classes = sorted(set(modules.values()))
+    names = [name for name in modules if name.count(".") <= 1]
+    return (
+        f"{type(model).__name__} has no submodule and no class that matches {pattern!r}"
+        f"{suggest(pattern, [*modules, *classes, *more]) or '.'} "
+        f"Submodules: {_listed(names)}. Classes: {_listed(classes)}"
+    )
+
+
+def _own_classes(module: nn.Module) -> list[type]:
+    """Return the module's class and its bases, up to and without ``nn.Module``."""
+    classes = type(module).__mro__
+    return list(classes[: classes.index(nn.Module)]) if nn.Module in classes else list(classes)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return (", ".join(names[:_MAX_LISTED]) or "none") + more

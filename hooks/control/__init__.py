@@ -1,0 +1,1 @@
+"""Hooks that steer a run: learning rate, signals, time limit, loss spikes."""

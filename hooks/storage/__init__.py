@@ -1,0 +1,1 @@
+"""Where metrics live during a run: the EventStorage and its histories."""

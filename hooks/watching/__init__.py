@@ -1,0 +1,1 @@
+"""Hooks that measure a run: time, throughput, FLOPs, memory, profilers."""

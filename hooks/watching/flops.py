@@ -1,0 +1,205 @@
+"""How many floating-point operations the run does in a second."""
+
+import logging
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..base import HOOK_REGISTRY, HookBase
+from ..common.models import random_numbers_left_alone
+from ..storage.event_storage import EventStorage
+from .throughput import Window
+
+__all__ = ["FlopsCounter"]
+
+logger = logging.getLogger(__name__)
+
+_PEAK_FLOPS = (
+    ("B200", 2250e12),
+    ("GH200", 989e12),
+    ("H200", 989e12),
+    ("H100 PCIe", 756e12),
+    ("H100 NVL", 835e12),
+    ("H100", 989e12),
+    ("A100", 312e12),
+    ("L40S", 362e12),
+    ("L40", 181e12),
+    ("L4", 121e12),
+    ("A40", 150e12),
+    ("RTX A6000", 155e12),
+    ("V100", 125e12),
+    ("T4", 65e12),
+)
+"""Dense bfloat16 (V100, T4: float16) operations a second by words in a device's name, from NVIDIA's data sheets."""
+
+
+@HOOK_REGISTRY.register()
+class FlopsCounter(HookBase):
+    """Puts the floating-point operations a second of this process, and the share of what its device can do.
+
+    Those of one step are counted once, on the first (micro-)batch: fvcore's ``FlopCountAnalysis`` traces the forward
+    pass, attention and the loss included, with a multiplication and an addition as two operations; the backward
+    pass is taken to be twice the forward pass, so layers that are not trained are counted too high. A model
+    that cannot be traced is run under torch's ``FlopCounterMode`` instead (the reason is logged), and one that
+    cannot be run either is left uncounted. Recomputed activations do not count: the MFU is that of the model's
+    own operations (Chowdhery et al., "PaLM", 2022, appendix B). Batches of other shapes than the first are taken
+    to cost as much as it did.
+
+    The counting forward pass leaves no trace: buffers, attributes, random-number generators and metrics are put back.
+
+    Acts in the first ``before_forward``, then when metrics are written. Writes ``flops_per_s`` (over wall-clock
+    time, as :class:`Throughput`'s), and ``mfu``, between 0 and 1, where the peak is known. Saves when it last
+    reported.
+
+    Args:
+        peak_flops: operations a second of one device. By default its dense bfloat16 peak, for the usual GPUs.
+        period: steps between two reports at least.
+
+    Attributes:
+        flops: operations of one step of this process; None before the first step, or if they cannot be counted.
+    """
+
+    single = True
+
+    def __init__(self, peak_flops: float | None = None, period: int = 20) -> None:
+        self._given_peak = peak_flops
+        self._window = Window(period)
+        self._counted = False
+        self.flops: float | None = None
+
+    def before_train(self) -> None:
+        trainer: Any = self.trainer
+        self._peak = self._given_peak or _peak_flops(_device(trainer.model))
+        self._window.begin(trainer.start_iter)
+
+    def before_forward(self, batch: Any) -> None:
+        if self._counted:
+            return
+        self._counted = True
+        trainer: Any = self.trainer
+        forward = getattr(trainer, "forward", trainer.model)
+        parts = getattr(trainer, "accumulation_steps", 1)
+        with _left_as_it_is(trainer.model), EventStorage(trainer.iter):
+            found = _count_forward(trainer.model, lambda: forward(batch))
+        self._window.start(trainer.iter)  # without the time that counting takes
+        if found is None:
+            return
+        count, how = found
+        trained = any(parameter.requires_grad for parameter in trainer.model.parameters())
+        self.flops = count * (3 if trained else 1) * parts
+        peak = f"peak of the device: {self._peak:.3g}/s" if self._peak else "no MFU: give peak_flops"
+        logger.info("One step takes %.4g FLOPs (counted by %s; %s)", self.flops, how, peak)
+
+    def before_write(self) -> None:
+        if self.flops is None:
+            return
+        steps, seconds = self._window.end(self.trainer)
+        if not steps:
+            return
+        values = {"flops_per_s": self.flops * steps / seconds}
+        if self._peak:
+            values["mfu"] = values["flops_per_s"] / self._peak
+        self.trainer.storage.put_scalars(smoothing_hint=False, cur_iter=self.trainer.finished_iter, **values)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._window.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._window.load_state_dict(state_dict)
+
+
+def _device(model: nn.Module) -> torch.device:
+    parameter = next(model.parameters(), None)
+    return torch.device("cpu") if parameter is None else parameter.device
+
+
+def _peak_flops(device: torch.device) -> float | None:
+    """The peak of a GPU that is in the table; None for others, and for a slice of one (MIG)."""
+    if device.type != "cuda":
+        return None
+    name = torch.cuda.get_device_name(device)
+    if re.search(r"\bMIG\b", name):
+        return None
+    return next((peak for words, peak in _PEAK_FLOPS if re.search(rf"\b{words}\b", name)), None)
+
+
+def _count_forward(model: nn.Module, forward: Callable[[], Any]) -> tuple[float, str] | None:
+    """Operations of ``forward()`` and who counted them; None, with a warning, if nobody can."""
+    # No gradients: DDP would wait for a backward pass. No compiled code: it can be neither traced nor looked into.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return _count_by_fvcore(model, forward), "fvcore"
+        except Exception as error:
+            logger.info("fvcore cannot count the model's FLOPs (%s): using torch's counter", _brief(error))
+        try:
+            from torch.utils.flop_counter import FlopCounterMode
+
+            with FlopCounterMode(display=False) as counter:
+                forward()
+            return float(counter.get_total_flops()), "torch"
+        except Exception as error:
+            logger.warning("The model's FLOPs cannot be counted: %s", _brief(error))
+            return None
+
+
+def _brief(error: Exception) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+class _Traced(nn.Module):
+    """The forward pass as a module without inputs, so that a batch may be anything."""
+
+    def __init__(self, model: nn.Module, forward: Callable[[], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._call = forward
+
+    def forward(self) -> tuple[torch.Tensor, ...]:
+        outputs = self._call()
+        outputs = outputs.values() if isinstance(outputs, Mapping) else [outputs]
+        return tuple(output for output in outputs if isinstance(output, torch.Tensor))
+
+
+# fvcore counts one of these as one operation.
+_MULTIPLY_ADDS = {"addmm", "attention", "baddbmm", "bmm", "conv", "einsum", "linear", "matmul", "mm"}
+
+
+def _count_by_fvcore(model: nn.Module, forward: Callable[[], Any]) -> float:
+    from fvcore.nn import FlopCountAnalysis
+
+    analysis = FlopCountAnalysis(_Traced(model, forward), ())
+    analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
+    analysis.set_op_handle("aten::scaled_dot_product_attention", _attention_flops)
+    operators = analysis.by_operator()
+    logger.debug("FLOPs are not counted for %s", dict(analysis.unsupported_ops()))
+    return float(sum(count * (2 if name in _MULTIPLY_ADDS else 1) for name, count in operators.items()))
+
+
+def _attention_flops(inputs: list[Any], outputs: list[Any]) -> dict[str, int]:
+    """Multiply-adds of attention: queries with keys, and weights with values. A causal mask does not lessen them."""
+    query, key, value = (item.type().sizes() for item in inputs[:3])
+    return {"attention": math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])}
+
+
+@contextmanager
+def _left_as_it_is(model: nn.Module) -> Iterator[None]:
+    """Within it a model may be run; afterwards its buffers and attributes, and all random numbers, are as before."""
+    attributes = [(place, dict(place)) for module in model.modules() for place in (module.__dict__, module._buffers)]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    try:
+        with random_numbers_left_alone(model):
+            yield
+    finally:
+        for place, before in attributes:
+            place.clear()
+            place.update(before)
+        with torch.no_grad():
+            for buffer, before_it in buffers:
+                buffer.copy_(before_it)

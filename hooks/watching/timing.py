@@ -1,0 +1,93 @@
+"""How long things take."""
+
+import datetime
+import logging
+import time
+
+from ..base import HOOK_REGISTRY, HookBase
+
+__all__ = ["IterationTimer"]
+
+logger = logging.getLogger(__name__)
+
+
+@HOOK_REGISTRY.register()
+class IterationTimer(HookBase):
+    """Puts the time of each step, in seconds, as ``time``; at the end reports the run's speed, and each hook's cost.
+
+    A step is what lies between ``before_step`` and ``after_step``, so register this hook first: the time other hooks
+    take in ``after_step`` is not the step's, and is reported apart from it.
+
+    Args:
+        warmup_iter: steps at the start (caches fill, kernels are chosen) that do not count in the report.
+    """
+
+    single = True
+
+    def __init__(self, warmup_iter: int = 3) -> None:
+        self._warmup_iter = warmup_iter
+
+    def before_train(self) -> None:
+        self._start = self._step_start = time.perf_counter()
+        self._counted_from = self._start
+        self._steps_time = 0.0
+        self._steps = 0
+        self._ending = False
+
+    def before_step(self) -> None:
+        self._step_start = time.perf_counter()
+
+    def after_step(self) -> None:
+        now = time.perf_counter()
+        trainer = self.trainer
+        seconds = now - self._step_start
+        if trainer.iter - trainer.start_iter >= self._warmup_iter:
+            self._steps += 1
+            self._steps_time += seconds
+        else:
+            self._counted_from = now
+            if not trainer.start_iter:
+                return
+            # A resumed run puts these too: its rows of metrics are then those of a run that was never interrupted.
+        trainer.storage.put_scalar("time", seconds)
+
+    def after_train(self) -> None:
+        self._ending = True
+
+    def before_write(self) -> None:
+        if self._ending and self._steps:  # other hooks have had their after_train
+            self._report()
+
+    def _report(self) -> None:
+        total = time.perf_counter() - self._counted_from
+        per_second = self._steps / self._steps_time if self._steps_time > 0 else float("inf")
+        logger.info(
+            "Overall training speed: %d iterations in %s (%.4g s / it, %.4g it / s)",
+            self._steps,
+            _duration(self._steps_time),
+            self._steps_time / self._steps,
+            per_second,
+        )
+        rest = max(total - self._steps_time, 0.0)
+        logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(rest))
+        self._report_hooks(time.perf_counter() - self._start)
+
+    def _report_hooks(self, total: float) -> None:
+        costs = {name: cost for name, cost in self.trainer.hook_costs().items() if cost[1]}
+        lines = [f"  {'hook':<28} {'total':>10} {'per call':>10} {'share':>7}"]
+        for name, (seconds, calls) in costs.items():
+            share = f"{seconds / total:.1%}"
+            lines.append(f"  {name:<28} {format_seconds(seconds):>10} {format_seconds(seconds / calls):>10} {share:>7}")
+        logger.info("Time spent in hooks:\n%s", "\n".join(lines))
+
+
+def format_seconds(seconds: float) -> str:
+    """A time that a person can compare at a glance: in seconds, milliseconds or microseconds."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 60 else str(datetime.timedelta(seconds=round(seconds)))

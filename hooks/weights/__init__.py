@@ -1,0 +1,1 @@
+"""Hooks that act on weights: EMA, SWA, precise batch norm, freezing."""

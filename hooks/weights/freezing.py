@@ -1,0 +1,158 @@
+"""Layers that are not trained, or not from the beginning."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...config import ConfigError, Duration
+from ..base import HOOK_REGISTRY, HookBase
+from ..common.models import describe_no_match, matches, unwrap_model
+
+__all__ = ["ModelFreezer"]
+
+logger = logging.getLogger(__name__)
+
+
+@HOOK_REGISTRY.register()
+class ModelFreezer(HookBase):
+    """Freezes parts of the model, for good or until some iteration, all at once or layer by layer.
+
+    A frozen parameter has no gradient, so the optimizer leaves it alone, momentum and weight decay included; it stays
+    in the optimizer, and is trained from its iteration on with the learning rate there is then. Batch norms in
+    a frozen part are in eval mode: they use the statistics that they came with, and do not change them.
+
+    What is frozen follows from the iteration: nothing is saved, and a resumed run is right from its first step.
+    Parameters that did not require gradients before are left like that. Acts in ``before_train``, then in
+    ``before_step`` where something changes.
+
+    Args:
+        layers: names of submodules, parameters or classes, such as "features", "features.0.*" or "BatchNorm2d" (see
+            :func:`~hookline.hooks.common.models.matches`); one, or a list. A submodule includes everything in it.
+        until: when they are trained: a duration in iterations or epochs, one for all or one for each of ``layers``;
+            0: never.
+
+    Raises:
+        ConfigError: a name fits nothing in the model; the message suggests the nearest.
+
+    Example: ``ModelFreezer(["features.9", "features"], until=["1ep", "3ep"])`` trains the rest of the model in the
+    first epoch, then the last layer of the features too, then all of it.
+    """
+
+    def __init__(
+        self, layers: str | Sequence[str], until: "Duration | int | str | Sequence[Duration | int | str]" = 0
+    ) -> None:
+        self.layers = [layers] if isinstance(layers, str) else list(layers)
+        if not self.layers or not all(isinstance(name, str) and name for name in self.layers):
+            raise ConfigError(f"ModelFreezer: layers must be names of submodules or parameters, not {layers!r}")
+        several = isinstance(until, Sequence) and not isinstance(until, str)
+        lengths: Any = until if several else [until] * len(self.layers)
+        if len(lengths) != len(self.layers):
+            raise ConfigError(f"ModelFreezer: until has {len(lengths)} durations for {len(self.layers)} layers")
+        self._lengths = [Duration.parse_length(length) for length in lengths]
+        # Each parameter and norm of a frozen part, and the iteration it is trained from (None: none).
+        self._parameters: list[tuple[nn.Parameter, int | None]] | None = None
+        self._norms: list[tuple[nn.Module, int | None]] = []
+        self._frozen_norms: list[nn.Module] = []
+        self._next: int | None = None
+
+    def before_train(self) -> None:
+        if self._parameters is None:
+            self._find()
+        self._apply(self.trainer.start_iter)
+
+    def before_step(self) -> None:
+        if self._next is not None and self.trainer.iter >= self._next:
+            self._apply(self.trainer.iter)
+        elif self._frozen_norms and self._frozen_norms[0].training:  # somebody has called model.train()
+            self._keep_norms()
+
+    def after_train(self) -> None:
+        """The model is as it was given: what was trainable is trainable."""
+        for parameter, _ in self._parameters or ():
+            parameter.requires_grad_(True)
+        for norm in self._frozen_norms:
+            norm.train()
+        self._parameters, self._frozen_norms = None, []
+
+    def _find(self) -> None:
+        trainer = self.trainer
+        if isinstance(trainer.model, nn.parallel.DistributedDataParallel) and not trainer.model.find_unused_parameters:
+            raise ConfigError(
+                "ModelFreezer: DistributedDataParallel waits for the gradients of frozen layers; "
+                "make it with find_unused_parameters=True"
+            )
+        model = unwrap_model(trainer.model)
+        modules = {name.replace("_orig_mod.", ""): module for name, module in model.named_modules() if name}
+        parameters = {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
+        when: dict[int, tuple[nn.Parameter, int | None]] = {}
+        norms: dict[int, tuple[nn.Module, int | None]] = {}
+        for pattern, length in zip(self.layers, self._lengths, strict=True):
+            try:
+                until = length.iterations(trainer.iters_per_epoch) if length else None
+            except ConfigError as error:
+                raise ConfigError(f"ModelFreezer: until: {error}") from None
+            chosen = [module for name, module in modules.items() if matches(pattern, name, module)]
+            single = [parameter for name, parameter in parameters.items() if matches(pattern, name)]
+            if not chosen and not single:
+                raise ConfigError(f"ModelFreezer: {describe_no_match(model, pattern, list(parameters))}")
+            # A part that several names fit is trained from the first of their iterations on that comes in the list.
+            for parameter in (*single, *(parameter for module in chosen for parameter in module.parameters())):
+                if parameter.requires_grad:
+                    when.setdefault(id(parameter), (parameter, until))
+            for part in (part for module in chosen for part in module.modules()):
+                if isinstance(part, nn.modules.batchnorm._NormBase) and part.training:
+                    norms.setdefault(id(part), (part, until))
+        self._parameters, self._norms = list(when.values()), list(norms.values())
+
+    def _apply(self, iteration: int) -> None:
+        """Freeze and unfreeze for an iteration, and note when that changes next."""
+        trained = frozen = 0
+        for parameter, until in self._parameters or ():
+            train = until is not None and iteration >= until
+            if train != parameter.requires_grad:
+                parameter.requires_grad_(train)
+                parameter.grad = None
+            trained, frozen = trained + train * parameter.numel(), frozen + (not train) * parameter.numel()
+        still = [norm for norm, until in self._norms if until is None or iteration < until]
+        for norm in self._frozen_norms:
+            if not any(norm is other for other in still):
+                norm.train()
+        self._frozen_norms = still
+        self._keep_norms()
+        self._start_momentum()
+        later = [until for _, until in (*(self._parameters or ()), *self._norms) if until is not None]
+        self._next = min((until for until in later if until > iteration), default=None)
+        logger.info(
+            "ModelFreezer: from iteration %d on %d parameters are frozen%s%s",
+            iteration,
+            frozen,
+            f", {trained} are not any more" if trained else "",
+            f"; the next change comes at iteration {self._next}" if self._next is not None else "",
+        )
+
+    def _start_momentum(self) -> None:
+        """Have the newly trained start with a momentum of zero: torch's fused SGD fails where some have none yet."""
+        optimizer: Any = self.trainer.optimizer
+        states = [
+            (one.state, group) for one in getattr(optimizer, "optimizers", [optimizer]) for group in one.param_groups
+        ]
+        for state, group in states:
+            if not (group.get("fused") and group.get("momentum")):
+                continue
+            begun = [p for p in group["params"] if state.get(p, {}).get("momentum_buffer") is not None]
+            for parameter in group["params"] if begun else ():
+                if parameter.requires_grad and state[parameter].get("momentum_buffer") is None:
+                    state[parameter]["momentum_buffer"] = torch.zeros_like(parameter, requires_grad=False)
+
+    def _keep_norms(self) -> None:
+        for norm in self._frozen_norms:
+            norm.eval()
+
+    def on_eval_end(self) -> None:
+        self._keep_norms()
+
+    def after_eval(self, results: Mapping[str, Any]) -> None:
+        self._keep_norms()  # the function that evaluated may have called model.train()

@@ -1,0 +1,248 @@
+"""A second set of a model's weights that follows the first, and can stand in for it."""
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ...config import ConfigError
+from ..common.models import unwrap_model
+
+__all__ = ["WeightAverage", "has_shapes", "load_plain_weights"]
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass
+class _Group:
+    """Weights of one device and type, which one call works on.
+
+    A weight is looked up in its module at each use: some code puts other tensors in the place of buffers.
+    """
+
+    names: list[list[str]] = field(default_factory=list)  # each weight's: tied ones have several
+    places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
+    averages: list[torch.Tensor] = field(default_factory=list)
+    backup: list[torch.Tensor] | None = None
+    # From a GPU to the host: where a copy is on its way to, and what tells that it arrived.
+    staging: list[torch.Tensor] | None = None
+    arrived: Any = None
+
+    def weights(self) -> list[torch.Tensor]:
+        return [owner[key] for owner, key in self.places]
+
+
+class WeightAverage:
+    """Holds an average for each floating-point parameter of a model, and for the buffers that are asked for.
+
+    Averages of half-precision weights are kept in float32, where small steps do not get lost. Calls work on all
+    weights of a device and type at once, and on a GPU no update waits for it.
+
+    Args:
+        model: the model, wrapped for data-parallel training, compiled, or neither.
+        device: where averages are kept; None: each beside its weight. For a GPU's weights kept on the CPU each update
+            starts a copy into pinned memory, which is worked in with the next one.
+        averages_buffer: called with a module and a buffer's name: whether it has an average, too. Buffers that
+            are not saved, and those of whole numbers, have none.
+        begin_with: values to begin with, by plain name; by default the model's own.
+
+    Raises:
+        ConfigError: ``begin_with`` does not fit the model, or there is a ``device`` and the model is sharded (FSDP2).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device | str | None = None,
+        averages_buffer: Callable[[nn.Module, str], bool] | None = None,
+        begin_with: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self.model = unwrap_model(model)
+        self._device = None if device is None else torch.device(device)
+        # FSDP2's modules, told by their methods: to import its class takes a second.
+        self._sharded: list[Any] = [m for m in self.model.modules() if hasattr(m, "reshard") and hasattr(m, "unshard")]
+        if self._sharded and device is not None:
+            raise ConfigError(f"the average of sharded weights stays beside them; leave out device={str(device)!r}")
+        self._reshard()
+        self._groups = self._collect(averages_buffer or (lambda module, name: False))
+        self._pending = 0.0
+        for group in self._groups:
+            values = group.weights() if begin_with is None else [_pick(begin_with, names) for names in group.names]
+            for names, weight, value in zip(group.names, group.weights(), values, strict=True):
+                if value.shape != weight.shape:
+                    raise ConfigError(
+                        f"the averaged {names[0]} has shape {tuple(value.shape)}, the model's {tuple(weight.shape)}: "
+                        "it was saved with another model"
+                    )
+                group.averages.append(self._average_of(weight, value))
+
+    def _collect(self, averages_buffer: Callable[[nn.Module, str], bool]) -> list[_Group]:
+        groups: dict[Any, _Group] = {}
+        seen: dict[int, list[str]] = {}
+        for prefix, module in self.model.named_modules(remove_duplicate=False):
+            hidden = module._non_persistent_buffers_set
+            buffers = [key for key in module._buffers if key not in hidden and averages_buffer(module, key)]
+            places: list[tuple[dict[str, Any], str]] = [(module._parameters, key) for key in module._parameters]
+            places += [(module._buffers, key) for key in buffers]
+            for owner, key in places:
+                weight = owner[key]
+                if weight is None or not (weight.is_floating_point() or weight.is_complex()):
+                    continue
+                name = _plain(f"{prefix}.{key}" if prefix else key)
+                if id(weight) in seen:
+                    seen[id(weight)].append(name)
+                    continue
+                names = seen[id(weight)] = [name]
+                group = groups.setdefault((weight.device, weight.dtype), _Group())
+                group.names.append(names)
+                group.places.append((owner, key))
+        return list(groups.values())
+
+    def _reshard(self) -> None:
+        """After a forward pass FSDP2 may leave gathered weights in the place of the sharded ones: let them go."""
+        for module in self._sharded:
+            module.reshard()
+
+    def _average_of(self, weight: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        dtype = torch.float32 if weight.dtype in _HALF else weight.dtype
+        average = torch.empty_like(weight, dtype=dtype, device=self._device or weight.device, requires_grad=False)
+        with torch.no_grad():
+            return average.copy_(value)
+
+    # ------------------------------------------------------------------ following
+
+    @torch.no_grad()
+    def update(self, share: float) -> None:
+        """Move the averages towards the weights: ``average += share * (weight - average)``."""
+        self.flush()
+        self._reshard()
+        for group in self._groups:
+            weights, averages = group.weights(), group.averages
+            if averages[0].device == weights[0].device:
+                if averages[0].dtype != weights[0].dtype:
+                    weights = [weight.to(averages[0].dtype) for weight in weights]
+                torch._foreach_lerp_(averages, weights, share)
+            elif weights[0].is_cuda:
+                self._send(group, weights)
+                self._pending = share
+            else:
+                torch._foreach_lerp_(averages, [weight.to(averages[0]) for weight in weights], share)
+
+    def _send(self, group: _Group, weights: list[torch.Tensor]) -> None:
+        if group.staging is None:
+            group.staging = [torch.empty_like(w, device="cpu", pin_memory=True, requires_grad=False) for w in weights]
+        torch._foreach_copy_(group.staging, weights, non_blocking=True)
+        group.arrived = torch.cuda.Event()
+        group.arrived.record(torch.cuda.current_stream(weights[0].device))
+
+    @torch.no_grad()
+    def flush(self) -> None:
+        """Work in what is still on its way from a GPU."""
+        for group in self._groups:
+            if group.arrived is not None and group.staging is not None:
+                group.arrived.synchronize()
+                group.arrived = None
+                staged = [weight.to(group.averages[0].dtype) for weight in group.staging]
+                torch._foreach_lerp_(group.averages, staged, self._pending)
+
+    @torch.no_grad()
+    def copy_buffers(self) -> None:
+        """Have the averages of buffers be what the model's buffers are now."""
+        for group in self._groups:
+            for average, (owner, key) in zip(group.averages, group.places, strict=True):
+                if not isinstance(owner[key], nn.Parameter):
+                    average.copy_(owner[key])
+
+    # ------------------------------------------------------------------ standing in
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether the model has the averages for weights at present."""
+        return any(group.backup is not None for group in self._groups)
+
+    @torch.no_grad()
+    def put(self) -> None:
+        """Give the model the averages for weights; its own are put aside, beside the averages.
+
+        Values are copied into the model's tensors, which stay the same: optimizers, compiled code, CUDA graphs and
+        views keep what they point to. It takes memory for one more set of weights, as gradients do while training.
+        """
+        self.flush()
+        self._reshard()
+        for group in self._groups:
+            weights = group.weights()
+            if group.backup is None:
+                device = group.averages[0].device
+                group.backup = [weight.detach().to(device, copy=True) for weight in weights]
+            _copy(weights, group.averages)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Give the model its own weights back, if :meth:`put` has put them aside, wholly or in part."""
+        if not self.is_in_use:
+            return
+        self._reshard()
+        for group in self._groups:
+            if group.backup is not None:
+                _copy(group.weights(), group.backup)
+                group.backup = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """The model has the averages inside, and its own weights again afterwards, whatever happens."""
+        try:
+            self.put()
+            yield
+        finally:
+            self.restore()
+
+    # ------------------------------------------------------------------ as a state dict
+
+    def state_dict(self) -> dict[str, Any]:
+        """The model's state dict, under plain names, with the averages in it. Tensors are not copied."""
+        self.flush()
+        return self._with([group.averages for group in self._groups])
+
+    def own_state_dict(self) -> dict[str, Any]:
+        """The same with the weights that :meth:`put` has put aside."""
+        return self._with([group.backup or group.weights() for group in self._groups])
+
+    def _with(self, values: list[list[torch.Tensor]]) -> dict[str, Any]:
+        held: dict[str, torch.Tensor] = {}
+        for group, own in zip(self._groups, values, strict=True):
+            for names, value in zip(group.names, own, strict=True):
+                held.update(dict.fromkeys(names, value))
+        weights = {_plain(name): value for name, value in self.model.state_dict().items()}
+        return {name: held.get(name, value) for name, value in weights.items()}
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):  # the call for all at once knows no sharded tensors
+        target.copy_(source)
+
+
+def has_shapes(model: nn.Module) -> bool:
+    """Whether all of a model's weights are there: those of lazy modules come with the first batch."""
+    return not any(is_lazy(weight) for weight in (*model.parameters(), *model.buffers()))
+
+
+@torch.no_grad()
+def load_plain_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load a state dict with plain names into a model that may be wrapped, or compiled in parts."""
+    model = unwrap_model(model)
+    model.load_state_dict({name: weights[_plain(name)] for name in model.state_dict()})
+
+
+def _pick(values: Mapping[str, torch.Tensor], names: list[str]) -> torch.Tensor:
+    for name in names:
+        if name in values:
+            return values[name]
+    raise ConfigError(f"the averaged weights have no {names[0]}: they were saved with another model")
+
+
+def _plain(name: str) -> str:
+    return name.replace("_orig_mod.", "")

@@ -1,0 +1,1 @@
+"""How metrics leave a run: console, progress bar, JSON, CSV, TensorBoard."""

@@ -1,0 +1,81 @@
+"""Metrics for a person who watches."""
+
+import datetime
+import logging
+import time
+from collections.abc import Mapping
+
+import torch
+
+from ..storage.event_storage import get_event_storage
+from ..watching.timing import format_seconds
+from .base import WRITER_REGISTRY, EventWriter
+
+__all__ = ["CommonMetricPrinter"]
+
+_LONGEST_ETA = 10**10  # seconds; much more does not fit into a timedelta
+
+
+@WRITER_REGISTRY.register()
+class CommonMetricPrinter(EventWriter):
+    """Logs one line of progress: ETA, iteration, losses, learning rate, time and data time a step, GPU memory.
+
+    Args:
+        max_iter: the last iteration plus one, for the ETA; None: no ETA.
+        window_size: iterations over which losses and times are reported as their median.
+    """
+
+    def __init__(self, max_iter: int | None = None, window_size: int = 20) -> None:
+        self.logger = logging.getLogger(__name__)
+        self._max_iter = max_iter
+        self._window_size = window_size
+        self._last_write: tuple[int, float] | None = None  # iteration and time of the last line
+        self._start_iter = 0
+
+    def resume(self, start_iter: int) -> None:
+        self._last_write = None
+        self._start_iter = start_iter
+
+    def write(self) -> None:
+        storage = get_event_storage()
+        metrics = storage.latest_with_smoothing_hint(self._window_size)
+        smoothed = storage.smoothing_hints()
+        # What was put at each step tells how far training is; at the very end storage.iter is one beyond.
+        iteration = max((it for name, (_, it) in metrics.items() if smoothed[name]), default=storage.iter)
+        if (
+            iteration == self._max_iter
+            or iteration < self._start_iter
+            or (self._last_write is not None and iteration <= self._last_write[0])
+        ):
+            return  # no progress to report
+        parts = [self._eta(metrics, iteration), self._iteration(iteration)]
+        losses = {name: value for name, (value, _) in metrics.items() if "loss" in name and smoothed[name]}
+        if len(losses) == 2:  # the sum of one loss is that loss
+            losses.pop("total_loss", None)
+        parts += [f"{name}: {value:.4g}" for name, value in losses.items()]
+        for name, label in (("time", "time"), ("data_time", "data_time")):
+            if name in metrics:
+                parts.append(f"{label}: {format_seconds(metrics[name][0])}")
+        if "lr" in metrics:
+            parts.append(f"lr: {metrics['lr'][0]:.5g}")
+        if torch.cuda.is_initialized():
+            parts.append(f"max_mem: {torch.cuda.max_memory_allocated() / 2**20:.0f}M")
+        self._last_write = (iteration, time.perf_counter())
+        self.logger.info("  ".join(part for part in parts if part))
+
+    def _iteration(self, iteration: int) -> str:
+        return f"iter: {iteration}" if self._max_iter is None else f"iter: {iteration}/{self._max_iter}"
+
+    def _eta(self, metrics: Mapping[str, tuple[float, int]], iteration: int) -> str:
+        """Time left, from the median time of the last steps, or else from the time since the last line."""
+        if self._max_iter is None:
+            return ""
+        left = max(self._max_iter - iteration - 1, 0)
+        if "time" in metrics:
+            step = metrics["time"][0]
+            get_event_storage().put_scalar("eta_seconds", step * left, smoothing_hint=False)
+        elif self._last_write is not None and iteration > self._last_write[0]:
+            step = (time.perf_counter() - self._last_write[1]) / (iteration - self._last_write[0])
+        else:
+            return ""
+        return f"eta: {datetime.timedelta(seconds=min(int(step * left), _LONGEST_ETA))}"

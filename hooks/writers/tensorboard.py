@@ -1,0 +1,214 @@
+"""Metrics for TensorBoard: its event files."""
+
+import glob
+import io
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from ...config.files.run_folder import claim_pattern
+from ..storage.event_storage import EventStorage, Row, get_event_storage, has_event_storage
+from .append_file import AppendFile
+from .base import WRITER_REGISTRY, RowWriter
+
+__all__ = ["TensorboardXWriter"]
+
+
+@WRITER_REGISTRY.register()
+class TensorboardXWriter(RowWriter):
+    """TensorBoard event files, of scalars, images, histograms and texts.
+
+    Saves the images, histograms and texts that are not written yet.
+
+    Args:
+        log_dir: folder of the event files.
+        window_size: see :class:`RowWriter`.
+        output_dir: the run's folder, used if ``log_dir`` is not given.
+        **kwargs: passed to :class:`torch.utils.tensorboard.SummaryWriter`.
+    """
+
+    def __init__(self, log_dir: str | None = None, window_size: int = 20, output_dir: str = ".", **kwargs: Any) -> None:
+        super().__init__(window_size)
+        self.path = output_dir if log_dir is None else log_dir
+        if log_dir is None:
+            self.state_key = type(self).__name__  # a run's folder may be renamed
+        self._kwargs = {"log_dir": self.path, **kwargs}
+        self._walltime: float | None = None  # when the rows being written were collected, if that was not just now
+        self._waiting: Mapping[str, Any] = {}  # what the checkpoint holds that was not written
+
+    @cached_property
+    def _writer(self) -> Any:
+        from torch.utils.tensorboard import SummaryWriter  # a second of import time
+
+        host = glob.escape(socket.gethostname())  # the file's name ends in host, process and a number
+        claim_pattern(os.path.join(self.path, f"events.out.tfevents.*.{host}.{os.getpid()}.*"))
+        before = _last_stamp(self.path)
+        writer = SummaryWriter(**self._kwargs)
+        # Only the first file of a run says this: a file opened after close() would drop this run's own points.
+        self._kwargs.pop("purge_step", None)
+        _write_without_thread(writer, before)
+        return writer
+
+    def resume(self, start_iter: int) -> None:
+        """Have TensorBoard drop the points that an earlier run wrote from ``start_iter`` on."""
+        super().resume(start_iter)
+        self.close()
+        # Also by a run that is the first in its folder: TensorBoard ignores the first such mark that it reads.
+        self._kwargs["purge_step"] = self._first
+        if self._waiting and has_event_storage():
+            get_event_storage().restore_media(self._waiting)
+        self._waiting = {}
+        self._writer  # noqa: B018 (imported now, not in the middle of training)
+
+    def state_dict(self) -> dict[str, Any]:
+        storage = self._storage()
+        waiting = self._waiting if storage is None else storage.media_state(self._seen)
+        return {**super().state_dict(), "waiting": dict(waiting)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._waiting = state_dict.get("waiting", {})
+
+    def collect(self, storage: EventStorage) -> Callable[[], None] | None:
+        self._begin(storage)
+        since, before = self._seen, self._last_write
+        rows = self._new_rows(storage)
+        images, histograms, texts = storage.images(since), storage.histograms(since), storage.texts(since)
+        if not (rows or images or histograms or texts):
+            return None
+        steps = [entry[0] for entries in (images, histograms, texts) for entry in entries]
+        self._last_write = max([self._last_write, *steps])
+        now = time.time()
+
+        def add_all() -> None:
+            self._walltime = now
+            try:
+                self.write_rows(rows)
+            finally:
+                self._walltime = None
+            # What belongs to an iteration that was written before comes with the next one, as for scalars: a resume
+            # drops all points from there on.
+            for iteration, name, image in images:
+                self._writer.add_image(name, image, max(iteration, before + 1), now)
+            for iteration, histogram in histograms:
+                step = max(iteration, before + 1)
+                self._writer.add_histogram_raw(**{**histogram, "global_step": step}, walltime=now)
+            for iteration, name, text in texts:
+                self._writer.add_text(name, text, max(iteration, before + 1), now)
+
+        added = False
+
+        def write() -> None:
+            nonlocal added
+            if not added:
+                add_all()
+                added = True
+            self._writer.flush()  # after an OSError the events still wait for the next flush
+
+        return write
+
+    def write_rows(self, rows: Sequence[Row]) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event
+
+        for iteration, values in rows:
+            # One event with all values of the iteration: an event for each would cost ten times as much.
+            event = Event()
+            for name, value in values.items():
+                event.summary.value.add(tag=name, simple_value=value)
+            self._writer.file_writer.add_event(event, iteration, self._walltime)
+
+    def sync(self) -> None:
+        if "_writer" in self.__dict__:
+            event_writer = self._writer.file_writer.event_writer
+            if isinstance(event_writer, _EventFile):
+                event_writer.sync()
+
+    def close(self) -> None:
+        writer = self.__dict__.pop("_writer", None)
+        if writer is not None:
+            writer.close()
+
+
+_EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\.")
+
+
+def _last_stamp(folder: str) -> int | None:
+    """The greatest time stamp in the names of a folder's event files; None if there are none."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    stamps = [int(match[1]) for name in names if (match := _EVENT_FILE.match(name))]
+    return max(stamps, default=None)
+
+
+class _EventFile:
+    """Replaces tensorboard's ``EventFileWriter``, for an existing file and without a thread.
+
+    That thread opens and closes the file for each event, and competes with ours and the one that trains. Events are
+    collected in memory; :meth:`flush` appends them to the file, all or none.
+
+    Args:
+        path: the file; events are appended.
+        log_dir: the folder, as it was given.
+    """
+
+    def __init__(self, path: str, log_dir: str) -> None:
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._file = AppendFile(path)
+        self._buffer = io.BytesIO()
+        self._records = RecordWriter(self._buffer)
+        self._log_dir = log_dir
+        self._lock = threading.Lock()
+
+    def get_logdir(self) -> str:
+        return self._log_dir
+
+    def add_event(self, event: Any) -> None:
+        with self._lock:
+            self._records.write(event.SerializeToString())
+
+    def flush(self) -> None:
+        with self._lock:
+            if self._buffer.tell():
+                self._file.write(self._buffer.getvalue())
+                self._buffer.seek(0)
+                self._buffer.truncate()
+
+    def sync(self) -> None:
+        self.flush()
+        with self._lock:
+            self._file.sync()
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        finally:
+            with self._lock:
+                self._file.close()
+
+
+def _write_without_thread(writer: Any, before: int | None) -> None:
+    """Have a SummaryWriter write without its thread, if its file is local; otherwise nothing changes.
+
+    Args:
+        writer: the SummaryWriter.
+        before: time stamp of the files that are read before its file. TensorBoard reads files in the order of their
+            names, which hold the time in seconds: of a run that ended just now, or on a machine whose clock is ahead,
+            it may be the same or greater.
+    """
+    event_writer = writer.file_writer.event_writer
+    path = getattr(event_writer, "_file_name", "")
+    if not os.path.isfile(path):
+        return
+    event_writer.close()  # what it wrote, such as purge_step, is in the file
+    folder, name = os.path.split(path)
+    match = _EVENT_FILE.match(name)
+    if match and before is not None and int(match[1]) <= before:
+        renamed = os.path.join(folder, f"{name[: match.start(1)]}{before + 1:010d}{name[match.end(1) :]}")
+        os.rename(path, renamed)
+        path = renamed
+    writer.file_writer.event_writer = _EventFile(path, event_writer.get_logdir())

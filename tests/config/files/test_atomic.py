@@ -1,0 +1,179 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hookline.config.files import atomic as files
+from hookline.config.files import processes
+from hookline.config.files.atomic import (
+    displaced,
+    put_back,
+    remove_leftovers,
+    replace_file,
+    replace_text,
+    temporary_path,
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "file"
+
+
+def test_a_file_is_created_or_replaced_in_one_go(path):
+    replace_text(str(path), "first")
+    replace_file(str(path), lambda file: file.write(b"second"))
+    assert path.read_text() == "second"
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_a_bare_name_is_a_file_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    replace_text("last_checkpoint", "ümlaut")
+    assert (tmp_path / "last_checkpoint").read_text(encoding="utf-8") == "ümlaut"
+
+
+def test_readers_see_the_old_content_until_the_new_is_whole(path):
+    path.write_text("old")
+
+    def write(file):
+        file.write(b"ne")
+        file.flush()
+        assert path.read_text() == "old"
+        file.write(b"w")
+
+    replace_file(str(path), write)
+    assert path.read_text() == "new"
+
+
+@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()], ids=repr)
+def test_a_failed_write_leaves_what_was_there_and_nothing_else(path, there, error):
+    if there:
+        path.write_text("old")
+
+    def write(file):
+        file.write(b"half")
+        raise error
+
+    with pytest.raises(type(error)):
+        replace_file(str(path), write)
+    assert os.listdir(path.parent) == (["file"] if there else [])
+    assert not there or path.read_text() == "old"
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_an_error_of_the_disk_leaves_what_was_there_and_nothing_else(path, monkeypatch, call):
+    path.write_text("old")
+
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_text(str(path), "new")
+    assert path.read_text() == "old"
+    assert os.listdir(path.parent) == ["file"]
+
+
+def test_the_content_is_on_the_disk_before_it_has_the_name(path, monkeypatch):
+    order = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(os, "fsync", lambda descriptor: (order.append("fsync"), fsync(descriptor)))
+    monkeypatch.setattr(os, "replace", lambda a, b: (order.append("replace"), replace(a, b)))
+    replace_text(str(path), "new")
+    assert order == ["fsync", "replace", "fsync"]  # the file, its name, the folder
+
+
+def test_what_was_written_can_be_read_before_it_has_the_name(path):
+    def write(file):
+        file.write(b"text")
+        file.seek(0)
+        assert file.read() == b"text"
+
+    replace_file(str(path), write)
+
+
+def killed(code):
+    """Run code in a process that then ends at once, as a killed one does."""
+    code = f"import os\nfrom hookline.config.files.atomic import *\n{code}"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+
+
+def test_leftovers_of_killed_processes_are_removed_and_nothing_else(path):
+    folder = path.parent
+    killed(f"replace_file({str(folder / 'model.pth')!r}, lambda file: os._exit(9))")
+    assert [name.startswith(".hookline-tmp-") for name in os.listdir(folder)] == [True]
+    mine = ["model.pth.tmp.7", "notes.txt.old.1", ".hookline-tmp-", ".hookline-tmp-mine", "model.pth"]
+    for name in mine:
+        (folder / name).touch()
+    (folder / "photos.old.2019").mkdir()
+    assert remove_leftovers(str(folder)) == ["model.pth"]
+    assert put_back(str(folder)) == []
+    assert sorted(os.listdir(folder)) == sorted([*mine, "photos.old.2019"])
+    assert remove_leftovers(str(folder / "nowhere")) == []
+
+
+def test_a_file_that_is_being_written_is_not_a_leftover(path):
+    replace_file(str(path), lambda file: remove_leftovers(str(path.parent), alone=True))
+    assert path.exists()
+
+
+def test_a_leftover_of_another_machine_is_removed_by_who_is_alone_there(path, monkeypatch):
+    leftover = temporary_path(str(path))
+    here = processes.machine_id()
+    other = Path(leftover.replace(here, "0" * 8))
+    other.touch()
+    assert remove_leftovers(str(path.parent)) == []
+    assert other.exists()
+    assert remove_leftovers(str(path.parent), alone=True) == ["file"]
+    assert not other.exists()
+
+
+def test_a_temporary_file_is_never_one_that_was_there(path, monkeypatch):
+    victim = path.parent / "victim"
+    victim.write_text("mine")
+    monkeypatch.setattr(files, "temporary_path", lambda path: str(link))
+    link = path.parent / "link"
+    link.symlink_to(victim)
+    with pytest.raises(FileExistsError):
+        replace_text(str(path), "new")
+    assert victim.read_text() == "mine"
+
+
+def make_folder(path, text):
+    path.mkdir()
+    (path / "content").write_text(text)
+
+
+def test_a_folder_is_replaced_by_another(tmp_path):
+    make_folder(tmp_path / "run", "old")
+    make_folder(tmp_path / "new", "new")
+    with displaced(str(tmp_path / "run")):
+        os.rename(tmp_path / "new", tmp_path / "run")
+    assert (tmp_path / "run/content").read_text() == "new"
+    assert not list(tmp_path.glob(".hookline-*"))
+
+
+def test_a_folder_is_back_if_nothing_came_in_its_place(tmp_path):
+    make_folder(tmp_path / "run", "old")
+    with pytest.raises(OSError, match="disk full"), displaced(str(tmp_path / "run")):
+        raise OSError("disk full")
+    assert (tmp_path / "run/content").read_text() == "old"
+
+
+@pytest.mark.parametrize("arrived", [False, True])
+def test_a_process_killed_as_it_replaced_a_folder_leaves_the_old_one_or_the_new(tmp_path, arrived):
+    make_folder(tmp_path / "run", "old")
+    make_folder(tmp_path / "new", "new")
+    killed(
+        f"with displaced({str(tmp_path / 'run')!r}):\n"
+        f"    if {arrived}: os.rename({str(tmp_path / 'new')!r}, {str(tmp_path / 'run')!r})\n"
+        "    os._exit(9)\n"
+    )
+    assert put_back(str(tmp_path)) == ([] if arrived else ["run"])
+    assert (tmp_path / "run/content").read_text() == ("new" if arrived else "old")
+    assert not list(tmp_path.glob(".hookline-*"))
+    assert put_back(str(tmp_path / "nowhere")) == []

@@ -1,0 +1,81 @@
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import check_config, launch
+from hookline.engine.modeling import resolve_device
+from hookline.engine.parallel.base import DDP, Strategy, build_strategy, check_parallel
+
+
+@pytest.fixture
+def make():
+    def make(name, **args):
+        cfg = get_cfg()
+        cfg.merge_from_list(["PARALLEL.NAME", name, "PARALLEL.ARGS", args])
+        return cfg
+
+    return make
+
+
+def test_in_a_single_process_nothing_is_wrapped(make):
+    assert type(build_strategy(make("auto"))) is Strategy
+    model = nn.Linear(2, 2)
+    for strategy in (build_strategy(make("none")), build_strategy(make("ddp"))):
+        assert strategy.wrap(model, torch.device("cpu")) is model
+        with strategy.no_sync(model):
+            assert strategy.clip(lambda parameters: torch.tensor(float(len(parameters))), list(model.parameters())) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "message"),
+    [
+        ("dpd", {}, "PARALLEL.NAME: unknown strategy 'dpd'; did you mean 'ddp'"),
+        ("auto", {"compresion": "bf16"}, "PARALLEL.ARGS.compresion: DDP takes no argument.*did you mean 'compression'"),
+        ("ddp", {"compression": "int8"}, "PARALLEL.ARGS.compression: expected .*got 'int8'"),
+        ("ddp", {"bucket_cap_mb": "many"}, "PARALLEL.ARGS.bucket_cap_mb: expected"),
+        ("ddp", {"static_graph": True, "find_unused_parameters": True}, "PARALLEL.ARGS: .*leave find_unused"),
+        ("none", {"static_graph": True}, "PARALLEL.ARGS.static_graph: Strategy takes no argument"),
+    ],
+)
+def test_a_wrong_strategy_is_an_error_that_names_the_key(make, name, args, message):
+    with pytest.raises(ConfigError, match=message):
+        check_parallel(make(name, **args))
+    with pytest.raises(ConfigError, match=message):
+        check_config(make(name, **args))
+
+
+def test_a_timeout_is_a_time():
+    cfg = get_cfg()
+    with pytest.raises(ConfigError, match=r"PARALLEL\.TIMEOUT"):
+        cfg.merge_from_list(["PARALLEL.TIMEOUT", "20it"])
+
+
+def test_other_errors_of_the_model_are_left_as_they_are():
+    assert DDP().explain(RuntimeError("out of memory"), nn.Linear(1, 1)) is None
+    assert Strategy().explain(RuntimeError("out of memory"), nn.Linear(1, 1)) is None
+
+
+def test_batch_norms_of_all_ranks_need_gpus(monkeypatch):
+    monkeypatch.setattr("hookline.engine.comm.get_world_size", lambda: 2)
+    with pytest.raises(ConfigError, match=r"PARALLEL\.ARGS\.sync_batch_norm.*GPUs only"):
+        DDP(sync_batch_norm=True).wrap(nn.BatchNorm1d(2), torch.device("cpu"))
+
+
+def test_each_of_several_processes_has_a_gpu_of_its_own(monkeypatch):
+    monkeypatch.setattr("hookline.engine.comm.get_world_size", lambda: 4)
+    monkeypatch.setattr("hookline.engine.comm.get_local_rank", lambda: 1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert resolve_device("auto") == resolve_device("cuda") == torch.device("cuda", 1)
+    assert resolve_device("cpu") == torch.device("cpu")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.mps.is_available", lambda: True)
+    assert resolve_device("auto") == torch.device("cpu")  # processes cannot share Apple's
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    with pytest.raises(ConfigError, match=r"--num-gpus 3: this machine has 2 GPU\(s\).*MODEL.DEVICE to cpu"):
+        launch(pytest.fail, 3)

@@ -1,0 +1,49 @@
+"""FSDP2 in a single process, and what is refused before there are any; tests/distributed has the rest."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import ConfigError
+from hookline.engine.checkpoint.sharded import is_sharded
+from hookline.engine.evaluation.lockstep import in_step, needs_all_ranks
+from hookline.engine.parallel.fsdp import FSDP2
+
+
+def test_in_one_process_the_model_stays_whole_which_is_told(caplog):
+    model = nn.Linear(2, 2)
+    with caplog.at_level(logging.INFO, "hookline"):
+        assert FSDP2(modules=["Nothing"]).wrap(model, torch.device("cpu")) is model
+    assert not is_sharded(model)
+    assert not needs_all_ranks(model)
+    assert "shards nothing in a single process" in caplog.text
+
+
+def test_a_norm_that_a_clipper_returns_is_what_it_is_in_one_process():
+    strategy, norm = FSDP2(), torch.tensor(2.0)
+    assert strategy.clip(lambda parameters: norm, []) is norm
+    assert strategy.clip(lambda parameters: None, []) is None
+    model = nn.BatchNorm1d(2)
+    strategy.before_evaluation(model)  # nobody to exchange with
+    with strategy.no_sync(model):
+        assert not is_sharded(model)
+
+
+def test_one_process_is_in_step_with_itself():
+    assert list(in_step([1, 2])) == [(1, True), (2, True)]
+    assert list(in_step([])) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"param_dtype": "bf16"}, r"PARALLEL\.ARGS\.param_dtype: must be"),
+        ({"reduce_dtype": "int8"}, r"PARALLEL\.ARGS\.reduce_dtype: must be"),
+        ({"min_params": 0}, r"PARALLEL\.ARGS\.min_params: must be at least 1"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        FSDP2(**arguments)

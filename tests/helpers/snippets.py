@@ -1,0 +1,245 @@
+"""Runs the snippets of README.md, CONTRIBUTING.md and docs/: see :class:`Page`."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Fences in other languages are samples: of output, of a session at a prompt, of somebody else's format.
+RUN = {"python", "bash", "yaml"}
+SAMPLES = {"text", "console", "json"}
+# A full training is cut to so many iterations; a later one on the page gets as many more, so that a resume has work.
+SHORT = 30
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """A fenced block of a page.
+
+    Attributes:
+        line: of its first line of content, from 1.
+        language: what the fence says.
+        text: the content.
+        file: the name in a first line such as ``# my_hook.py``: the block is that file's content.
+    """
+
+    line: int
+    language: str
+    text: str
+    file: str | None
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What came of a page's snippets: how many were run, and all they printed."""
+
+    count: int
+    output: str
+
+
+class Page:
+    """A Markdown page whose snippets are run, in order, in a folder of their own with tools/ and configs/ beside them.
+
+    - python: all in one namespace. One that names a file is written there before anything runs, then run by itself,
+      or by a bash snippet of the page if it is a script with a ``__main__`` part.
+    - yaml: must hold known config keys. One that names a file is written there.
+    - bash: each command is run; trainings are cut to a few iterations. Commands that set up the repository or work on
+      all of it (pip, pytest, ruff, ...) are checked instead: the files, extras and programs that they name exist.
+
+    Args:
+        path: the page.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.snippets = _parse(path)
+        unknown = [s for s in self.snippets if s.language not in RUN | SAMPLES]
+        if unknown:
+            lines = ", ".join(f"{path.name}:{s.line} ({s.language or 'no language'})" for s in unknown)
+            raise ValueError(f"say of each block what it is, one of {sorted(RUN | SAMPLES)}: {lines}")
+
+    @property
+    def runnable(self) -> list[Snippet]:
+        """The snippets that are to be run."""
+        return [s for s in self.snippets if s.language in RUN]
+
+    def run(self, folder: Path) -> Ran:
+        """Run them.
+
+        Args:
+            folder: empty; where they are run.
+
+        Returns:
+            How many were run, and their output.
+
+        Raises:
+            AssertionError: one failed.
+        """
+        for name in ("tools", "configs"):
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        for snippet in self.runnable:
+            if snippet.file:
+                (folder / snippet.file).parent.mkdir(parents=True, exist_ok=True)
+                (folder / snippet.file).write_text(snippet.text)
+        jobs = [job for snippet in self.runnable for job in self._jobs(snippet)]
+        (folder / ".jobs.json").write_text(json.dumps(jobs))
+        (folder / ".driver.py").write_text(_DRIVER)
+        done = run_python([".driver.py"], folder)
+        output = done.stdout + done.stderr
+        assert done.returncode == 0, f"{self.path.name}: exit code {done.returncode}\n{output[-6000:]}"
+        ran = {int(line) for line in re.findall(r"^ran the snippet of line (\d+)$", output, re.MULTILINE)}
+        return Ran(len(ran), output)
+
+    def _jobs(self, snippet: Snippet) -> list[list[object]]:
+        """The driver's orders for a snippet, each as [kind, line, text]."""
+        line, text = snippet.line, snippet.text
+        if snippet.language == "yaml":
+            return [["yaml", line, snippet.file or text]]
+        if snippet.language == "python":
+            if snippet.file is None:
+                return [["python", line, text]]
+            if "__main__" not in text:
+                return [["bash", line, f"{shlex.quote(sys.executable)} {shlex.quote(snippet.file)}"]]
+            assert any(f"python {snippet.file}" in s.text for s in self.runnable if s.language == "bash"), (
+                f"{self.path.name}:{line}: no bash snippet runs {snippet.file}"
+            )
+            return [["bash", line, ""]]
+        commands = [self._short(command) for command in shell_commands(text) if not check_command(command)]
+        return [["bash", line, "\n".join(commands)]]
+
+    _trainings = 0
+
+    def _short(self, command: str) -> str:
+        command = re.sub(r"(^|\s)(\.venv/bin/)?python3?(?=\s)", rf"\1{shlex.quote(sys.executable)}", command, count=1)
+        training = "train" in command and "--config-file" in command
+        if training and not re.search(r"--(eval-only|dry-run|predict|help)\b", command):
+            self._trainings += 1
+            command += f" SOLVER.MAX_ITER {SHORT * self._trainings}"
+        return command
+
+
+def shell_commands(text: str) -> list[str]:
+    """The commands of a shell snippet: lines, and what ``&&`` joins, without comments and line continuations."""
+    lines = text.replace("\\\n", " ").splitlines()
+    commands = [part.strip() for line in lines for part in re.split(r"&&", re.sub(r"(^|\s)#.*", "", line))]
+    return [re.sub(r"\s+", " ", command) for command in commands if command]
+
+
+def check_command(command: str) -> bool:
+    """Check a command that is not to be run here: one that sets up the repository, or works on all of it.
+
+    Args:
+        command: the command.
+
+    Returns:
+        Whether it is such a command; otherwise it is one to run.
+
+    Raises:
+        AssertionError: it names a file, an extra or a program that is not there.
+    """
+    words = shlex.split(command)
+    words[0] = words[0].removeprefix(".venv/bin/")
+    if words[:2] in (["python", "-m"], ["python3", "-m"]) and words[2] in ("venv", "pip", "pytest"):
+        words = words[2:]
+    program, rest = words[0], words[1:]
+    if program in (".", "source"):
+        assert rest == [".venv/bin/activate"], command
+    elif program == "venv":
+        assert rest == [".venv"], command
+    elif program == "pip":
+        _check_pip(rest)
+    elif program == "pytest":
+        _check_pytest([word for word in rest if not word.startswith("-")])
+    elif program == "ruff":
+        done = run_python(["-m", "ruff", "help", rest[0]], ROOT)
+        assert done.returncode == 0, done.stderr
+    elif not os.path.isabs(program) and (ROOT / program).is_file():  # ./tools/check_types.sh, .ci/run
+        assert os.access(ROOT / program, os.X_OK), f"{program} cannot be executed"
+    elif program == "tensorboard":
+        assert shutil.which(program, path=str(Path(sys.executable).parent)), f"{program} is not installed"
+    else:
+        return False
+    return True
+
+
+def _check_pip(words: list[str]) -> None:
+    assert words[0] == "install", words
+    setup = (ROOT / "setup.py").read_text()
+    for option, word in pairwise(words):
+        if option == "-r":
+            assert (ROOT / word).is_file(), f"pip install -r {word}: no such file"
+    for extra in re.findall(r"\[([\w,]+)\]", " ".join(words)):
+        for name in extra.split(","):
+            assert f'"{name}"' in setup, f"setup.py has no extra {name}"
+
+
+def _check_pytest(paths: list[str]) -> None:
+    for path in paths:
+        assert (ROOT / path).exists(), f"pytest {path}: no such file"
+    # In short form: what is named is collected; where everything is meant, one small file is run.
+    words = ["--collect-only", *paths] if paths else ["tests/config/test_duration.py"]
+    done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", *words], ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def run_python(arguments: list[str], folder: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, on one thread, with nothing on its path that a user would not have there."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
+    environment |= {"OMP_NUM_THREADS": "1", "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run(
+        [python, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
+
+
+def _parse(path: Path) -> list[Snippet]:
+    snippets, start, fence, language = [], 0, "", ""
+    lines = path.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        match = re.match(r"\s*(`{3,}|~{3,})\s*(\S*)\s*$", line)
+        if not fence and match:
+            start, fence, language = number + 1, match[1], match[2]
+        elif fence and match and match[1].startswith(fence) and not match[2]:
+            content = lines[start - 1 : number - 1]
+            indent = min((len(text) - len(text.lstrip()) for text in content if text.strip()), default=0)
+            text = "\n".join(text[indent:] for text in content) + "\n"
+            named = re.match(r"# ([\w./-]+\.(?:py|yaml))\s*\n", text)
+            snippets.append(Snippet(start, language, text, named[1] if named else None))
+            fence = ""
+    if fence:
+        raise ValueError(f"{path.name}:{start}: the block has no end")
+    return snippets
+
+
+# Runs in the page's folder, in a process of its own.
+_DRIVER = r"""
+import json, os, subprocess, sys
+
+from hookline.config import CfgNode, get_cfg
+
+sys.path.insert(0, os.getcwd())
+namespace = {"__name__": "__snippets__"}
+for kind, line, text in json.load(open(".jobs.json")):
+    print(f"--- the snippet of line {line}", flush=True)
+    if kind == "python":
+        exec(compile("\n" * (line - 1) + text, "<the page>", "exec"), namespace)
+    elif kind == "bash":
+        done = subprocess.run(["bash", "-eux", "-c", text])
+        if done.returncode:
+            sys.exit(f"the command of line {line} ends with {done.returncode}: {text}")
+    elif kind == "yaml":
+        path = text
+        if "\n" in text:
+            path = f".snippet_{line}.yaml"
+            open(path, "w").write(text)
+        get_cfg().merge_from_file(path)
+    sys.stdout.flush()
+    print(f"ran the snippet of line {line}", flush=True)
+"""

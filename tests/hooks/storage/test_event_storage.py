@@ -1,0 +1,331 @@
+import math
+import os
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hookline.config import ConfigError
+from hookline.hooks import EventStorage, get_event_storage, has_event_storage
+from hookline.hooks.storage.event_storage import _fetch_tensors
+
+
+@pytest.fixture
+def storage():
+    with EventStorage() as storage:
+        yield storage
+
+
+def put_series(storage, name, iterations, smoothing_hint):
+    for iteration in iterations:
+        storage.put_scalar(name, float(iteration), smoothing_hint=smoothing_hint, cur_iter=iteration)
+
+
+def test_a_metric_named_iteration_is_refused(storage):
+    with pytest.raises(ValueError, match='cannot be named "iteration"'):
+        storage.put_scalar("iteration", 1.0)
+    with pytest.raises(ValueError, match='cannot be named "iteration"'):
+        storage.put_scalars(loss=1.0, iteration=1.0)
+    with storage.name_scope("inner"):
+        storage.put_scalars(iteration=1.0)
+    assert list(storage.latest()) == ["inner/iteration"]
+
+
+# ---------------------------------------------------------------------------- the storage in use
+
+
+def test_the_innermost_storage_is_the_active_one():
+    assert not has_event_storage()
+    with EventStorage() as outer:
+        assert get_event_storage() is outer
+        with EventStorage() as inner:
+            assert get_event_storage() is inner
+        assert get_event_storage() is outer
+    assert not has_event_storage()
+
+
+def test_outside_of_a_run_the_error_says_where_a_storage_is():
+    with pytest.raises(RuntimeError, match="with EventStorage"):
+        get_event_storage()
+
+
+def test_a_storage_is_let_go_after_an_exception():
+    with pytest.raises(ZeroDivisionError), EventStorage():
+        raise ZeroDivisionError
+    assert not has_event_storage()
+
+
+def test_threads_of_a_run_see_its_storage(storage):
+    thread = threading.Thread(target=lambda: get_event_storage().put_scalar("from_thread", 1))
+    thread.start()
+    thread.join()
+    assert storage.latest()["from_thread"] == (1.0, 0)
+
+
+def test_iterations_start_where_they_are_told_and_advance_by_steps():
+    with EventStorage(start_iter=7) as storage:
+        assert (storage.iter, storage.iteration) == (7, 7)
+        storage.step()
+        storage.put_scalar("a", 1)
+        assert storage.latest() == {"a": (1.0, 8)}
+        storage.iter = 3
+        assert storage.iteration == 3
+
+
+# ---------------------------------------------------------------------------- putting
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        2,
+        2.0,
+        True + 1,
+        np.float32(2),
+        np.int64(2),
+        np.array(2.0),
+        torch.tensor(2),
+        torch.tensor([2.0]),
+        torch.tensor(2.0, requires_grad=True),
+        torch.tensor(2.0, dtype=torch.bfloat16),
+    ],
+    ids=repr,
+)
+def test_any_single_number_is_a_scalar(storage, value):
+    storage.put_scalar("a", value)
+    storage.put_scalars(b=value)
+    assert storage.latest() == {"a": (2.0, 0), "b": (2.0, 0)}
+    assert type(storage.latest()["a"][0]) is float
+
+
+def test_a_tensor_changed_in_place_afterwards_keeps_its_value_at_the_time(storage):
+    value = torch.tensor(1.0)
+    storage.put_scalar("a", value)
+    value.add_(1)
+    assert storage.latest()["a"][0] == 1.0
+
+
+@pytest.mark.parametrize("value", [torch.zeros(2), "fast", None, [1, 2], np.zeros(3)], ids=repr)
+def test_what_is_not_one_number_is_an_error_that_names_the_metric(storage, value):
+    with pytest.raises(TypeError, match="'my_metric'"):
+        storage.put_scalar("my_metric", value)
+    with pytest.raises(TypeError, match="'other_metric'"):
+        storage.put_scalars(other_metric=value)
+    assert storage.latest() == {}
+
+
+def test_several_scalars_take_iteration_and_hint_together(storage):
+    storage.put_scalars(a=1, b=2, cur_iter=9, smoothing_hint=False)
+    assert storage.latest() == {"a": (1.0, 9), "b": (2.0, 9)}
+    assert storage.smoothing_hints() == {"a": False, "b": False}
+
+
+def test_name_scopes_nest(storage):
+    with storage.name_scope("outer"):
+        storage.put_scalar("a", 1)
+        with storage.name_scope("inner/"):
+            storage.put_scalars(b=2)
+            storage.put_image("image", torch.zeros(1, 2, 2))
+            storage.put_histogram("hist", torch.arange(4.0))
+            storage.put_text("text", "hello")
+        storage.put_scalar("c", 3)
+    storage.put_scalar("d", 4)
+    assert list(storage.latest()) == ["outer/a", "outer/inner/b", "outer/c", "d"]
+    assert storage.images()[0][1] == "outer/inner/image"
+    assert storage.histograms()[0][1]["tag"] == "outer/inner/hist"
+    assert storage.texts()[0][1] == "outer/inner/text"
+
+
+def test_the_outer_name_scope_is_restored_after_an_exception(storage):
+    with storage.name_scope("outer"):
+        with pytest.raises(ValueError, match="inside"), storage.name_scope("inner"):
+            raise ValueError("inside")
+        storage.put_scalar("a", 1)
+    storage.put_scalar("b", 1)
+    assert list(storage.latest()) == ["outer/a", "b"]
+
+
+# ---------------------------------------------------------------------------- reading
+
+
+def test_an_unknown_metric_is_an_error_that_proposes_the_nearest(storage):
+    storage.put_scalar("total_loss", 1)
+    with pytest.raises(KeyError, match=r"total_los'.*did you mean 'total_loss'"):
+        storage.history("total_los")
+
+
+def test_smoothed_metrics_are_read_as_their_median_and_others_as_they_are(storage):
+    for iteration, value in enumerate([1.0, 100.0, 2.0, 3.0]):
+        storage.iter = iteration
+        storage.put_scalar("loss", value)
+        storage.put_scalar("lr", value, smoothing_hint=False)
+    assert storage.latest()["loss"] == (3.0, 3)
+    assert storage.latest_with_smoothing_hint(3) == {"loss": (3.0, 3), "lr": (3.0, 3)}
+    assert storage.latest_with_smoothing_hint(20)["loss"] == (2.5, 3)
+    assert storage.count_samples("loss", 3) == 3
+
+
+def test_a_window_counts_iterations_and_not_values(storage):
+    for iteration in (0, 10, 20, 21):
+        storage.put_scalar("loss", float(iteration), cur_iter=iteration)
+    assert storage.latest_with_smoothing_hint(5)["loss"] == (20.5, 21)
+    assert storage.count_samples("loss", 5) == 2
+
+
+def test_nan_stays_visible_and_is_counted_with_its_first_iteration(storage):
+    for iteration, value in enumerate([1.0, math.nan, 2.0, math.inf]):
+        storage.put_scalars(loss=torch.tensor(value), fine=1.0, cur_iter=iteration)
+    assert math.isnan(storage.latest_with_smoothing_hint()["loss"][0])
+    rows, _ = storage.rows()
+    assert math.isnan(rows[-1][1]["loss"])
+    assert storage.nonfinite == {"loss": 1}
+
+
+# ---------------------------------------------------------------------------- rows
+
+
+def test_a_smoothed_metric_is_one_row_at_its_last_iteration(storage):
+    put_series(storage, "loss", range(20), smoothing_hint=True)
+    rows, since = storage.rows(window_size=20)
+    assert rows == [(19, {"loss": 9.5})]
+    assert storage.rows(since=since) == ([], since)
+
+
+def test_of_a_series_put_at_each_iteration_the_last_is_a_row(storage):
+    put_series(storage, "lr", range(20), smoothing_hint=False)
+    rows, since = storage.rows()
+    assert rows == [(19, {"lr": 19.0})]
+    put_series(storage, "lr", range(20, 40), smoothing_hint=False)
+    assert storage.rows(since=since)[0] == [(39, {"lr": 39.0})]
+
+
+def test_every_value_of_a_sparse_metric_is_a_row(storage):
+    put_series(storage, "accuracy", (3, 8, 13), smoothing_hint=False)
+    rows, since = storage.rows()
+    assert rows == [(3, {"accuracy": 3.0}), (8, {"accuracy": 8.0}), (13, {"accuracy": 13.0})]
+    put_series(storage, "accuracy", (18,), smoothing_hint=False)
+    assert storage.rows(since=since)[0] == [(18, {"accuracy": 18.0})]
+
+
+def test_metrics_of_an_iteration_share_its_row_and_rows_ascend(storage):
+    put_series(storage, "loss", range(10), smoothing_hint=True)
+    put_series(storage, "accuracy", (4, 9), smoothing_hint=False)
+    rows, _ = storage.rows(window_size=1)
+    assert rows == [(4, {"accuracy": 4.0}), (9, {"accuracy": 9.0, "loss": 9.0})]
+
+
+def test_two_readers_each_get_every_value(storage):
+    put_series(storage, "accuracy", (1, 3), smoothing_hint=False)
+    first, since = storage.rows()
+    put_series(storage, "accuracy", (5,), smoothing_hint=False)
+    assert [row[0] for row in first + storage.rows(since=since)[0]] == [1, 3, 5]
+    assert [row[0] for row in storage.rows()[0]] == [1, 3, 5]
+
+
+# ---------------------------------------------------------------------------- images, histograms, texts
+
+
+def test_images_histograms_and_texts_reach_every_reader_once(storage):
+    storage.iter = 4
+    image = torch.rand(3, 2, 2)
+    storage.put_image("image", image)
+    storage.put_histogram("hist", torch.tensor([0.0, 1.0, 1.0, 4.0]), bins=4)
+    storage.put_text("text", "hello")
+    image.zero_()
+    since = storage.rows()[1]
+    for _ in range(2):  # reading takes nothing away
+        ((iteration, name, kept),) = storage.images()
+        assert (iteration, name) == (4, "image")
+        assert kept.sum() > 0
+        ((iteration, hist),) = storage.histograms()
+        assert iteration == hist["global_step"] == 4
+        assert storage.texts() == [(4, "text", "hello")]
+    assert hist["bucket_counts"] == [1, 2, 0, 1]
+    assert hist["bucket_limits"] == [1, 2, 3, 4]
+    assert (hist["min"], hist["max"], hist["num"], hist["sum"], hist["sum_squares"]) == (0, 4, 4, 6, 18)
+    assert storage.images(since) == storage.histograms(since) == storage.texts(since) == []
+
+
+def test_a_writer_of_ones_own_may_clear_images_and_histograms(storage):
+    storage.put_image("image", torch.rand(3, 2, 2))
+    storage.put_histogram("hist", torch.rand(4))
+    assert [(name, iteration) for name, _, iteration in storage._vis_data] == [("image", 0)]
+    storage.clear_images()
+    storage.clear_histograms()
+    assert storage.images() == storage.histograms() == storage._vis_data == []
+
+
+# ---------------------------------------------------------------------------- state
+
+
+def test_single_values_that_no_writer_has_taken_are_there_after_a_resume(storage):
+    put_series(storage, "accuracy", (3, 7, 15), smoothing_hint=False)
+    _, taken = storage.rows()
+    put_series(storage, "accuracy", (20, 24, 31), smoothing_hint=False)
+    with EventStorage(32) as resumed:
+        resumed.load_state_dict(storage.state_dict())
+        assert resumed.rows(since=taken) == storage.rows(since=taken)
+        assert [iteration for iteration, _ in resumed.rows(since=taken)[0]] == [20, 24, 31]
+
+
+# ---------------------------------------------------------------------------- memory
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_does_not_grow_with_the_length_of_a_run():
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    values = {f"metric_{i}": float(i) for i in range(10)}
+    with EventStorage() as storage:
+
+        def put(start, stop):
+            for iteration in range(start, stop):
+                storage.put_scalars(**values, cur_iter=iteration, smoothing_hint=iteration % 2 == 0)
+            storage.latest()
+
+        put(0, 40_000)
+        before = resident()
+        put(40_000, 200_000)
+        assert resident() - before < 8 * 2**20  # 1.6 million values kept would be 25 MiB at the very least
+        for i in range(1000):
+            storage.put_image("image", torch.zeros(1, 1, 1))
+            storage.put_scalar("sparse", 1.0, smoothing_hint=False, cur_iter=3 * i)
+        assert len(storage.images()) <= 64
+
+
+def test_replaced_values_are_the_ones_that_readers_get_and_that_are_judged():
+    with EventStorage() as storage:
+        for iteration, loss in enumerate((1.0, float("nan"), 3.0)):
+            storage.iter = iteration
+            storage.put_scalar("loss", loss)
+        assert storage.latest_with_smoothing_hint()["loss"][0] != storage.latest_with_smoothing_hint()["loss"][0]
+        assert storage.nonfinite == {"loss": 1}
+        assert storage.unshared("loss")[0] == (1.0, 0)
+        assert storage.unshared("other") == []
+        _, seen = storage.rows()
+        storage.replace("loss", {0: 2.0, 1: 4.0, 2: 6.0})
+        storage.shared_until = 2
+        assert storage.latest_with_smoothing_hint()["loss"][0] == 4.0
+        assert storage.rows(since=seen)[0] == [(2, {"loss": 4.0})]
+        assert storage.nonfinite == {}
+        assert storage.unshared("loss") == []
+        storage.replace("loss", {2: float("inf")})
+        assert storage.nonfinite == {"loss": 2}
+
+
+def test_numbers_that_come_from_a_device_are_not_rounded():
+    values = {"num_items": torch.tensor(2**24 + 1), "loss": torch.tensor(0.5), "double": torch.tensor(0.1).double() / 3}
+    expected = {name: value.item() for name, value in values.items()}
+    _fetch_tensors([(0, values, True)])
+    assert values == expected
+    assert all(type(value) is float for value in values.values())
+
+
+@pytest.mark.parametrize("junk", ["x", {}, {"histories": {"loss": {"values": "x"}}}, {"histories": 3}])
+def test_a_state_that_is_none_of_a_storage_is_refused(junk):
+    with pytest.raises(ConfigError, match="the metrics in the checkpoint cannot be loaded"):
+        EventStorage().load_state_dict(junk)

@@ -1,0 +1,427 @@
+import json
+import logging
+import os
+import pty
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from terminals import Terminal, screen
+from torch import nn
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import DefaultTrainer, SimpleTrainer, TrainerBase, check_config
+from hookline.engine.setup.logger import setup_logger
+from hookline.hooks import (
+    STEP_EVENTS,
+    CallbackHook,
+    CommonMetricPrinter,
+    EvalHook,
+    IterationTimer,
+    PeriodicWriter,
+    ProgressBar,
+    StopTraining,
+)
+from hookline.hooks.base import overrides
+from hookline.hooks.writers import progress_bar as progress
+
+ROOT = Path(__file__).parents[3]
+COUNT = re.compile(r"\b\d+/\d+\b")
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    with Terminal() as terminal:
+        terminal.monkeypatch = monkeypatch
+        yield terminal
+
+
+@pytest.fixture(autouse=True)
+def no_console(monkeypatch):
+    """The logger as it is before a run sets it up; other tests of this process may have."""
+    monkeypatch.setattr(logging.getLogger("hookline"), "handlers", [])
+
+
+@pytest.fixture
+def log(no_console):
+    """Sets the logger up as at the start of a run; its console is what ``sys.stdout`` is then."""
+    return setup_logger
+
+
+class Trainer(TrainerBase):
+    """Its steps do nothing; a test makes them wait for what the terminal shows."""
+
+    def run_step(self):
+        self.storage.put_scalar("total_loss", 1 / (self.iter + 1))
+
+
+def bar():
+    return ProgressBar(refresh_per_second=500)
+
+
+def shows(terminal, at, what):
+    """A hook that waits until the terminal shows ``what`` in iteration ``at``."""
+
+    def wait(trainer):
+        if trainer.iter == at:
+            terminal.until(what)
+
+    return CallbackHook(before_step=wait)
+
+
+def train(*hooks, start=0, end=10, trainer=None):
+    trainer = trainer or Trainer()
+    trainer.register_hooks(hooks)
+    return trainer.train(start, end)
+
+
+def bars(lines):
+    return [line for line in lines if COUNT.search(line)]
+
+
+def test_it_shows_how_far_training_is_and_stays_there_full_at_the_end(terminal):
+    terminal.take_output()
+    train(
+        bar(),
+        shows(terminal, 0, r" 0% +0/10 +0:00:00 -:--:-- left$"),
+        shows(terminal, 5, r"━ +50% +5/10 "),
+        shows(terminal, 7, r"━ +70% +7/10 [\d.]+ it/s 0:00:\d\d 0:00:\d\d left$"),
+    )
+    terminal.close()
+    *_, last, rest = terminal.screen()
+    assert re.fullmatch(r"━{20} 100% 10/10 [\d.]+ it/s 0:00:\d\d 0:00:00 left", last)
+    assert rest == ""
+    assert sys.stdout is terminal.stream
+
+
+def test_it_shows_the_loss_that_writers_have_read_and_asks_for_no_other(terminal):
+    class Fussy(PeriodicWriter):
+        def on_write(self):
+            self.trainer.storage.latest()
+
+    terminal.take_output()
+    train(
+        bar(),
+        Fussy([], period=4),
+        shows(terminal, 3, r" 3/10 (?!.*loss)"),
+        shows(terminal, 5, r" 5/10 .* loss 0.25$"),
+        shows(terminal, 9, r" 9/10 .* loss 0.125$"),
+    )
+
+
+def test_it_shows_the_epoch_where_there_are_such(terminal):
+    terminal.take_output()
+    model = nn.Linear(1, 1)
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = model
+
+        def forward(self, batch):
+            return {"loss": self.linear(batch).sum()}
+
+    trainer = SimpleTrainer(Loss(), [torch.ones(1, 1)] * 4, torch.optim.SGD(model.parameters(), lr=0.1))
+    train(bar(), shows(terminal, 1, "^epoch 1/3 ━"), shows(terminal, 5, "^epoch 2/3 ━"), trainer=trainer, end=12)
+    terminal.close()
+    assert terminal.screen()[-2].startswith("epoch 3/3 ━")
+
+
+def test_an_evaluation_outside_of_training_is_not_its_concern():
+    trainer = Trainer()
+    trainer.register_hooks([bar()])
+    for event in ("before_eval", "on_eval_end"):
+        trainer.emit(event)
+
+
+def test_it_says_when_it_evaluates(terminal):
+    terminal.take_output()
+    trainer = Trainer()
+
+    def evaluate():
+        terminal.until(r"^evaluating, batch 0 ━.* 4/10 ")
+        for _ in range(3):
+            trainer.emit("after_eval_step", None, None)
+        terminal.until(r"^evaluating, batch 3 ━.* 4/10 ")
+        return {}
+
+    once = CallbackHook(after_step=lambda trainer: trainer.iter == 4 and trainer.request_eval())
+    train(
+        bar(), EvalHook(0, evaluate, eval_after_train=False), once, shows(terminal, 6, r"^━.* 6/10 "), trainer=trainer
+    )
+
+
+def test_a_resumed_run_starts_where_it_is_and_counts_its_own_speed_only(terminal):
+    terminal.take_output()
+    start = 10_000_000
+
+    def watch(trainer):
+        time.sleep(0.02)
+        if trainer.iter == start:
+            terminal.until(rf" {start}/{start + 10} +0:")
+        if trainer.iter == start + 8:
+            terminal.until(rf" {start + 8}/{start + 10} [\d.]+ it/s")
+
+    train(bar(), CallbackHook(before_step=watch), start=start, end=start + 10)
+    terminal.close()
+    rates = re.findall(r"([\d.]+) it/s", re.sub(r"\x1b\[[0-9;]*m", "", terminal.text))
+    assert rates
+    assert all(float(rate) < 1000 for rate in rates)
+
+
+def test_log_lines_and_prints_stand_above_it_and_the_log_file_is_plain(terminal, log, tmp_path):
+    terminal.take_output()
+    logger = log(str(tmp_path))
+
+    def say(trainer):
+        terminal.until(rf" {trainer.iter}/10 ")
+        print("printed at", trainer.iter)
+        if trainer.iter == 5:
+            logger.warning("careful")
+
+    train(IterationTimer(), bar(), PeriodicWriter([CommonMetricPrinter(10)], 5), CallbackHook(before_step=say))
+    terminal.close()
+    lines = terminal.screen()
+    assert [line for line in lines if line.startswith("printed")] == [f"printed at {number}" for number in range(10)]
+    assert len([line for line in lines if re.match(r"[\d:]+  eta: 0:00:00  iter: [49]/10  total_loss: ", line)]) == 2
+    assert re.search("\x1b\\[33m[\\d:]+  WARNING: careful\x1b\\[0m\r\n", terminal.text)
+    assert len([line for line in lines if "━" in line]) == 1
+    text = (tmp_path / "log.txt").read_text()
+    assert "careful" in text
+    assert "\x1b" not in text
+    assert "━" not in text
+
+
+@pytest.mark.parametrize("error", [ValueError("the real error"), KeyboardInterrupt()])
+def test_when_training_fails_the_traceback_is_whole_and_the_terminal_as_before(terminal, log, error):
+    terminal.take_output()
+    log()
+
+    def fail(trainer):
+        if trainer.iter == 4:
+            terminal.until(" 4/10 ")
+            raise error
+
+    with pytest.raises(type(error)):
+        train(bar(), CallbackHook(before_step=fail))
+    assert sys.stdout is terminal.stream
+    terminal.close()
+    lines = terminal.screen()  # which allows no codes that would have to be undone
+    told = [number for number, line in enumerate(lines) if "at iteration 4" in line]
+    assert told
+    assert " 4/10 " in lines[-2]
+    assert len(bars(lines)) == 1
+    if isinstance(error, ValueError):
+        assert "Traceback (most recent call last):" in lines[told[0] + 1]
+        assert "ValueError: the real error" in lines
+        assert "    raise error" in lines
+
+
+def test_after_a_stop_it_shows_where_training_stopped(terminal):
+    def stop(trainer):
+        if trainer.iter == 3:
+            raise StopTraining("enough")
+
+    terminal.take_output()
+    assert train(bar(), CallbackHook(after_step=stop)).reason == "enough"
+    terminal.close()
+    assert "40%  4/10 " in terminal.screen()[-2]
+    assert sys.stdout is terminal.stream
+
+
+def test_a_trainer_inside_of_another_ones_run_shows_none_of_its_own(terminal):
+    def nested(trainer):
+        if trainer.iter == 5:
+            terminal.until(" 5/10 ")
+            assert train(bar(), end=77).reason == "completed"
+
+    terminal.take_output()
+    train(bar(), CallbackHook(before_step=nested))
+    assert sys.stdout is terminal.stream
+    train(bar(), end=20)
+    terminal.close()
+    assert [COUNT.search(line)[0] for line in bars(terminal.screen())] == ["10/10", "20/20"]
+    assert "/77" not in terminal.text
+
+
+def test_two_bars_of_one_trainer_are_one(terminal):
+    terminal.take_output()
+    train(bar(), bar())
+    terminal.close()
+    assert len(bars(terminal.screen())) == 1
+
+
+@pytest.mark.parametrize("columns", [8, 20, 30, 80, 300])
+def test_it_is_never_wider_than_the_terminal(columns, monkeypatch):
+    with Terminal(columns) as terminal:
+        terminal.monkeypatch = monkeypatch
+        terminal.take_output()
+        train(bar(), shows(terminal, 5, "50%"), start=0)
+        terminal.close()
+        lines = terminal.screen()
+        assert len(lines) == 2
+        assert lines[0].strip("━ ").startswith("100")
+        assert ("━" in lines[0]) == (columns > 30)
+        assert len(lines[0]) < columns
+
+
+def test_without_colours_and_without_unicode_it_does_without(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    with Terminal(80, encoding="ascii") as terminal:
+        terminal.monkeypatch = monkeypatch
+        terminal.take_output()
+        train(bar(), shows(terminal, 5, r"^-{5,} +50% +5/10 "))
+        terminal.close()
+        assert re.match(r"-{10,} 100% 10/10", terminal.screen()[-2])
+        assert not re.search(r"\x1b\[[0-9;]*3\dm", terminal.text)
+
+
+def test_a_file_or_pipe_is_sent_nothing_whatever_the_environment_says(tmp_path, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    with open(tmp_path / "out", "w") as file:
+        monkeypatch.setattr(sys, "stdout", file)
+        train(bar(), CallbackHook(before_step=lambda trainer: time.sleep(0.005)))
+        assert sys.stdout is file
+    assert (tmp_path / "out").read_text() == ""
+
+
+def test_a_terminal_that_cannot_move_its_cursor_is_sent_nothing(terminal, monkeypatch):
+    monkeypatch.setenv("TERM", "dumb")
+    terminal.take_output()
+    train(bar(), CallbackHook(before_step=lambda trainer: time.sleep(0.005)))
+    terminal.close()
+    assert terminal.text == ""
+
+
+def test_other_ranks_than_the_first_show_none(terminal, monkeypatch):
+    class Comm:
+        is_main_process = staticmethod(lambda: False)
+
+    trainer = Trainer()
+    trainer.comm = Comm
+    terminal.take_output()
+    train(bar(), CallbackHook(before_step=lambda trainer: time.sleep(0.005)), trainer=trainer)
+    terminal.close()
+    assert terminal.text == ""
+
+
+def test_a_logging_handler_that_holds_the_stream_writes_above_the_bar(terminal):
+    terminal.take_output()
+    handler = logging.StreamHandler(sys.stdout)
+    logger = logging.getLogger("user.code")
+    logger.addHandler(handler)
+    try:
+        train(
+            bar(), shows(terminal, 3, " 3/10 "), CallbackHook(before_step=lambda t: t.iter == 3 and logger.error("bad"))
+        )
+        assert handler.stream is terminal.stream
+    finally:
+        logger.removeHandler(handler)
+    terminal.close()
+    assert "bad" in terminal.screen()
+    assert len(bars(terminal.screen())) == 1
+
+
+def test_a_process_forked_while_the_bar_is_drawn_can_print(terminal):
+    def fork(trainer):
+        if trainer.iter == 3:
+            with progress._Bar.shown._console._lock:
+                pid = os.fork()
+                if not pid:
+                    print("printed by the child")
+                    sys.stdout.flush()
+                    os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+
+    terminal.take_output()
+    train(bar(), CallbackHook(before_step=fork))
+    terminal.close()
+    assert "printed by the child\r\n" in terminal.text
+
+
+def test_a_step_does_nothing_for_it():
+    assert not [event for event in ("before_step", "after_step", *STEP_EVENTS) if overrides(bar(), event)]
+
+
+def config(*opts):
+    cfg = get_cfg()
+    cfg.merge_from_file(str(ROOT / "configs/synthetic/mlp.yaml"))
+    cfg.merge_from_list(list(opts))
+    return cfg
+
+
+@pytest.mark.parametrize(("value", "there"), [("auto", True), ("True", True), ("False", False)])
+def test_the_config_says_whether_there_is_one(value, there, tmp_path):
+    trainer = DefaultTrainer(config("LOG.PROGRESS_BAR", value, "OUTPUT_DIR", str(tmp_path)))
+    assert (trainer.find_hook(ProgressBar) is not None) == there
+
+
+def test_without_rich_there_is_none_and_who_asks_for_it_is_told_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    trainer = DefaultTrainer(config("OUTPUT_DIR", str(tmp_path)))
+    assert trainer.find_hook(ProgressBar) is None
+    with pytest.raises(ConfigError, match=r"LOG.PROGRESS_BAR: .*pip install rich"):
+        check_config(config("LOG.PROGRESS_BAR", "True"))
+    with pytest.raises(ConfigError, match=r"HOOKS\[0\].*pip install rich"):
+        check_config(config("HOOKS", '[{"NAME": "ProgressBar"}]'))
+
+
+def test_values_that_make_no_sense_are_refused():
+    with pytest.raises(ConfigError, match=r"LOG\.PROGRESS_BAR.*sometimes"):
+        config("LOG.PROGRESS_BAR", "sometimes")
+    with pytest.raises(ConfigError, match=r"HOOKS\[0\].*refresh_per_second must be positive"):
+        check_config(config("HOOKS", '[{"NAME": "ProgressBar", "ARGS": {"refresh_per_second": 0}}]'))
+
+
+def test_two_ranks_in_a_terminal_show_one_bar_and_ctrl_c_ends_them_in_good_order(tmp_path):
+    """The tool in a terminal of its own, as a person runs it."""
+    hook = tmp_path / "slow_steps.py"
+    hook.write_text(
+        "import os, time\n"
+        "from hookline.hooks import HookBase\n"
+        "class Slow(HookBase):\n"
+        "    def after_step(self):\n"
+        "        time.sleep(0.02)\n"
+        "        if self.trainer.iter == 25 and os.environ['RANK'] == '0': print('rank', 0, 'prints')\n"
+    )
+    config_file = ROOT / "configs/synthetic/mlp.yaml"
+    command = [sys.executable, str(ROOT / "tools/train_net.py"), "--config-file", str(config_file), "--num-gpus", "2"]
+    command += ["MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", "5000", "TEST.EVAL_PERIOD", "0"]
+    command += ["OUTPUT_DIR", str(tmp_path / "run"), "HOOKS", json.dumps([{"NAME": "slow_steps:Slow"}])]
+    process, master = pty.fork()
+    if not process:
+        os.environ.update(OMP_NUM_THREADS="1", PYTHONPATH=str(tmp_path), TERM="xterm-256color", COLUMNS="120")
+        os.execv(command[0], command)
+    received, asked = b"", False
+    deadline = time.monotonic() + 200
+    try:
+        while time.monotonic() < deadline:
+            try:
+                received += os.read(master, 65536)
+            except OSError:
+                break
+            if not asked and b"iter: 39/5000" in received:
+                os.write(master, b"\x03")  # Ctrl-C, to all processes of the terminal
+                asked = True
+        _, status = os.waitpid(process, 0)
+    except BaseException:
+        os.kill(process, signal.SIGKILL)
+        raise
+    text = received.decode()
+    assert os.waitstatus_to_exitcode(status) == 130, text
+    lines = screen(text, 80)
+    assert "\x1b" in text
+    assert "rank 0 prints" in lines
+    # Beside the bar that stays there may be the one that Ctrl-C was typed behind, whose echo is the terminal's.
+    typed = next((number for number, line in enumerate(lines) if line.startswith("Ctrl-C: ")), None)
+    assert typed is not None, text
+    bars = [number for number, line in enumerate(lines) if re.match(r"epoch .* \d+/5000 ", line)]
+    assert len([number for number in bars if number != typed - 1]) == 1, text
+    logs = [path.read_text() for path in (tmp_path / "run").glob("log.txt*")]
+    assert len(logs) == 2
+    assert not any("\x1b" in text or "━" in text for text in logs)

@@ -1,0 +1,53 @@
+"""Layers, rooms and circles, read from the imports themselves."""
+
+import rooms
+
+LAYERS = ("config", "hooks", "engine")
+
+
+def layer(module):
+    return LAYERS.index(module.split(".")[1])
+
+
+def test_imports_go_downwards_only():
+    upwards = [
+        (module, target)
+        for module, targets in rooms.imports().items()
+        for target in targets
+        if layer(target) > layer(module)
+    ]
+    assert not upwards
+
+
+def test_no_files_import_each_other_in_a_circle():
+    assert not rooms.circles(rooms.imports())
+
+
+def test_no_rooms_import_each_other_in_a_circle():
+    assert not rooms.circles(rooms.room_arrows())
+
+
+def test_a_circle_would_be_found():
+    assert rooms.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
+
+
+def test_every_room_says_what_it_is_for():
+    for name, path in rooms.modules().items():
+        if path.name == "__init__.py":
+            assert path.read_text().startswith('"""'), name
+
+
+def test_the_picture_in_the_docs_shows_the_imports():
+    text = rooms.PAGE.read_text()
+    assert rooms.BEGIN + rooms.picture() + rooms.END in text, "run: python docs/rooms.py"
+
+
+def test_the_docs_name_the_core_path():
+    text = rooms.PAGE.read_text()
+    core = [
+        line.split("`")[1]
+        for line in text.splitlines()
+        if line.startswith("| `") and line.split("`")[1].endswith(".py") and "/" in line.split("`")[1]
+    ]
+    assert len(core) == 7
+    assert all((rooms.ROOT / path).is_file() for path in core)
