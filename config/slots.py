@@ -83,7 +83,7 @@ def errors_at(key: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if str(error).startswith(key):
+        if str(error).startswith(key.split()[0]):  # the error names the key already
             raise
         raise ConfigError(f"{key}: {error}") from error
     except Exception as error:

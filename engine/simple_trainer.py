@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..config import ConfigError
+from ..hooks.common.optimizers import optimizers_of
 from ..hooks.storage.event_storage import EventStorage, get_event_storage
 from . import comm
 from .checkpoint import unwrap_model
@@ -574,7 +575,7 @@ def _with_gradients(optimizer: Any) -> list[Any]:
     """The optimizers that have something to do: scalers refuse those whose parameters all have no gradient."""
     return [
         one
-        for one in getattr(optimizer, "optimizers", [optimizer])
+        for one in optimizers_of(optimizer)
         if any(p.grad is not None for group in one.param_groups for p in group["params"])
     ]
 

@@ -3,7 +3,7 @@
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ...config import CfgNode, ConfigError, Registry
+from ...config.slots import Slot
 from .. import comm
 
 __all__ = ["DDP", "STRATEGY_REGISTRY", "Strategy", "build_strategy", "check_parallel"]
@@ -104,9 +105,12 @@ class Strategy:
 STRATEGY_REGISTRY = Registry("STRATEGY", Strategy)
 """Strategies for ``PARALLEL.NAME``: subclasses of :class:`Strategy`, made with ``PARALLEL.ARGS``."""
 
+STRATEGY_SLOT = Slot(STRATEGY_REGISTRY, "PARALLEL.NAME")
+
 STRATEGY_REGISTRY.register(Strategy, name="none")
 
 
+@STRATEGY_REGISTRY.register(name="auto")  # with one process, build_strategy() uses "none"
 @STRATEGY_REGISTRY.register(name="ddp")
 class DDP(Strategy):
     """Every rank has the whole model; gradients are averaged (torch's DistributedDataParallel).
@@ -256,15 +260,15 @@ def strategy_of(model: nn.Module) -> Strategy:
 
 
 def build_strategy(cfg: CfgNode) -> Strategy:
-    """The strategy of ``PARALLEL``; "auto" means "ddp" where there are several processes, and "none" in a single one.
+    """Build the strategy of ``PARALLEL``. "auto" is "ddp" with several processes, "none" with one.
 
     Raises:
         ConfigError: the name or the arguments are wrong.
     """
-    parallel = cfg.PARALLEL
-    if parallel.NAME == "auto" and comm.get_world_size() == 1:
+    if cfg.PARALLEL.NAME == "auto" and comm.get_world_size() == 1:
         return Strategy()
-    return STRATEGY_REGISTRY.build(_name(cfg), parallel.ARGS, offered={"cfg": cfg}, key="PARALLEL.ARGS")
+    strategy: Strategy = STRATEGY_SLOT.build(cfg)
+    return strategy
 
 
 def check_parallel(cfg: CfgNode) -> None:
@@ -273,16 +277,7 @@ def check_parallel(cfg: CfgNode) -> None:
     Raises:
         ConfigError: they are wrong.
     """
-    parallel = cfg.PARALLEL
-    cls = STRATEGY_REGISTRY.check(_name(cfg), parallel.ARGS, offered=("cfg",), key="PARALLEL.ARGS")
+    cls = STRATEGY_REGISTRY.get(cfg.PARALLEL.NAME, STRATEGY_SLOT.key)
+    STRATEGY_SLOT.check(cfg)
     if isinstance(cls, type) and cls.__module__.startswith("hookline."):
-        arguments: Mapping[str, Any] = parallel.ARGS
-        try:
-            STRATEGY_REGISTRY.build(_name(cfg), arguments, offered={"cfg": cfg}, key="PARALLEL.ARGS")
-        except ConfigError as error:
-            message = str(error)
-            raise ConfigError(message if message.startswith("PARALLEL") else f"PARALLEL.ARGS: {message}") from None
-
-
-def _name(cfg: CfgNode) -> str:
-    return "ddp" if cfg.PARALLEL.NAME == "auto" else cfg.PARALLEL.NAME
+        STRATEGY_SLOT.try_build(cfg)

@@ -11,6 +11,7 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError
+from ...hooks.common.optimizers import optimizers_of
 from ..checkpoint.torch_files import printable
 from ..solver import LRMultiplier
 
@@ -75,8 +76,8 @@ def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 def kinds(optimizer: Any, scheduler: Any) -> dict[str, str]:
     """The classes of optimizer and scheduler, whose states no other class can take over."""
-    optimizers = getattr(optimizer, "optimizers", [optimizer])
-    return {"optimizer": ", ".join(type(one).__name__ for one in optimizers), "scheduler": type(scheduler).__name__}
+    names = [type(one).__name__ for one in optimizers_of(optimizer)]
+    return {"optimizer": ", ".join(names), "scheduler": type(scheduler).__name__}
 
 
 def changes_since(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:

@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import ConfigError
+from ...hooks.common.optimizers import BEFORE_END, value_at
 from .schedules import FunctionSchedule
 
 __all__ = ["LRMultiplier", "WarmupParamScheduler"]
@@ -35,9 +36,6 @@ _KNOWN = (
     MultiStepParamScheduler,
     StepParamScheduler,
 )
-
-BEFORE_END = 1 - 2 * ParamScheduler.WHERE_EPSILON
-"""The last point at which fvcore's stepwise schedules are defined: they add the epsilon."""
 
 
 class WarmupParamScheduler(ParamScheduler):
@@ -157,7 +155,7 @@ class LRMultiplier(LRScheduler):
 
     def _factor(self, iteration: int) -> float:
         where = iteration / self._max_iter
-        return self._multiplier(where) if where < BEFORE_END else value_at(self._multiplier, min(where, 1.0))
+        return self._multiplier(where) if where < BEFORE_END else value_at(self._multiplier, where)
 
     def step(self, epoch: int | None = None) -> None:
         """Advance by one iteration. Skips the checks of torch's ``step`` after the first call.
@@ -201,16 +199,6 @@ class LRMultiplier(LRScheduler):
         self.last_epoch = state_dict["last_epoch"]
         self._factors.clear()
         self._last_lr = self.get_lr()
-
-
-def value_at(schedule: ParamScheduler, where: float) -> float:
-    """Return a schedule's value, also at the end, where fvcore's constant and stepwise schedules raise."""
-    try:
-        return schedule(where)
-    except (IndexError, RuntimeError):
-        if where < BEFORE_END:
-            raise
-        return schedule(BEFORE_END)
 
 
 def _is_known(schedule: ParamScheduler) -> bool:

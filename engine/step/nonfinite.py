@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
 from ...hooks.common.models import unwrap_model
+from ...hooks.common.optimizers import optimizers_of
 from .. import comm
 
 __all__ = ["Buffers", "NonFinitePolicy", "find_nonfinite", "skip_on_device"]
@@ -161,7 +162,7 @@ class NonFinitePolicy:
                 found = (comm.all_reduce_sum(found) > 0).to(torch.float32)
             self._unread.append((iteration, found, _STEP if scaler is None else _LOSSES))
             if scaler is None:
-                skip_on_device(getattr(trainer.optimizer, "optimizers", [trainer.optimizer]), found, self.policy)
+                skip_on_device(optimizers_of(trainer.optimizer), found, self.policy)
             if self._buffers is not None:
                 self._buffers.restore(found)
         if len(self._unread) >= _MAX_UNREAD:

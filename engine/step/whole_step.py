@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, component
 from ...hooks.base import HOOK_REGISTRY, STEP_EVENTS, HookBase
+from ...hooks.common.optimizers import optimizers_of
 from ...hooks.control.lr_scheduler import LRScheduler
 from ...hooks.host import hook_name
 from .. import comm
@@ -286,7 +287,7 @@ def _reasons(trainer: Any) -> Iterator[str]:
         yield "float16's gradient scaler decides in the middle of it: set SOLVER.AMP.DTYPE to bfloat16"
     optimizer = trainer.optimizer
     name = type(optimizer).__name__
-    if hasattr(optimizer, "optimizers"):
+    if len(optimizers_of(optimizer)) > 1:
         yield "several optimizers cannot be part of it: use one, with a parameter group for each part of the model"
     elif not isinstance(optimizer, Optimizer) or plain_step(optimizer) is None:
         yield f"{name}.step() is not of the form that torch's optimizers have: use another optimizer"

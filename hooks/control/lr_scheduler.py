@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import ConfigError, suggest
 from ..base import HOOK_REGISTRY, HookBase
+from ..common.optimizers import value_at
 from ..storage.event_storage import has_event_storage
 
 __all__ = ["LRScheduler"]
@@ -99,7 +100,7 @@ class LRScheduler(HookBase):
                 group.setdefault("initial_lr", group["lr"])
         return torch.optim.lr_scheduler.LambdaLR(
             optimizer,
-            lambda it: _value_at(multiplier, it / trainer.max_iter),
+            lambda it: value_at(multiplier, it / trainer.max_iter),
             last_epoch=start_iter - 1,
         )
 
@@ -221,13 +222,3 @@ class LRScheduler(HookBase):
                 type(self.scheduler).__name__,
                 self.trainer.start_iter,
             )
-
-
-def _value_at(multiplier: ParamScheduler, where: float) -> float:
-    """A schedule's value. It is defined on [0, 1), and some fail at the end, which the step after the last asks for."""
-    try:
-        return multiplier(min(where, 1.0))
-    except (IndexError, RuntimeError):
-        if where < 1.0 - 1e-5:
-            raise
-        return multiplier(1.0 - 1e-5)

@@ -10,6 +10,7 @@ from torch import nn
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.models import describe_no_match, matches, unwrap_model
+from ..common.optimizers import optimizers_of
 
 __all__ = ["ModelFreezer"]
 
@@ -136,9 +137,7 @@ class ModelFreezer(HookBase):
     def _start_momentum(self) -> None:
         """Have the newly trained start with a momentum of zero: torch's fused SGD fails where some have none yet."""
         optimizer: Any = self.trainer.optimizer
-        states = [
-            (one.state, group) for one in getattr(optimizer, "optimizers", [optimizer]) for group in one.param_groups
-        ]
+        states = [(one.state, group) for one in optimizers_of(optimizer) for group in one.param_groups]
         for state, group in states:
             if not (group.get("fused") and group.get("momentum")):
                 continue

@@ -34,7 +34,7 @@ def test_in_a_single_process_nothing_is_wrapped(make):
         ("auto", {"compresion": "bf16"}, "PARALLEL.ARGS.compresion: DDP takes no argument.*did you mean 'compression'"),
         ("ddp", {"compression": "int8"}, "PARALLEL.ARGS.compression: expected .*got 'int8'"),
         ("ddp", {"bucket_cap_mb": "many"}, "PARALLEL.ARGS.bucket_cap_mb: expected"),
-        ("ddp", {"static_graph": True, "find_unused_parameters": True}, "PARALLEL.ARGS: .*leave find_unused"),
+        ("ddp", {"static_graph": True, "find_unused_parameters": True}, "PARALLEL.ARGS of ddp: .*leave find_unused"),
         ("none", {"static_graph": True}, "PARALLEL.ARGS.static_graph: Strategy takes no argument"),
     ],
 )
