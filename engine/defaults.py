@@ -336,7 +336,7 @@ class DefaultTrainer(PortedTrainer):
     def _continue_run(self) -> None:
         """Have the next run of this trainer continue the last one, as a resume from its last checkpoint does."""
         self.start_iter = self.finished_iter + 1
-        self._rng = self._rng_after_train
+        self._random_state.pending = self._rng_after_train
         self._storage_state = self.storage.state_dict()
         for hook in self.find_hooks(hooks.PeriodicWriter):
             state = hook.state_dict()

@@ -1,4 +1,4 @@
-"""Mixed precision, with detectron2's arguments."""
+"""A trainer in mixed precision, with detectron2's arguments."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,10 +15,10 @@ class AMPTrainer(SimpleTrainer):
     """A :class:`SimpleTrainer` in mixed precision, with detectron2's arguments.
 
     Args:
-        grad_scaler: one to use; by default a new one if ``precision`` is float16.
+        grad_scaler: the gradient scaler; by default one is created if ``precision`` is float16.
         precision: dtype of the forward pass.
-        log_grad_scaler: put the scale into the storage as ``[metric]grad_scaler``.
-        **kwargs: as for :class:`SimpleTrainer`.
+        log_grad_scaler: put the scale into the storage, as ``[metric]grad_scaler``.
+        **kwargs: other arguments of :class:`SimpleTrainer`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What lets trainers written for detectron2's DefaultTrainer run: there it holds another trainer, here it is one."""
+"""Support for trainers written for detectron2's DefaultTrainer, which holds an inner trainer as ``_trainer``."""
 
 import weakref
 from typing import Any
@@ -8,38 +8,13 @@ from ..train_loop import TrainerBase
 
 __all__ = ["PortedTrainer"]
 
-# What makes up a SimpleTrainer beside the hooks and the loop.
-_PARTS = (
-    "model",
-    "data_loader",
-    "optimizer",
-    "gather_metric_period",
-    "zero_grad_before_forward",
-    "async_write_metrics",
-    "adapter",
-    "accumulation_steps",
-    "clip_gradients",
-    "precision",
-    "grad_scaler",
-    "device",
-    "nonfinite",
-    "strategy",
-    "_ranks",
-    "_rank_rngs",
-    "_whole_step",
-    "_batches",
-    "_given_length",
-    "_fast",
-    "_rng",
-)
-
 
 class PortedTrainer(SimpleTrainer):
-    """A :class:`SimpleTrainer` with the ``_trainer`` of detectron2's DefaultTrainer.
+    """A :class:`SimpleTrainer` with detectron2's ``_trainer``, which is the trainer itself.
 
-    Reading it gives the trainer itself. Setting it, in a subclass that builds its own parts, takes over the other
-    trainer's model, data and optimizer. Calling ``__init__`` without arguments makes a trainer that has no parts
-    yet, as calling detectron2's TrainerBase does.
+    A subclass that builds its own parts may set ``_trainer`` to another trainer: this one takes over its model, data,
+    optimizer and settings. ``__init__`` without arguments creates a trainer without these parts, as ``__init__`` of
+    detectron2's TrainerBase does.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -50,17 +25,19 @@ class PortedTrainer(SimpleTrainer):
 
     @property
     def _trainer(self) -> Any:
-        return self if type(self).run_step is SimpleTrainer.run_step else _Inner(self)
+        return self if type(self).run_step is SimpleTrainer.run_step else _InnerTrainer(self)
 
     @_trainer.setter
     def _trainer(self, other: SimpleTrainer) -> None:
-        for name in _PARTS:
-            setattr(self, name, getattr(other, name))
+        not_taken = vars(TrainerBase())  # hooks and the loop
+        for name, value in vars(other).items():
+            if name not in not_taken:
+                setattr(self, name, value)
         self._batches.listener = weakref.proxy(self)
 
 
-class _Inner:
-    """A trainer as its own ``_trainer``, where ``run_step`` is overridden to call ``self._trainer.run_step()``."""
+class _InnerTrainer:
+    """The ``_trainer`` of a trainer that overrides ``run_step``, which may call ``self._trainer.run_step()``."""
 
     def __init__(self, trainer: SimpleTrainer) -> None:
         object.__setattr__(self, "_outer", trainer)

@@ -214,6 +214,8 @@ def _compressing(dtype: str) -> Callable[[Any, Any], Any]:
 def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> None:
     """Check that a strategy, the model it has wrapped and the loader agree on which ranks share a batch.
 
+    Logs a warning if checkpoints of the strategy cannot be resumed.
+
     Raises:
         ConfigError: training would compute something else than the gradient of the global batch.
     """
@@ -234,6 +236,12 @@ def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> No
             f"the loader splits each batch into {parts} parts, and the data_size of the strategy {name} is "
             f"{strategy.data_size}: call comm.set_data_ranks(strategy.data_rank, strategy.data_size) before the loader "
             "is made"
+        )
+    if not strategy.same_state_on_all_ranks:
+        logger.warning(
+            "Strategy %s: each rank has its own weights, and a checkpoint holds rank 0's, so it cannot be resumed. "
+            "If all ranks have the same weights, set same_state_on_all_ranks = True in the strategy",
+            name,
         )
 
 

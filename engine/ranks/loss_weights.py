@@ -1,6 +1,5 @@
-"""What makes one rank's step a part of the step over the global batch."""
+"""How much each loss of a step counts: by samples or items, over micro-batches and ranks."""
 
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -11,58 +10,100 @@ from ..data.batch_sampler import GlobalBatchSampler
 from ..data.epoch_iterator import EpochIterator
 from ..data.stream import StreamLoader
 
-__all__ = ["OverRanks"]
+__all__ = ["LossWeights"]
 
 
-class OverRanks:
-    """Weights a rank's losses where ranks average gradients.
+class LossWeights:
+    """Weights the losses of one step so that its gradient is that of the loss over the global batch.
 
-    The mean over ranks of gradients is that of the loss over the global batch if each rank's loss, a mean over its
-    own samples (or items), counts by their number: times the number of ranks, over the number in the global batch.
-    The logged losses are weighed alike, so their mean over ranks is the loss of the global batch.
+    A model's losses are means over the samples it receives, or over items (such as tokens) if it returns ``num_items``.
+    A micro-batch on a rank therefore counts by its number of samples or items, divided by the mean number per rank. The
+    logged losses are weighted too: their mean over ranks is the loss of the global batch.
+
+    Args:
+        batches: the iterator that the batch was read from.
+        batch: this rank's batch.
+        ranks: number of ranks that average gradients.
     """
 
-    def __init__(self) -> None:
-        self.world_size = comm.get_world_size()
+    def __init__(self, batches: EpochIterator, batch: Any, ranks: int) -> None:
+        self._batches = batches
+        self._batch = batch
+        self._ranks = ranks
+        self._rank_share: float | None = None
+        self._counts: list[Any] = []
+        # The number of items that counts as 1: that of the first micro-batch, so that losses and gradients keep their
+        # usual size. The number in the whole batch is known only after the last micro-batch; see finish.
+        self._unit: Any = None
+        self._first_sum: Any = None
 
-    def share(self, batches: EpochIterator, batch: Any) -> float:
-        """This rank's samples in the batch read last, over the mean number of samples on all ranks.
+    def apply(self, losses: dict[str, Any], share: float = 1.0) -> dict[str, torch.Tensor]:
+        """Multiply the losses of a micro-batch by its weight.
 
-        For loaders with a :class:`GlobalBatchSampler` the position tells; for streams the ranks ask each other. Other
-        loaders are taken to give all ranks the same number.
+        Args:
+            losses: the losses; ``num_items`` is removed.
+            share: the micro-batch's part of this rank's samples. 0 for a repeated one, which must not count.
         """
-        sampler = getattr(batches.loader, "batch_sampler", None)
+        num_items = losses.pop("num_items", None)
+        weight: Any = 0.0
+        if share and num_items is None:
+            if self._rank_share is None:
+                self._rank_share = self._samples_share()
+            weight = share * self._rank_share
+        elif share:
+            self._counts.append(num_items)
+            if self._unit is None:
+                self._first_sum = self._sum(num_items)
+                self._unit = self._per_rank(self._first_sum)
+            weight = num_items / self._unit
+        return {name: _weighted(loss, weight) for name, loss in losses.items()}
+
+    def finish(self, several: bool) -> tuple[Any, Any]:
+        """Return what is known after the last micro-batch.
+
+        Args:
+            several: whether there was more than one; the same on all ranks.
+
+        Returns:
+            The number of items in the global batch, and the factor that losses and gradients still need; None for
+            either if there is none.
+        """
+        if not self._counts:
+            return None, None
+        total = self._sum(sum(self._counts)) if several else self._first_sum
+        scale = self._unit / self._per_rank(total) if several else None
+        same_batch = self._ranks // comm.get_data_size() if self._ranks > 1 else 1  # ranks that share a batch
+        return (total if same_batch == 1 else total / same_batch), scale
+
+    def _samples_share(self) -> float:
+        """Return this rank's number of samples over the mean number per rank.
+
+        Batches of a :class:`GlobalBatchSampler` have known sizes; for streams the ranks exchange them. Other loaders
+        are assumed to give all ranks the same number.
+        """
+        if self._ranks == 1:
+            return 1.0
+        loader = self._batches.loader
+        sampler = getattr(loader, "batch_sampler", None)
         if isinstance(sampler, GlobalBatchSampler):
-            return sampler.share(batches.samples_before)
-        if isinstance(batches.loader, StreamLoader):
-            mine = samples_in(batch)
-            return 1.0 if mine is None else mine / self.mean(comm.all_reduce_sum(mine))
+            return sampler.share(self._batches.samples_before)
+        if isinstance(loader, StreamLoader):
+            samples = samples_in(self._batch)
+            return 1.0 if samples is None else samples / self._per_rank(self._sum(samples))
         return 1.0
 
-    def mean(self, total: Any) -> Any:
-        """The mean over ranks of a count that is ``total`` on all of them, or 1 if that is 0: a divisor."""
+    def _sum(self, count: Any) -> Any:
+        return count if self._ranks == 1 else comm.all_reduce_sum(count)
+
+    def _per_rank(self, total: Any) -> Any:
+        """Return the mean over ranks of a count whose sum is ``total``; 1 if that is 0, since it is a divisor."""
         if isinstance(total, torch.Tensor):
-            return torch.where(total > 0, total / self.world_size, 1.0)
-        return total / self.world_size if total else 1.0
-
-    def in_batch(self, total: Any) -> Any:
-        """The count in the global batch, of one that is ``total`` over all ranks: some ranks may share their part."""
-        sharing = self.world_size // comm.get_data_size()
-        return total if sharing == 1 else total / sharing
-
-    def weigh(self, trainer: Any, batch: Any) -> Callable[[Any], Any]:
-        """The factor that the losses of a whole batch count with, as a function of the items they are means over."""
-
-        def factor(num_items: Any) -> Any:
-            if num_items is None:
-                return self.share(trainer._batches, batch)
-            total = comm.all_reduce_sum(num_items)
-            trainer.storage.put_scalar("num_items", self.in_batch(total), smoothing_hint=False)
-            return num_items / self.mean(total)
-
-        return factor
+            return torch.where(total > 0, total / self._ranks, 1.0)
+        return total / self._ranks if total else 1.0
 
 
-def names_to_share(losses: Mapping[str, Any], prefix: str = "") -> set[str]:
-    """The metrics that ``write_metrics`` puts for these losses, and that are means over all ranks."""
-    return {prefix + name for name in (*losses, "total_loss")}
+def _weighted(loss: torch.Tensor, weight: Any) -> torch.Tensor:
+    """Return ``loss * weight``, or 0 for a weight of 0: the mean of nothing is NaN."""
+    if isinstance(weight, torch.Tensor):
+        return torch.where(weight > 0, loss * weight, 0.0)
+    return loss * weight if weight else torch.where(torch.isnan(loss), 0.0, loss) * 0.0

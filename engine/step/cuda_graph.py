@@ -2,17 +2,18 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from operator import attrgetter, methodcaller
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
 
 from ...config import ConfigError
-from .nonfinite import Buffers, find_nonfinite, skip_on_device
-from .whole_step import OptimizerStandIn, check_asked, check_whole_step, inside_of
+from .finite import Buffers, find_nonfinite, skip_on_device
+from .whole_step import OptimizerStandIn, Outputs, WholeStep
 
 __all__ = ["CudaGraphs", "GraphedStep"]
 
@@ -20,16 +21,13 @@ logger = logging.getLogger(__name__)
 
 KEY = "SOLVER.CUDA_GRAPH"
 
-# The losses, whether something was NaN or infinite, and the metrics that were put.
-Outputs = tuple[dict[str, torch.Tensor], torch.Tensor, list[tuple[str, Any, bool]]]
-
 _requires_grad = attrgetter("requires_grad")
 _training = attrgetter("training")
 _address = methodcaller("data_ptr")
 
 
 class CudaGraphs:
-    """The part that needs a GPU: running on a stream beside the usual one, and capturing."""
+    """The part that needs a GPU: runs functions on a side stream, and captures them."""
 
     device_type = "cuda"
 
@@ -37,7 +35,7 @@ class CudaGraphs:
         self._stream: torch.cuda.Stream | None = None
 
     def warm_up(self, function: Callable[[], Any]) -> Any:
-        """Call it on a side stream, as what is to be captured must have been."""
+        """Call a function on a side stream, as CUDA requires before it is captured."""
         current = torch.cuda.current_stream()
         if self._stream is None:
             self._stream = torch.cuda.Stream()
@@ -67,113 +65,70 @@ class CudaGraphs:
         return replay
 
 
-class GraphedStep:
-    """Runs the steps of a trainer as a CUDA graph, for batches of the shape that most have.
+class GraphedStep(WholeStep):
+    """Runs the steps of a trainer as a CUDA graph, for batches of the most frequent shape.
 
-    The first :attr:`WARM_UP` steps with batches of a shape are run on a side stream, then a graph is captured. From
-    then on batches of this shape are copied into its inputs, and it is replayed; others, such as the last one of an
-    epoch, are run without it, on the same parameters and state. When the model's parameters, which of them are
-    trained, its modes, or settings of the optimizer change, the graph is captured anew. Learning rates may change in
-    every step. What else Python decides in a step is decided once: when it is captured.
+    The first :attr:`WARM_UP` steps with a shape run on a side stream; then a graph is captured. Later batches of this
+    shape are copied into the graph's inputs, and it is replayed. Batches of other shapes, such as the last of an epoch,
+    run without it on the same parameters and state. The graph is captured again when the model's parameters, which of
+    them are trained, its modes, or settings of the optimizer change. Learning rates may change in every step. Anything
+    else that Python decides in a step is decided at capture.
 
     Args:
         graphs: captures and replays.
     """
 
     WARM_UP = 3
+    key = KEY
 
     def __init__(self, graphs: Any = None) -> None:
+        super().__init__()
         self._graphs = graphs or CudaGraphs()
-        self._optimizer: Any = None
-        self._stand_in: OptimizerStandIn
-        self._inside: type
-        self._model: Any = None
         self._seen: Counter[Any] = Counter()
         self._captured: tuple[Any, Any] | None = None
         self._inputs: list[Any] = []
         self._gradients: list[tuple[nn.Parameter, torch.Tensor | None]] = []
+        self._modules: list[nn.Module] = []
+        self._tensors: list[torch.Tensor] = []
         self._replay: Callable[[], Outputs]
-        self._asked = self._warned = False
+        self._warned = False
 
-    def check(self, trainer: Any) -> None:
-        """Find what cannot be captured.
-
-        Raises:
-            ConfigError: says what is in the way.
-        """
+    def _problems(self, trainer: Any) -> Iterator[str]:
         device = trainer._device_type()
         if device != self._graphs.device_type:
-            raise ConfigError(
-                f"{KEY}: needs a CUDA device, and the model is on {device}: set MODEL.DEVICE to cuda, or {KEY} to False"
-            )
-        check_whole_step(trainer, KEY)
+            yield f"needs a CUDA device, and the model is on {device}: set MODEL.DEVICE to cuda"
+        yield from super()._problems(trainer)
         for group in trainer.optimizer.param_groups:
             if not group.get("fused") and "capturable" not in group:
-                raise ConfigError(
-                    f"{KEY}: {type(trainer.optimizer).__name__} can be captured only where it is fused: set "
-                    f"SOLVER.OPTIMIZER.ARGS.fused, use AdamW, or set {KEY} to False"
+                yield (
+                    f"{type(trainer.optimizer).__name__} can be captured only where it is fused: set "
+                    "SOLVER.OPTIMIZER.ARGS.fused, or use AdamW"
                 )
 
-    def check_asked(self, trainer: Any) -> None:
-        """After the first step: whether it came here.
+    def _make_stand_in(self, optimizer: Optimizer, device: torch.device) -> OptimizerStandIn:
+        return OptimizerStandIn(optimizer, {"capturable": True}, lr_dtype=torch.float32, lr_device=device)
 
-        Raises:
-            ConfigError: it did not.
-        """
-        check_asked(trainer, KEY, self._asked)
-
-    def run(self, trainer: Any, batch: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        """One step.
-
-        Args:
-            trainer: whose step it is.
-            batch: to be learned from; its tensors are on the device.
-
-        Returns:
-            The losses by name; and 1 if one of them, or a gradient, is NaN or infinite, else 0.
-
-        Raises:
-            ConfigError: it cannot be captured.
-        """
-        self._asked = True
-        if self._optimizer is not trainer.optimizer or self._model is not trainer.model:
-            self._start(trainer)
-        optimizer = self._stand_in.ready(trainer.optimizer)
+    def _run(self, trainer: Any, batch: Any) -> Outputs:
+        if self._prepare(trainer):
+            self._captured = None
+            self._modules = list(trainer.model.modules())
+            self._tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
+        optimizer = self._stand_in.update(trainer.optimizer)
         leaves, form = pytree.tree_flatten(batch)
         key = ((form, tuple(map(_kind, leaves))), self._state(trainer))
-        if self._captured != key and not self._due(key):
+        if self._captured != key and not self._is_due(key):
             step = self._graphs.warm_up if self._seen[key] <= self.WARM_UP else _call
-            losses, found, puts = step(lambda: self._step(trainer, optimizer, batch))
-        else:
-            if self._captured != key:
-                self._capture(trainer, optimizer, leaves, form)
-                self._captured = key
-            for static, leaf in zip(self._inputs, leaves, strict=True):
-                if isinstance(leaf, torch.Tensor):
-                    static.copy_(leaf, non_blocking=True)
-            losses, found, puts = self._replayed()
-        trainer.optimizer._opt_called = True  # torch's schedulers want to know
-        for name, value, smoothing_hint in puts:
-            trainer.storage.put_scalar(name, value, smoothing_hint=smoothing_hint)
-        return losses, found
-
-    def _start(self, trainer: Any) -> None:
-        self.check(trainer)
-        self._optimizer, self._model, self._captured = trainer.optimizer, trainer.model, None
-        device = next(trainer.model.parameters()).device
-        # A step count in the host's memory cannot be captured.
-        for state in trainer.optimizer.state.values():
-            if isinstance(step := state.get("step"), torch.Tensor):
-                state["step"] = step.to(device)
-        self._stand_in = OptimizerStandIn(
-            trainer.optimizer, {"capturable": True}, lr_dtype=torch.float32, lr_device=device
-        )
-        self._inside = inside_of(trainer)
-        self._modules = list(trainer.model.modules())
-        self._tensors = [*trainer.model.parameters(), *trainer.model.buffers()]
+            return step(lambda: self._body(trainer, optimizer, batch))
+        if self._captured != key:
+            self._capture(trainer, optimizer, leaves, form)
+            self._captured = key
+        for static, leaf in zip(self._inputs, leaves, strict=True):
+            if isinstance(leaf, torch.Tensor):
+                static.copy_(leaf, non_blocking=True)
+        return self._replayed()
 
     def _state(self, trainer: Any) -> Any:
-        """All that a graph holds fast, as far as it can be told cheaply."""
+        """Return what a graph depends on beside the shape of the batch, as far as it is cheap to find out."""
         groups = [
             {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
             for group in trainer.optimizer.param_groups
@@ -189,10 +144,10 @@ class GraphedStep:
             list(map(_address, self._tensors)),
         )
 
-    def _due(self, key: Any) -> bool:
-        """Whether a graph is to be captured for such batches."""
+    def _is_due(self, key: Any) -> bool:
+        """Count a batch, and return whether to capture a graph for its shape."""
         self._seen[key] += 1
-        if len(self._seen) > 100:  # shapes that never come again
+        if len(self._seen) > 100:  # forget rare shapes
             self._seen = Counter(dict(self._seen.most_common(10)))
             if self._captured is None and not self._warned:
                 self._warned = True
@@ -201,54 +156,51 @@ class GraphedStep:
                 )
         if self._seen[key] <= self.WARM_UP:
             return False
-        # One graph, for the shape that came often enough first; another one if that cannot be used any more.
+        # One graph, for the first shape that is frequent; another one only if that one can no longer be used.
         return self._captured is None or self._captured[1] != key[1]
 
     def _capture(self, trainer: Any, optimizer: Any, leaves: list[Any], form: Any) -> None:
         self._inputs = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         batch = pytree.tree_unflatten(self._inputs, form)
         try:
-            self._replay = self._graphs.capture(lambda: self._step(trainer, optimizer, batch))
+            self._replay = self._graphs.capture(lambda: self._body(trainer, optimizer, batch))
         except RuntimeError as error:
             raise ConfigError(
                 f"{KEY}: this step cannot be captured: {str(error).splitlines()[0]}. Something in it waits for the "
-                f"device or computes on the host; set {KEY} to False, or change it (the traceback above tells more)"
+                f"device or computes on the host; change it (see the traceback above), or set {KEY} to False"
             ) from error
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._gradients = [(p, p.grad) for p in parameters] if trainer.zero_grad_before_forward else []
         logger.info("Captured a CUDA graph of the step")
 
     def _replayed(self) -> Outputs:
-        """Replay; what comes back is copied, since the next replay fills the same tensors."""
+        """Replay the graph, and copy its outputs, since the next replay overwrites them."""
         losses, found, puts = self._replay()
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         copied = {name: loss.clone() for name, loss in losses.items()}
         return copied, found.clone(), [(name, _copy(value), hint) for name, value, hint in puts]
 
-    def _step(self, trainer: Any, optimizer: Any, batch: Any) -> Outputs:
-        """What is captured: the trainer's own methods, one after the other, on stand-ins of trainer and optimizer."""
-        this = self._inside(trainer, optimizer)
-        optimizer.zero_grad()
-        buffers = Buffers(trainer.model)
-        if trainer.nonfinite.policy != "raise":
-            buffers.keep()
-        losses = this.accumulate(batch) if trainer.accumulation_steps > 1 else this.forward_backward(batch)
-        losses = {name: loss.detach() for name, loss in losses.items()}
+    def _copy_buffers(self, model: nn.Module) -> Buffers:
+        buffers = Buffers(model)
+        buffers.keep()
+        return buffers
+
+    def _guarded_update(self, view: Any, losses: dict[str, torch.Tensor], buffers: Buffers | None) -> torch.Tensor:
+        optimizer = view.optimizer
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         device = gradients[0].device if gradients else next(iter(losses.values())).device
         found = find_nonfinite([*gradients, *losses.values()], torch.zeros((), device=device))
-        skip_on_device([optimizer], found, trainer.nonfinite.policy)
-        buffers.restore(found)
+        skip_on_device([optimizer], found, view.nonfinite.policy)
+        if buffers is not None:
+            buffers.restore(found)
         with torch.no_grad():
-            this.optimizer_step()
-        if not trainer.zero_grad_before_forward:
-            optimizer.zero_grad()
-        return losses, found, this.storage.values
+            view.optimizer_step()
+        return found
 
 
 class _Settings:
-    """Values compared one by one; hashed by none of them, since few ever differ."""
+    """Values that are compared one by one. Their hash is constant: not all can be hashed, and few ever differ."""
 
     def __init__(self, *values: Any) -> None:
         self.values = values
@@ -261,7 +213,7 @@ class _Settings:
 
 
 def _kind(leaf: Any) -> Any:
-    """What must be the same for a graph to be used: of a tensor its shape and type, of anything else its value."""
+    """Return what a batch must share with the graph's: a tensor's shape, type and device, or another value itself."""
     return (leaf.shape, leaf.dtype, leaf.device) if isinstance(leaf, torch.Tensor) else (type(leaf), repr(leaf))
 
 

@@ -1,9 +1,11 @@
-"""What running a step as one unit needs, whether it is compiled or captured: stand-ins, and what cannot be done."""
+"""Steps that run as one unit, compiled or captured: what they share."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, component
@@ -15,32 +17,194 @@ from .. import comm
 from ..modeling import check_compile, resolve_device
 from .fast_path import plain_step
 
-__all__ = [
-    "OUTSIDE_EVENTS",
-    "OptimizerStandIn",
-    "check_asked",
-    "check_step_config",
-    "check_whole_step",
-    "inside_of",
-    "note",
-    "noted",
-]
+__all__ = ["OptimizerStandIn", "Outputs", "WholeStep", "check_step_config"]
 
-OUTSIDE_EVENTS = ("before_fetch", "after_fetch", "after_optimizer_step")
-"""Events of a step that come before or after all that is one unit."""
+# Events before or after the part of a step that is one unit.
+_OUTSIDE_EVENTS = ("before_fetch", "after_fetch", "after_optimizer_step")
+
+Outputs = tuple[dict[str, torch.Tensor], torch.Tensor, list[tuple[str, Any, bool]]]
+"""What a step returns: the losses, a flag that is true if one of them or a gradient is NaN or infinite, and the metrics
+put in the step as (name, value, smoothing_hint)."""
+
+
+class WholeStep(ABC):
+    """Runs forward, backward and update of a trainer's steps as one unit, with hooks around it.
+
+    A subclass defines how the unit runs (:meth:`_run`), and how its update is made without effect where a loss or a
+    gradient is NaN or infinite (:meth:`_copy_buffers`, :meth:`_guarded_update`).
+
+    Attributes:
+        key: the config key that asks for such steps.
+        view_bases: classes whose methods replace the trainer's within the unit.
+        refusal: the error message of code that cannot run within the unit. A compiler replaces the exceptions of code
+            that it traces by its own, so the message is kept here.
+    """
+
+    key: str
+    view_bases: tuple[type, ...] = ()
+
+    def __init__(self) -> None:
+        self.refusal = ""
+        self._called = False
+        self._optimizer: Any = None
+        self._model: nn.Module | None = None
+        self._stand_in: OptimizerStandIn
+        self._view: type
+
+    # ------------------------------------------------------------------ checks
+
+    def check(self, trainer: Any) -> None:
+        """Check that the trainer's steps can run as one unit.
+
+        Raises:
+            ConfigError: they cannot; the message says why, and what to do.
+        """
+        for problem in self._problems(trainer):
+            raise ConfigError(f"{self.key}: {problem}; or set {self.key} to False")
+
+    def check_called(self, trainer: Any) -> None:
+        """Check, after the first step, that the trainer called :meth:`run`.
+
+        Raises:
+            ConfigError: it did not.
+        """
+        if not self._called:
+            raise ConfigError(
+                f"{self.key}: {type(trainer).__name__}.run_step does not call SimpleTrainer.run_step, so its steps are "
+                f"not one unit; override the methods that run_step calls, or set {self.key} to False"
+            )
+
+    def _problems(self, trainer: Any) -> Iterator[str]:
+        """Yield what prevents the trainer's steps from running as one unit."""
+        for event in STEP_EVENTS:
+            if event not in _OUTSIDE_EVENTS and trainer._listeners[event]:
+                hook = hook_name(trainer._listeners[event][0][2])
+                yield f"the hook {hook} listens to {event}, which comes in the middle of the step: remove the hook"
+        for hook in trainer._hooks:
+            # the default of torch's CyclicLR and OneCycleLR
+            if isinstance(hook, LRScheduler) and getattr(hook.scheduler, "cycle_momentum", False):
+                name = type(hook.scheduler).__name__
+                yield f"{name} changes the momentum, so each step needs a new graph: set its cycle_momentum to False"
+        if trainer.grad_scaler is not None:
+            yield "float16's gradient scaler decides in the middle of the step: set SOLVER.AMP.DTYPE to bfloat16"
+        yield from _optimizer_problems(trainer.optimizer)
+        if comm.get_world_size() > 1:
+            yield (
+                f"gradients of {comm.get_world_size()} processes are exchanged in the middle of the step: use one "
+                "process"
+            )
+        sparse = [path for path, module in trainer.model.named_modules() if getattr(module, "sparse", False) is True]
+        if sparse:
+            yield f"the gradients of {sparse[0]} are sparse: create it with sparse=False"
+
+    # ------------------------------------------------------------------ a step
+
+    def run(self, trainer: Any, batch: Any, data_time: float) -> bool:
+        """Run a step, except for reading its batch.
+
+        Args:
+            trainer: the trainer.
+            batch: the batch, on the device.
+            data_time: seconds spent on reading it.
+
+        Returns:
+            Whether the step has run; False if the trainer must run it part by part.
+
+        Raises:
+            ConfigError: the step cannot run as one unit.
+        """
+        self._called = True
+        outputs = self._run(trainer, batch)
+        if outputs is None:
+            return False
+        losses, found, puts = outputs
+        trainer.optimizer._opt_called = True  # torch's schedulers check it
+        for name, value, smoothing_hint in puts:
+            trainer.storage.put_scalar(name, value, smoothing_hint=smoothing_hint)
+        policy = trainer.nonfinite
+        policy.found = found
+        trainer._write_metrics(losses, data_time)
+        if policy.skip_update:  # the unit has not made the update
+            policy.skip_update = False
+        elif trainer._listeners["after_optimizer_step"]:
+            trainer._dispatch("after_optimizer_step")
+        return True
+
+    @abstractmethod
+    def _run(self, trainer: Any, batch: Any) -> Outputs | None:
+        """Run forward, backward and update; None if the trainer must do it part by part."""
+
+    def _prepare(self, trainer: Any) -> bool:
+        """Prepare for the trainer's model and optimizer; return whether they are new."""
+        optimizer = trainer.optimizer
+        if self._optimizer is optimizer and self._model is trainer.model:
+            return False
+        self.check(trainer)
+        self._optimizer, self._model = optimizer, trainer.model
+        device = optimizer.param_groups[0]["params"][0].device
+        for state in optimizer.state.values():  # reading a step count from the host's memory would wait for the device
+            if isinstance(step := state.get("step"), torch.Tensor):
+                state["step"] = step.to(device)
+        self._stand_in = self._make_stand_in(optimizer, device)
+        self._view = type("TrainerView", (*self.view_bases, _TrainerView, type(trainer)), {})
+        return True
+
+    @abstractmethod
+    def _make_stand_in(self, optimizer: Optimizer, device: torch.device) -> "OptimizerStandIn": ...
+
+    def _body(self, trainer: Any, optimizer: Any, batch: Any) -> Outputs:
+        """Forward, backward and update: the trainer's own methods, on a view of it and the optimizer's stand-in."""
+        view = self._view(trainer, optimizer, self)
+        optimizer.zero_grad()
+        buffers = None if trainer.nonfinite.policy == "raise" else self._copy_buffers(trainer.model)
+        with torch.enable_grad():
+            losses = view.accumulate(batch) if trainer.accumulation_steps > 1 else view.forward_backward(batch)
+        losses = {name: loss.detach() for name, loss in losses.items()}
+        found = self._guarded_update(view, losses, buffers)
+        if not trainer.zero_grad_before_forward:
+            optimizer.zero_grad()
+        return losses, found, view.storage.values
+
+    @abstractmethod
+    def _copy_buffers(self, model: nn.Module) -> Any:
+        """Copy the model's buffers, which a skipped step must not change."""
+
+    @abstractmethod
+    def _guarded_update(self, view: Any, losses: dict[str, torch.Tensor], buffers: Any) -> torch.Tensor:
+        """Update the weights, without effect if a loss or a gradient is NaN or infinite.
+
+        Returns:
+            Whether one is.
+        """
+
+    def note(self, message: str) -> None:
+        """Set :attr:`refusal`."""
+        self.refusal = message
+
+
+def _optimizer_problems(optimizer: Any) -> Iterator[str]:
+    name = type(optimizer).__name__
+    if len(optimizers_of(optimizer)) > 1:
+        yield "several optimizers cannot be part of it: use one, with a parameter group for each part of the model"
+    elif not isinstance(optimizer, Optimizer) or plain_step(optimizer) is None:
+        yield f"{name}.step() does not have the form of torch's optimizers: use another optimizer"
+    elif optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        yield f"the {name} has step hooks of its own, which would not be called: remove them"
+    elif "step" in vars(optimizer) and not getattr(optimizer.step, "_wrapped_by_lr_sched", False):
+        yield f"the step() of this {name} was replaced: use the one of its class"
 
 
 class OptimizerStandIn:
-    """An optimizer as a step run as one unit sees it: the same parameters and state, other settings.
+    """Creates what replaces an optimizer within the unit: the same parameters and state, other settings.
 
-    The learning rate of each group is a tensor, filled before each step, so that a new rate is no reason to compile
-    or capture again. The optimizer keeps its plain floats: schedules, hooks and checkpoints see nothing of it.
+    The learning rate of each group is a tensor, which is filled before each step, so a new rate needs no new graph. The
+    optimizer itself keeps its plain floats.
 
     Args:
         optimizer: one of torch's.
-        settings: what else is other in the groups, where they have such an entry.
-        lr_dtype: of the learning rates' tensors.
-        lr_device: theirs.
+        settings: values that replace those of the groups that have such a setting.
+        lr_dtype: dtype of the learning rates' tensors.
+        lr_device: their device.
     """
 
     def __init__(
@@ -50,17 +214,17 @@ class OptimizerStandIn:
         lr_dtype: torch.dtype = torch.float64,
         lr_device: torch.device | str = "cpu",
     ) -> None:
-        self._step = _standing_in_for(optimizer)
+        self._step = _without_base_class(optimizer)
         self._settings = settings
         self._rates: list[torch.Tensor] = []
         self._filled: list[Any] = []
         self._make_rate = lambda: torch.zeros((), dtype=lr_dtype, device=lr_device)
 
-    def ready(self, optimizer: Optimizer) -> Any:
-        """Take over what the optimizer holds now; to be called before each step.
+    def update(self, optimizer: Optimizer) -> Any:
+        """Take over the optimizer's groups and state, before each step.
 
         Returns:
-            What has its ``param_groups`` and ``state``, ``step()`` and ``zero_grad()``, and is no torch optimizer.
+            An object with its ``param_groups``, ``state``, ``step()`` and ``zero_grad()`` that is no torch optimizer.
         """
         step, groups = self._step, []
         for index, group in enumerate(optimizer.param_groups):
@@ -79,16 +243,16 @@ class OptimizerStandIn:
         return step
 
 
-def _standing_in_for(optimizer: Optimizer) -> Any:
-    """An object with the optimizer's own methods, without what torch's base class puts around them.
+def _without_base_class(optimizer: Optimizer) -> Any:
+    """Return an object with the optimizer's own methods that is not an instance of torch's ``Optimizer``.
 
-    Compilers know that class, and treat its objects in a way of their own.
+    Compilers treat instances of that class specially.
     """
     methods: dict[str, Any] = {}
     for cls in reversed(type(optimizer).__mro__):
         if cls is not Optimizer and issubclass(cls, Optimizer):
             methods.update({name: _traceable(value) for name, value in vars(cls).items() if name[:2] != "__"})
-    # They look whether a graph is being captured, in ways that cannot be traced.
+    # These checks test whether a graph is being captured, in ways that cannot be traced.
     checks = (name for name in vars(Optimizer) if name.endswith("_capture_health_check"))
     methods |= dict.fromkeys(checks, _nothing)
     methods |= {"step": plain_step(optimizer), "zero_grad": _zero_grad}
@@ -98,7 +262,7 @@ def _standing_in_for(optimizer: Optimizer) -> Any:
 
 
 def _traceable(member: Any) -> Any:
-    """Compilers hide some methods of torch's optimizers from themselves: the method that was there before."""
+    """Return the original of a method that torch has excluded from tracing."""
     return getattr(member, "_torchdynamo_orig_callable", member)
 
 
@@ -112,30 +276,41 @@ def _zero_grad(self: Any) -> None:
             parameter.grad = None
 
 
-class _Inside:
-    """A trainer within a step that is one unit: hooks are not called, and metrics are kept to be put afterwards.
+_NO_LISTENERS: dict[str, tuple[Any, ...]] = dict.fromkeys(STEP_EVENTS, ())
 
-    Everything else is the trainer's, so that there is one definition of what a step is.
+
+class _TrainerView:
+    """A trainer within the unit: hooks are not called, and metrics are collected to be put afterwards.
+
+    It has all other attributes and methods of the trainer, so that a step has one definition.
     """
 
-    _outside: Any
+    _viewed: Any
+    _whole: WholeStep
     optimizer: Any
     storage: Any
     _listeners: dict[str, tuple[Any, ...]]
 
-    def __init__(self, trainer: Any, optimizer: Any) -> None:
-        own = {"_outside": trainer, "optimizer": optimizer, "storage": _Puts(), "_listeners": _NOBODY}
+    def __init__(self, trainer: Any, optimizer: Any, whole: WholeStep) -> None:
+        own = {
+            "_viewed": trainer,
+            "_whole": whole,
+            "optimizer": optimizer,
+            "storage": _Puts(whole),
+            "_listeners": _NO_LISTENERS,
+        }
         for name, value in own.items():
             object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._outside, name)
+        return getattr(self._viewed, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         _refuse(
-            f"{type(self._outside).__name__} assigns self.{name} within the step, which is one unit "
-            "(SOLVER.COMPILE_STEP, SOLVER.CUDA_GRAPH): it would be lost. Assign it between steps, such as in "
-            "after_step, put numbers by self.storage.put_scalar, or set that key to False"
+            self._whole,
+            f"{type(self._viewed).__name__} assigns self.{name} within the step, which is one unit "
+            "(SOLVER.COMPILE_STEP, SOLVER.CUDA_GRAPH): the value would be lost. Assign it between steps, such as in "
+            "after_step, put numbers by self.storage.put_scalar, or set that key to False",
         )
 
     def after_backward(self) -> None:
@@ -146,16 +321,18 @@ class _Inside:
 
 
 class _Puts:
-    """Takes metrics in place of the storage."""
+    """Collects metrics in place of the storage."""
 
-    def __init__(self) -> None:
+    def __init__(self, whole: WholeStep) -> None:
+        self._whole = whole
         self.values: list[tuple[str, Any, bool]] = []
 
     def put_scalar(self, name: str, value: Any, smoothing_hint: bool = True, cur_iter: int | None = None) -> None:
         if cur_iter is not None:
             _refuse(
+                self._whole,
                 f"the metric {name} is put with a cur_iter within the step, which is one unit (SOLVER.COMPILE_STEP, "
-                "SOLVER.CUDA_GRAPH): leave cur_iter out, or set that key to False"
+                "SOLVER.CUDA_GRAPH): leave cur_iter out, or set that key to False",
             )
         self.values.append((name, value, smoothing_hint))
 
@@ -165,44 +342,23 @@ class _Puts:
 
     def __getattr__(self, name: str) -> Any:
         _refuse(
+            self._whole,
             f"self.storage.{name} is used within the step, which is one unit (SOLVER.COMPILE_STEP, SOLVER.CUDA_GRAPH): "
-            "there are put_scalar and put_scalars only. Use it between steps, such as in after_step, or set that key "
-            "to False"
+            "only put_scalar and put_scalars work there. Use it between steps, such as in after_step, or set that key "
+            "to False",
         )
 
 
-noted: list[str] = []
-"""What was last told by :func:`note`."""
-
-
-def note(message: str) -> None:
-    """Keep a message in :data:`noted`: what is raised while a compiler looks, it tells in words of its own."""
-    noted[:] = [message]
-
-
-def _refuse(message: str) -> NoReturn:
-    note(message)
+def _refuse(whole: WholeStep, message: str) -> NoReturn:
+    whole.note(message)
     raise ConfigError(message)
 
 
-_NOBODY: dict[str, tuple[Any, ...]] = dict.fromkeys(STEP_EVENTS, ())
-
-
-def inside_of(trainer: Any, *mixins: type) -> type:
-    """The class of what a step within a unit is run on: ``inside_of(trainer)(trainer, optimizer)``.
-
-    Args:
-        trainer: whose methods it has.
-        *mixins: what is otherwise there.
-    """
-    return type("Inside", (*mixins, _Inside, type(trainer)), {})
-
-
 def check_step_config(cfg: CfgNode) -> None:
-    """Check what a config says of steps that are one unit, as far as can be told before anything is built.
+    """Check what a config says about steps that run as one unit, before anything is built.
 
     Raises:
-        ConfigError: SOLVER.COMPILE_STEP or SOLVER.CUDA_GRAPH does not go with something else.
+        ConfigError: SOLVER.COMPILE_STEP or SOLVER.CUDA_GRAPH does not work with another setting.
     """
     solver = cfg.SOLVER
     args = solver.COMPILE_STEP_ARGS
@@ -210,7 +366,7 @@ def check_step_config(cfg: CfgNode) -> None:
     for name in ("fullgraph", "disable"):
         if name in args:
             raise ConfigError(f"SOLVER.COMPILE_STEP_ARGS.{name}: the step is always one graph; leave it out")
-    if args.get("mode") in ("reduce-overhead", "max-autotune"):  # they capture graphs whose outputs the next step fills
+    if args.get("mode") in ("reduce-overhead", "max-autotune"):  # the outputs of their graphs are overwritten
         raise ConfigError(
             f"SOLVER.COMPILE_STEP_ARGS.mode: {args.mode} captures CUDA graphs by itself, which is not supported: use "
             "max-autotune-no-cudagraphs, or SOLVER.CUDA_GRAPH"
@@ -224,79 +380,20 @@ def check_step_config(cfg: CfgNode) -> None:
     device = resolve_device(cfg.MODEL.DEVICE)
     if solver.CUDA_GRAPH and device.type != "cuda":
         raise ConfigError(
-            f"{key}: needs a CUDA device, and MODEL.DEVICE {cfg.MODEL.DEVICE!r} is {device}; set it False"
+            f"{key}: needs a CUDA device, and MODEL.DEVICE {cfg.MODEL.DEVICE!r} is {device}; set {key} to False"
         )
     if comm.get_world_size() > 1:
-        raise ConfigError(f"{key}: works in one process only, and there are {comm.get_world_size()}; set it False")
+        raise ConfigError(
+            f"{key}: works in one process only, and there are {comm.get_world_size()}; set {key} to False"
+        )
     if solver.AMP.ENABLED and solver.AMP.DTYPE == "float16":
         raise ConfigError(f"{key}: does not work with SOLVER.AMP.DTYPE float16; use bfloat16, or set {key} to False")
     for index, entry in enumerate(cfg.HOOKS):
         name, _ = component(entry)
         cls = HOOK_REGISTRY.get(name, f"HOOKS[{index}]")
         for event in STEP_EVENTS:
-            if event not in OUTSIDE_EVENTS and getattr(cls, event, None) is not getattr(HookBase, event):
+            if event not in _OUTSIDE_EVENTS and getattr(cls, event, None) is not getattr(HookBase, event):
                 raise ConfigError(
                     f"HOOKS[{index}]: {name} listens to {event}, which comes in the middle of a step; with {key} the "
-                    f"step is one unit. Leave the hook out, or set {key} to False"
+                    f"step is one unit. Remove the hook, or set {key} to False"
                 )
-
-
-def check_whole_step(trainer: Any, key: str) -> None:
-    """Find what a step cannot do as one unit.
-
-    Args:
-        trainer: with its hooks.
-        key: the config key that asks for it.
-
-    Raises:
-        ConfigError: says what is in the way, and what to do.
-    """
-    for reason in _reasons(trainer):
-        raise ConfigError(f"{key}: the step is one unit, and {reason}; or set {key} to False")
-
-
-def check_asked(trainer: Any, key: str, asked: bool) -> None:
-    """Find a trainer that makes its steps otherwise.
-
-    Args:
-        trainer: that has made its first step.
-        key: the config key that asks for steps as one unit.
-        asked: whether the step was made, or was asked for, as one.
-
-    Raises:
-        ConfigError: it was not.
-    """
-    if not asked:
-        raise ConfigError(
-            f"{key}: {type(trainer).__name__}.run_step does not call SimpleTrainer.run_step, so its steps are not one "
-            f"unit; override the methods that run_step calls, or set {key} to False"
-        )
-
-
-def _reasons(trainer: Any) -> Iterator[str]:
-    for event in STEP_EVENTS:
-        if event not in OUTSIDE_EVENTS and trainer._listeners[event]:
-            hook = hook_name(trainer._listeners[event][0][2])
-            yield f"the hook {hook} listens to {event}, which comes in the middle of it: leave the hook out"
-    for hook in trainer._hooks:
-        # torch's CyclicLR and OneCycleLR, whose default it is
-        if isinstance(hook, LRScheduler) and getattr(hook.scheduler, "cycle_momentum", False):
-            name = type(hook.scheduler).__name__
-            yield f"{name} changes the momentum in each, which takes a new one: set its cycle_momentum to False"
-    if trainer.grad_scaler is not None:
-        yield "float16's gradient scaler decides in the middle of it: set SOLVER.AMP.DTYPE to bfloat16"
-    optimizer = trainer.optimizer
-    name = type(optimizer).__name__
-    if len(optimizers_of(optimizer)) > 1:
-        yield "several optimizers cannot be part of it: use one, with a parameter group for each part of the model"
-    elif not isinstance(optimizer, Optimizer) or plain_step(optimizer) is None:
-        yield f"{name}.step() is not of the form that torch's optimizers have: use another optimizer"
-    elif optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        yield f"the {name} has step hooks of its own, which it would not call: remove them"
-    elif "step" in vars(optimizer) and not getattr(optimizer.step, "_wrapped_by_lr_sched", False):
-        yield f"the step() of this {name} was replaced: leave it as its class has it"
-    if comm.get_world_size() > 1:
-        yield f"gradients of {comm.get_world_size()} processes are exchanged in the middle of it: use one process"
-    sparse = [path for path, module in trainer.model.named_modules() if getattr(module, "sparse", False) is True]
-    if sparse:
-        yield f"the gradients of {sparse[0]} are sparse: make it with sparse=False"

@@ -1,9 +1,10 @@
 import math
 
 import pytest
+import torch
 
 from hookline.engine.data import EpochIterator, EpochSampler, GlobalBatchSampler, TrainingSampler
-from hookline.engine.ranks.loss_weights import names_to_share
+from hookline.engine.ranks.loss_weights import LossWeights
 
 
 class Loader:
@@ -20,7 +21,7 @@ class Loader:
 
 
 def shares(size, batch_size, world_size, rank, start=0, batches=None):
-    """What each batch of an epoch counts with on a rank, and its samples there."""
+    """The share of each batch of an epoch on a rank, and its number of samples there."""
     sampler = GlobalBatchSampler(EpochSampler(size), batch_size, rank=rank, world_size=world_size)
     iterator = EpochIterator(Loader(sampler))
     if start:
@@ -32,14 +33,14 @@ def shares(size, batch_size, world_size, rank, start=0, batches=None):
 
 @pytest.mark.parametrize(("size", "batch_size"), [(37, 8), (20, 10), (11, 4), (64, 64)])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_a_ranks_share_is_its_samples_over_the_mean_of_all_ranks(size, batch_size, world_size):
+def test_the_share_of_a_rank_is_its_samples_over_the_mean_of_all_ranks(size, batch_size, world_size):
     ranks = [list(shares(size, batch_size, world_size, rank)) for rank in range(world_size)]
     for batch in zip(*ranks, strict=True):
         mean = sum(samples for _, samples in batch) / world_size
         assert [share for share, _ in batch] == pytest.approx([samples / mean for _, samples in batch])
 
 
-def test_after_a_resume_with_another_batch_size_the_last_batch_still_counts_by_its_samples():
+def test_the_last_batch_counts_by_its_samples_after_a_resume_with_another_batch_size():
     ranks = [list(shares(37, 8, 2, rank, start=6, batches=4)) for rank in range(2)]
     assert sum(samples for rank in ranks for _, samples in rank) == 31
     last = [rank[-1] for rank in ranks]  # 7 samples
@@ -47,12 +48,46 @@ def test_after_a_resume_with_another_batch_size_the_last_batch_still_counts_by_i
     assert [share for share, _ in last] == pytest.approx([3 / 3.5, 4 / 3.5])
 
 
-def test_of_an_endless_stream_all_batches_are_full():
+def test_all_batches_of_an_endless_sampler_are_full():
     for rank, samples in ((0, 2), (1, 3)):
         sampler = GlobalBatchSampler(TrainingSampler(7, seed=0, rank=0, world_size=1), 5, rank=rank, world_size=2)
         assert sampler.share(1000) == samples / 2.5
         assert math.isclose(sampler.share(0), samples / 2.5)
 
 
-def test_names_are_those_of_write_metrics():
-    assert names_to_share({"a": 1, "b": 2}, "val/") == {"val/a", "val/b", "val/total_loss"}
+def of_parts(counts, losses, tensors=False):
+    """The weighted sum of the losses of micro-batches, after the final factor."""
+    weights = LossWeights(EpochIterator([None]), None, ranks=1)
+    total = 0.0
+    for count, loss in zip(counts, losses, strict=True):
+        found = {"loss": torch.tensor(loss), "num_items": torch.tensor(count) if tensors else count}
+        total = total + weights.apply(found, share=1 / len(counts))["loss"]
+    num_items, scale = weights.finish(several=len(counts) > 1)
+    assert num_items == sum(counts)
+    return total if scale is None else total * scale
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_micro_batches_count_by_their_items(tensors):
+    assert of_parts([3, 1], [2.0, 6.0], tensors) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_a_micro_batch_without_items_does_not_count_although_its_mean_is_nan(tensors):
+    assert of_parts([3, 0, 1], [2.0, math.nan, 6.0], tensors) == pytest.approx(3.0)
+    assert of_parts([0, 0], [math.nan, math.nan], tensors) == 0
+
+
+def test_micro_batches_without_items_count_by_their_samples():
+    weights = LossWeights(EpochIterator([None]), None, ranks=1)
+    total = sum(
+        weights.apply({"loss": torch.tensor(loss)}, share)["loss"] for loss, share in ((2.0, 0.75), (6.0, 0.25))
+    )
+    assert total == pytest.approx(3.0)
+    assert weights.finish(several=True) == (None, None)
+
+
+def test_a_repeated_micro_batch_does_not_count():
+    weights = LossWeights(EpochIterator([None]), None, ranks=1)
+    assert weights.apply({"loss": torch.tensor(math.nan), "num_items": 3}, share=0.0)["loss"] == 0
+    assert weights.finish(several=True) == (None, None)

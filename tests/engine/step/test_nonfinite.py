@@ -10,7 +10,7 @@ from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.step.cuda_graph import GraphedStep
-from hookline.engine.step.nonfinite import find_nonfinite, skip_on_device
+from hookline.engine.step.finite import find_nonfinite, skip_on_device
 from hookline.hooks import CallbackHook, ExceptionCheckpointer, PeriodicCheckpointer
 
 from .test_cuda_graph import Calls

@@ -1,0 +1,165 @@
+"""A trainer with a model and data: epochs, devices, prediction. Its step is defined in ``simple_trainer.py``."""
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..checkpoint import unwrap_model
+from ..data.epoch_iterator import EpochIterator
+from ..data.transfer import move_to_device
+from ..evaluation.predictions import outputs_of
+from ..modeling.adapters import ModelAdapter
+from ..train_loop import TrainerBase
+from .random_state import RandomState
+from .whole_step import WholeStep
+
+__all__ = ["ModelTrainer"]
+
+
+class ModelTrainer(TrainerBase):
+    """The part of a :class:`~hookline.engine.SimpleTrainer` that is not the step itself.
+
+    Attributes:
+        model: the model, wrapped for several processes if there are several.
+        data_loader: the loader of training batches.
+        adapter: calls the model and reads its outputs.
+        precision: dtype for torch.autocast, or None.
+        device: where batches are moved, or None.
+    """
+
+    model: nn.Module
+    data_loader: Iterable[Any]
+    adapter: ModelAdapter
+    precision: torch.dtype | None
+    device: torch.device | None
+    _batches: EpochIterator
+    _given_length: int | None = None
+    _random_state: RandomState
+    _whole_step: WholeStep | None = None
+
+    # ------------------------------------------------------------------ epochs and data
+
+    @property
+    def _data_loader_iter(self) -> EpochIterator:
+        return self._batches
+
+    @_data_loader_iter.setter
+    def _data_loader_iter(self, batches: Iterator[Any]) -> None:
+        self._batches = EpochIterator(batches, None, weakref.proxy(self), self.device)
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]
+        return self._batches.epoch
+
+    @property
+    def iters_per_epoch(self) -> int | None:  # type: ignore[override]
+        return self._batches.length
+
+    @property
+    def epoch_ended(self) -> bool:  # type: ignore[override]
+        return self._batches.ended
+
+    def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
+        """Replace the data loader, from the next step on.
+
+        The count of epochs continues. If batches of the present epoch were read, the epoch ends with the present step.
+
+        Args:
+            data_loader_builder: creates the loader. It is called after the old loader and its workers are deleted.
+        """
+        epoch, begun = self._batches.epoch, self._batches.position > 0
+        del self.data_loader, self._batches
+        loader = self.data_loader = data_loader_builder()
+        self._batches = EpochIterator(loader, self._length_of_epoch(loader), weakref.proxy(self), self.device)
+        self._batches.continue_count(epoch, begun)
+
+    def _length_of_epoch(self, data_loader: Iterable[Any]) -> int | None:
+        """Return the iterations per epoch of a new loader; None if they are its length."""
+        return self._given_length
+
+    def skip_epoch(self) -> None:
+        """End the epoch with the present step; the next step starts from the beginning of the data."""
+        self._batches.skip_epoch()
+
+    def before_step(self) -> None:
+        self.storage.iter = self.iter
+        batches = self._batches
+        if batches.ended:
+            batches.next_epoch()
+        if self._joined or self._left:
+            self._change_hooks()
+        if batches.position == 0 or self.iter == self.start_iter:
+            self.before_epoch()
+        if self._random_state.pending is not None:
+            self._random_state.restore(batches)
+        self._dispatch("before_step")
+
+    # ------------------------------------------------------------------ devices
+
+    def to_device(self, batch: Any) -> Any:
+        """Move a batch that is not read by a step to the model's device."""
+        return batch if self.device is None else move_to_device(batch, self.device)
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.precision is None:
+            return nullcontext()
+        return torch.autocast(self._device_type(), dtype=self.precision)
+
+    def _device_type(self) -> str:
+        if self.device is not None:
+            return self.device.type
+        parameter = next(self.model.parameters(), None)
+        return "cpu" if parameter is None else parameter.device.type
+
+    # ------------------------------------------------------------------ prediction
+
+    def predict(self, data_loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield the model's outputs for each batch, in eval mode, with the weights that evaluations use.
+
+        Hooks receive ``before_predict``; ``on_predict_end`` after the last output, or when the iterator is closed or
+        fails; and then ``after_predict({"batches": n})``, only after the last output. Each rank predicts its own
+        batches; :func:`~hookline.engine.evaluation.write_predictions` writes those of all ranks to a file.
+
+        Args:
+            data_loader: batches, as for training or without targets.
+        """
+        self._dispatch("before_predict")
+        # Unwrapped: the ranks may have different numbers of batches, and must not wait for each other.
+        model, batches = unwrap_model(self.model), 0
+
+        def predict(model: nn.Module, batch: Any) -> Any:
+            with self._autocast():
+                return self.adapter.predict(model, batch)
+
+        try:
+            for outputs in outputs_of(model, data_loader, predict, self.device):
+                batches += 1
+                yield outputs
+        finally:
+            self._dispatch("on_predict_end")
+        self._dispatch("after_predict", {"batches": batches})
+
+    # ------------------------------------------------------------------ checks and state
+
+    def _bind_hooks(self) -> None:
+        super()._bind_hooks()
+        if self._whole_step is not None:
+            self._whole_step.check(self)
+
+    def _warn_of_silent_events(self) -> None:
+        super()._warn_of_silent_events()
+        if self._whole_step is not None:
+            self._whole_step.check_called(self)
+
+    def _gather_state(self) -> None:
+        self._random_state.gather(self.finished_iter)
+
+    def after_train(self) -> None:
+        # A resumed run without a step: an evaluation at its end must draw the numbers that the killed run's drew.
+        if self._error is None:
+            self._random_state.restore()
+        super().after_train()
