@@ -15,12 +15,13 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ...config import CfgNode, ConfigError, Registry, get_cfg
 from ...config.slots import Slot
 from ...hooks.common.models import random_numbers_left_alone
-from .clipping import build_grad_clipper, is_sharded, maybe_add_gradient_clipping
+from ...hooks.common.tensors import is_sharded
+from .clipping import build_grad_clipper
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
 from .param_groups import get_default_optimizer_params
 from .schedules import LR_SCHEDULER_REGISTRY
 
-__all__ = ["OPTIMIZER_REGISTRY", "build_lr_scheduler", "build_optimizer", "check_solver", "maybe_add_gradient_clipping"]
+__all__ = ["OPTIMIZER_REGISTRY", "build_lr_scheduler", "build_optimizer", "check_solver"]
 
 logger = logging.getLogger(__name__)
 

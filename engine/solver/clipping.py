@@ -12,6 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError
+from ...hooks.common.tensors import is_sharded, local_part
 
 __all__ = ["GradClipper", "build_grad_clipper", "maybe_add_gradient_clipping"]
 
@@ -88,7 +89,7 @@ def _clip_value(parameters: list[nn.Parameter], limit: float) -> None:
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     if any(is_sharded(parameter.grad) for parameter in parameters):
         for parameter in parameters:
-            _local(parameter.grad).clamp_(-limit, limit)
+            local_part(parameter.grad).clamp_(-limit, limit)
     elif parameters:
         nn.utils.clip_grad_value_(parameters, limit)
 
@@ -101,7 +102,7 @@ def _clip_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -
     if own is None:
         norm = torch.linalg.vector_norm(_mixed_norms(grads, norm_type), norm_type)
         for grad in grads:
-            _local(grad).mul_(_factors(norm, limit).to(grad.dtype))
+            local_part(grad).mul_(_factors(norm, limit).to(grad.dtype))
         return norm
     # Faster than clip_grad_norm_, which groups gradients by device and dtype first.
     norm = torch.linalg.vector_norm(_norms(grads, own, norm_type), norm_type)
@@ -114,7 +115,7 @@ def _clip_each_norm(parameters: list[nn.Parameter], limit: float, norm_type: flo
     own = _uniform_tensors(grads)
     if own is None and any(map(is_sharded, grads)):
         for grad, factor in zip(grads, _factors(_mixed_norms(grads, norm_type), limit), strict=True):
-            _local(grad).mul_(factor.to(grad.dtype))
+            local_part(grad).mul_(factor.to(grad.dtype))
         return
     if own is None:
         for parameter in parameters:
@@ -147,16 +148,6 @@ def _mixed_norms(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
     return torch.stack([norm.full_tensor() if is_sharded(norm) else norm for norm in norms])
 
 
-def is_sharded(tensor: Any) -> bool:
-    return hasattr(tensor, "to_local")
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    """Return this rank's shard of a sharded tensor, with the same storage; other tensors unchanged."""
-    part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
-    return part
-
-
 def _factors(norms: torch.Tensor, limit: float) -> torch.Tensor:
     return (limit / (norms + 1e-6)).clamp(max=1.0)  # clamp keeps NaN
 
@@ -177,7 +168,7 @@ def _uniform_tensors(grads: list[torch.Tensor]) -> list[torch.Tensor] | None:
     sharded = cast(list[Any], grads)
     if any(grad.device_mesh != sharded[0].device_mesh for grad in sharded):
         return None
-    return [grad.to_local() for grad in sharded]
+    return [grad.tolocal_part() for grad in sharded]
 
 
 def _is_sharded_once(grad: Any) -> bool:

@@ -8,9 +8,10 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
+from ...hooks.common.tensors import is_sharded, local_part
 from .. import comm
 
-__all__ = ["Buffers", "GradientCheck", "all_finite", "find_nonfinite", "local_part", "skip_on_device"]
+__all__ = ["Buffers", "GradientCheck", "all_finite", "find_nonfinite", "skip_on_device"]
 
 # Sets a flag if a tensor of a list has a NaN or an infinity, and multiplies the tensors by a number, here 1. One call
 # checks all tensors, which makes it the cheapest check.
@@ -29,7 +30,7 @@ class GradientCheck:
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
         parameters = (p for group in optimizer.param_groups for p in group["params"])
-        self._one_call = not any(hasattr(p, "to_local") for p in parameters)
+        self._one_call = not any(map(is_sharded, parameters))
         size = comm.get_world_size()
         self.differs_by_rank = size > 1 and not (self._one_call and comm.get_data_size() == size)
         self._flag = torch.zeros(())
@@ -188,8 +189,3 @@ def skip_on_device(optimizers: Iterable[Any], found: torch.Tensor, policy: str =
                 f"SOLVER.NONFINITE_LOSS: {policy} needs a fused optimizer on {found.device.type}, and this "
                 f"{type(optimizer).__name__} is not; set SOLVER.OPTIMIZER.ARGS.fused, or choose raise"
             )
-
-
-def local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return this rank's part of a sharded tensor; other tensors as they are."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -9,8 +9,9 @@ import torch
 
 from ...hooks.common.models import unwrap_model
 from ...hooks.common.optimizers import optimizers_of
+from ...hooks.common.tensors import local_part
 from .. import comm
-from .finite import Buffers, GradientCheck, all_finite, find_nonfinite, local_part, skip_on_device
+from .finite import Buffers, GradientCheck, all_finite, find_nonfinite, skip_on_device
 
 __all__ = ["NonFinitePolicy"]
 

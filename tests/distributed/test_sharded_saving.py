@@ -18,7 +18,7 @@ from hookline.engine import DefaultTrainer
 from hookline.engine.checkpoint import CheckpointError, saver, sharded, sharded_checkpointer
 from hookline.hooks import HookBase
 from hookline.engine.parallel.fsdp import FSDP2
-from hookline.engine.solver.build import build_grad_clipper
+from hookline.engine.solver import build_grad_clipper
 
 saver.RETRY_AFTER = 0.0
 

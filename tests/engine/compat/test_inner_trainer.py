@@ -8,7 +8,7 @@ from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, PeriodicCheckpointer, PeriodicWriter, SimpleTrainer, TrainerBase, hooks
 from hookline.engine.checkpoint import DetectionCheckpointer
 from hookline.engine.defaults import default_argument_parser, default_setup, default_writers
-from hookline.engine.solver.build import maybe_add_gradient_clipping
+from hookline.engine.solver import maybe_add_gradient_clipping
 from hookline.engine.train_loop import AMPTrainer, HookBase
 
 
