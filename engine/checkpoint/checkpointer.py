@@ -74,6 +74,9 @@ class Checkpointer(_FvcoreCheckpointer):
         **checkpointables: the rest of the state, by name, such as ``optimizer=optimizer``.
     """
 
+    needs_all_ranks = False
+    """Whether all ranks must call :meth:`save` together."""
+
     def __init__(
         self,
         model: nn.Module,

@@ -10,8 +10,8 @@ from typing import Any, Literal
 from ...config import ConfigError, Duration, suggest
 from ..base import HOOK_REGISTRY, Every, HookBase
 from ..storage.event_storage import has_event_storage
+from .adapter import adapt
 from .best_files import BestFiles, Entry
-from .periodic import drain, save_with
 
 __all__ = ["BestCheckpointer"]
 
@@ -68,7 +68,7 @@ class BestCheckpointer(HookBase):
         self._val_metric = val_metric
         self._mode = mode
         self._better = operator.gt if mode == "max" else operator.lt
-        self._checkpointer = checkpointer
+        self._checkpointer = adapt(checkpointer)
         self._keep = keep
         self._load_at_end = load_at_end
         self._files = BestFiles(checkpointer, file_prefix, val_metric)
@@ -111,7 +111,7 @@ class BestCheckpointer(HookBase):
         if self._files.writes:
             self._look_around()
         self._judged_otherwise = None
-        if getattr(self._checkpointer, "needs_all_ranks", False):  # all must choose alike
+        if self._checkpointer.needs_all_ranks:  # all must choose alike
             self.best, self._first_iter = self.trainer.comm.broadcast_object((self.best, self._first_iter))
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
@@ -143,7 +143,7 @@ class BestCheckpointer(HookBase):
 
     def after_run(self) -> None:
         trainer = self.trainer
-        drain(self._checkpointer)
+        self._checkpointer.wait()
         if self._load_at_end and not trainer.failed and not trainer.interrupted:
             trainer.comm.synchronize()  # another rank writes
             self.load_best()
@@ -157,8 +157,7 @@ class BestCheckpointer(HookBase):
             logger.warning("There is no %s to load at the end: %s was never seen", path, self._val_metric)
             return
         # What was judged: the averaged weights, where a hook had those evaluated.
-        options = {"weights_from": "auto"} if hasattr(self._checkpointer, "poll") else {}
-        self._checkpointer.load(path, checkpointables=[], **options)
+        self._checkpointer.load(path, checkpointables=[], weights_from="auto")
         value, self.loaded_iter = self._files.read(path) or (math.nan, self.best_iter)
         logger.info(
             "The model has the best weights now: %s, of iteration %s, %s: %.5g",
@@ -189,7 +188,7 @@ class BestCheckpointer(HookBase):
         if self._place(value) >= self._keep:
             logger.debug("%s is %.5f; the best so far: %s", self._val_metric, value, self.best)
             return
-        drain(self._checkpointer)  # a save that failed takes its entry out of the list
+        self._checkpointer.wait()  # a save that failed takes its entry out of the list
         place, former = self._place(value), self.best
         self.best = [*former[:place], (value, iteration), *former[place:]][: self._keep]
         path = self._save(place, former)
@@ -230,10 +229,9 @@ class BestCheckpointer(HookBase):
                 self._aside = None
             trainer.emit("after_save", path)
 
-        save_with(
-            self._checkpointer,
+        self._checkpointer.save(
             os.path.basename(path).removesuffix(".pth"),
-            saved,
+            then=saved,
             tag_last=False,
             outdated=outdated if files.writes else (),
             iteration=iteration,

@@ -7,50 +7,11 @@ from typing import Any
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, Every, HookBase
+from .adapter import adapt
 
-__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "save_with"]
+__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer"]
 
 logger = logging.getLogger(__name__)
-
-
-def save_with(
-    checkpointer: Any,
-    name: str,
-    then: Callable[[OSError | None], Any],
-    *,
-    tag_last: bool = True,
-    outdated: Sequence[str] = (),
-    **data: Any,
-) -> None:
-    """Have a checkpointer save, as hookline's does: only when the new file is whole, old ones go.
-
-    Args:
-        checkpointer: hookline's or fvcore's.
-        name: of the file, without folder or extension.
-        then: called with None once the file is whole and the old ones are gone, or with the error that kept it from
-            being written where the run goes on all the same. An asynchronous save calls it at a later step.
-        tag_last: have ``last_checkpoint`` point to it.
-        outdated: paths of files to be removed then; those that are gone already do not matter.
-        **data: further data to save.
-    """
-    if hasattr(checkpointer, "poll"):
-        checkpointer.save(name, tag_last=tag_last, outdated=outdated, then=then, **data)
-        return
-    # fvcore's saves at once, raises what goes wrong, and points last_checkpoint at whatever it wrote.
-    last = "" if tag_last or not checkpointer.has_checkpoint() else checkpointer.get_checkpoint_file()
-    checkpointer.save(name, **data)
-    if last:
-        checkpointer.tag_last_checkpoint(os.path.basename(last))
-    for path in outdated:
-        if checkpointer.path_manager.exists(path):
-            checkpointer.path_manager.rm(path)
-    then(None)
-
-
-def drain(checkpointer: Any) -> None:
-    """Wait until what was saved is on the disk; fvcore's saves at once."""
-    if hasattr(checkpointer, "wait"):
-        checkpointer.wait()
 
 
 @HOOK_REGISTRY.register()
@@ -84,7 +45,7 @@ class PeriodicCheckpointer(HookBase):
     ) -> None:
         if max_to_keep is not None and max_to_keep < 1:
             raise ConfigError(f"max_to_keep must be at least 1, or None to keep all; got {max_to_keep}")
-        self.checkpointer = checkpointer
+        self.checkpointer = adapt(checkpointer)
         self.period = period
         self.max_iter = max_iter
         self.max_to_keep = max_to_keep
@@ -104,10 +65,10 @@ class PeriodicCheckpointer(HookBase):
         self._scheduled = self._may_be_made_up_for = False
         self._lost: OSError | None = None
         self._every.start()
-        self._poll = getattr(self.checkpointer, "poll", None)
+        self._poll = self.checkpointer.poll
 
     def after_step(self) -> None:
-        if self._poll is not None and self._poll():  # tells of asynchronous saves that have ended
+        if self._poll():  # tells of asynchronous saves that have ended
             self._make_up_for_it()
         if self._every(self.trainer):
             self._scheduled = True
@@ -127,11 +88,11 @@ class PeriodicCheckpointer(HookBase):
         if not trainer.failed and has_news:
             trainer.request_save()
         else:
-            drain(self.checkpointer)
+            self.checkpointer.wait()
 
     def _only_the_end_is_missing(self) -> bool:
         """Whether there was no step left to do when this run began, and the one before was killed as it ended."""
-        trainer, resumed_from = self.trainer, os.path.basename(getattr(self.checkpointer, "resumed_from", ""))
+        trainer, resumed_from = self.trainer, os.path.basename(self.checkpointer.resumed_from)
         done = trainer.finished_iter + 1 == trainer.max_iter or getattr(trainer, "stopped", False)
         return done and resumed_from not in ("", f"{self.file_prefix}_final.pth")
 
@@ -145,19 +106,17 @@ class PeriodicCheckpointer(HookBase):
         elif not self._ending:
             self._save_periodic(iteration)
         else:
-            drain(self.checkpointer)  # the last step's may be on its way
+            self.checkpointer.wait()  # the last step's may be on its way
             if self._saved_iter != iteration:
                 self._save_periodic(iteration)
         if self._ending:
-            drain(self.checkpointer)
+            self.checkpointer.wait()
             if self._lost is not None:  # no next save will make up for it, whatever the checkpointer does about errors
                 raise self._lost
             self._end_is_lost = False
 
     def after_run(self) -> None:
-        close = getattr(self.checkpointer, "close", None)
-        if close is not None:
-            close()
+        self.checkpointer.close()
 
     def _save_periodic(self, iteration: int) -> None:
         name = f"{self.file_prefix}_{iteration:07d}"
@@ -209,7 +168,7 @@ class PeriodicCheckpointer(HookBase):
                 logger.info("Saved %s", path)
                 trainer.emit("after_save", path)
 
-        save_with(self.checkpointer, name, saved, outdated=outdated, **kwargs)
+        self.checkpointer.save(name, then=saved, outdated=outdated, **kwargs)
 
     def state_dict(self) -> dict[str, Any]:
         # Names, not paths: a run's folder may be moved.
@@ -249,7 +208,7 @@ class ExceptionCheckpointer(HookBase):
     """
 
     def __init__(self, checkpointer: Any, file_name: str = "model_exception") -> None:
-        self._checkpointer = checkpointer
+        self._checkpointer = adapt(checkpointer)
         self._file_name = file_name
 
     def before_train(self) -> None:
@@ -272,7 +231,7 @@ class ExceptionCheckpointer(HookBase):
     def after_train(self) -> None:  # not before: hooks may put weights back in on_exception
         if not self.trainer.failed or not self._exact:
             return
-        if getattr(self._checkpointer, "needs_all_ranks", False):
+        if self._checkpointer.needs_all_ranks:
             logger.info("The state at the failure is not saved: other ranks would have to write their parts of it")
             return
         trainer, path = self.trainer, os.path.join(self._checkpointer.save_dir, f"{self._file_name}.pth")
@@ -288,5 +247,5 @@ class ExceptionCheckpointer(HookBase):
                 )
                 trainer.emit("after_save", path)
 
-        save_with(self._checkpointer, self._file_name, saved, tag_last=False, iteration=trainer.finished_iter)
-        drain(self._checkpointer)
+        self._checkpointer.save(self._file_name, then=saved, tag_last=False, iteration=trainer.finished_iter)
+        self._checkpointer.wait()
