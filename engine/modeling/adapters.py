@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from ...config import ConfigError
 from ...config.errors import suggest
 from ...config.signatures import Taken, what_it_takes
-from ..checkpoint import unwrap_model
+from ...hooks.common.models import unwrap_model
 from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions
 
 __all__ = ["ModelAdapter"]
