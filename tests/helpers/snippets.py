@@ -13,9 +13,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Fences in other languages are samples: of output, of a session at a prompt, of somebody else's format.
+# Blocks in these languages are not run: output, sessions at a prompt, other formats.
 RUN = {"python", "bash", "yaml"}
-SAMPLES = {"text", "console", "json"}
+SAMPLES = {"text", "console", "json", "mermaid"}
 # A full training is cut to so many iterations; a later one on the page gets as many more, so that a resume has work.
 SHORT = 30
 
