@@ -28,7 +28,6 @@ from .step.grad_scaler import scaled_step, unscale
 from .step.model_trainer import ModelTrainer
 from .step.nonfinite import NonFinitePolicy
 from .step.random_state import RandomState
-from .train_loop import TrainResult
 
 __all__ = ["SimpleTrainer"]
 
@@ -38,8 +37,8 @@ logger = logging.getLogger(__name__)
 class SimpleTrainer(ModelTrainer):
     """The usual training step: one batch, its losses, one update of the weights.
 
-    :meth:`run_step` calls a method for each part of a step, and each can be overridden. For any other kind of step,
-    subclass :class:`TrainerBase` and write ``run_step``.
+    :meth:`run_step` calls a method for each part of a step, and each can be overridden. For another kind of step,
+    subclass :class:`~hookline.engine.TrainerBase` and write ``run_step``. Epochs and prediction are in the base class.
 
     Args:
         model: called with a batch, returns a dict of losses or one loss (but see ``adapter``). It is set to train mode.
@@ -124,8 +123,10 @@ class SimpleTrainer(ModelTrainer):
     def run_step(self) -> None:
         """Read a batch, compute its losses and gradients, and update the weights.
 
-        The metrics are written before the update, and the losses and gradients checked: an update that is not finite is
-        never made.
+        Hooks receive ``before_fetch`` and ``after_fetch``; then ``before_forward``, ``after_forward``,
+        ``before_backward`` and ``after_backward``, once per micro-batch; then ``before_optimizer_step``,
+        ``after_optimizer_step``, ``before_zero_grad`` and ``after_zero_grad``. Losses and gradients are checked before
+        the update, which is not made if one of them is NaN or infinite.
         """
         start = time.perf_counter()
         batch = self.fetch()
@@ -159,8 +160,8 @@ class SimpleTrainer(ModelTrainer):
     def accumulate(self, batch: Any) -> dict[str, torch.Tensor]:
         """Compute losses and gradients of a batch that is split into micro-batches, or shared by several ranks.
 
-        Each micro-batch goes through :meth:`forward_backward`, so hooks receive ``before_forward`` to
-        ``after_backward`` once per micro-batch. Gradients add up; the one update follows after the last.
+        Each micro-batch goes through :meth:`forward_backward`, and gradients add up. The update follows in
+        :meth:`run_step`, after the last micro-batch.
         """
         parts = [(batch, 1.0)]  # each with its share of the samples
         if self.accumulation_steps > 1:
@@ -174,13 +175,9 @@ class SimpleTrainer(ModelTrainer):
                 losses = self.forward_backward(micro_batch, weights, share)
             for name, loss in losses.items():
                 total[name] = total[name] + loss.detach() if name in total else loss.detach()
-        num_items, scale = weights.finish(len(parts) > 1)
+        total, num_items = weights.finish(total, self.optimizer.param_groups, several=len(parts) > 1)
         if num_items is not None:
             self.storage.put_scalar("num_items", num_items, smoothing_hint=False)
-        if scale is not None:
-            gradients = [p.grad for group in self.optimizer.param_groups for p in group["params"] if p.grad is not None]
-            torch._foreach_mul_(gradients, scale)
-            total = {name: loss * scale for name, loss in total.items()}
         return total
 
     def forward_backward(
@@ -339,7 +336,7 @@ class SimpleTrainer(ModelTrainer):
             state["grad_scaler"] = self.grad_scaler.state_dict()
         state["data"] = self._batches.state_dict()
         state |= self._random_state.state_dict(self.finished_iter)
-        if not self._same_state_on_all_ranks:
+        if comm.get_world_size() > 1 and not self.strategy.same_state_on_all_ranks:
             state["same_state_on_all_ranks"] = False
         return state
 
@@ -373,15 +370,6 @@ class SimpleTrainer(ModelTrainer):
             )
         self._random_state.load_state_dict(state_dict)
         self.nonfinite.load_state_dict(state_dict.get("nonfinite", {}))
-
-    @property
-    def _same_state_on_all_ranks(self) -> bool:
-        return comm.get_world_size() == 1 or self.strategy.same_state_on_all_ranks
-
-    def _train(self, *args: Any, **kwargs: Any) -> TrainResult:
-        if self._error is not None:  # an earlier run failed, perhaps between backward pass and update
-            self._fast_optimizer().zero_grad()
-        return super()._train(*args, **kwargs)
 
 
 def _check_finite(total: Any, values: Mapping[str, Any], iteration: int) -> None:

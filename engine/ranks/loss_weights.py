@@ -58,22 +58,30 @@ class LossWeights:
             weight = num_items / self._unit
         return {name: _weighted(loss, weight) for name, loss in losses.items()}
 
-    def finish(self, several: bool) -> tuple[Any, Any]:
-        """Return what is known after the last micro-batch.
+    def finish(
+        self, losses: dict[str, torch.Tensor], param_groups: list[dict[str, Any]], several: bool
+    ) -> tuple[dict[str, torch.Tensor], Any]:
+        """Scale losses and gradients by the number of items, which is known after the last micro-batch.
 
         Args:
-            several: whether there was more than one; the same on all ranks.
+            losses: the sums of the weighted losses.
+            param_groups: the optimizer's groups; the gradients are scaled in place.
+            several: whether there was more than one micro-batch; the same on all ranks.
 
         Returns:
-            The number of items in the global batch, and the factor that losses and gradients still need; None for
-            either if there is none.
+            The losses, and the number of items in the global batch; None if the model does not count items.
         """
         if not self._counts:
-            return None, None
-        total = self._sum(sum(self._counts)) if several else self._first_sum
-        scale = self._unit / self._per_rank(total) if several else None
+            return losses, None
+        total = self._first_sum
+        if several:
+            total = self._sum(sum(self._counts))
+            scale = self._unit / self._per_rank(total)
+            gradients = [p.grad for group in param_groups for p in group["params"] if p.grad is not None]
+            torch._foreach_mul_(gradients, scale)
+            losses = {name: loss * scale for name, loss in losses.items()}
         same_batch = self._ranks // comm.get_data_size() if self._ranks > 1 else 1  # ranks that share a batch
-        return (total if same_batch == 1 else total / same_batch), scale
+        return losses, total if same_batch == 1 else total / same_batch
 
     def _samples_share(self) -> float:
         """Return this rank's number of samples over the mean number per rank.

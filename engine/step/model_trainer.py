@@ -13,7 +13,7 @@ from ..data.epoch_iterator import EpochIterator
 from ..data.transfer import move_to_device
 from ..evaluation.predictions import outputs_of
 from ..modeling.adapters import ModelAdapter
-from ..train_loop import TrainerBase
+from ..train_loop import TrainerBase, TrainResult
 from .random_state import RandomState
 from .whole_step import WholeStep
 
@@ -26,6 +26,7 @@ class ModelTrainer(TrainerBase):
     Attributes:
         model: the model, wrapped for several processes if there are several.
         data_loader: the loader of training batches.
+        optimizer: the optimizer, or an OptimizerList.
         adapter: calls the model and reads its outputs.
         precision: dtype for torch.autocast, or None.
         device: where batches are moved, or None.
@@ -33,6 +34,7 @@ class ModelTrainer(TrainerBase):
 
     model: nn.Module
     data_loader: Iterable[Any]
+    optimizer: Any
     adapter: ModelAdapter
     precision: torch.dtype | None
     device: torch.device | None
@@ -154,6 +156,11 @@ class ModelTrainer(TrainerBase):
         super()._warn_of_silent_events()
         if self._whole_step is not None:
             self._whole_step.check_called(self)
+
+    def _train(self, *args: Any, **kwargs: Any) -> TrainResult:
+        if self._error is not None:  # an earlier run failed, perhaps between backward pass and update
+            self.optimizer.zero_grad()
+        return super()._train(*args, **kwargs)
 
     def _gather_state(self) -> None:
         self._random_state.gather(self.finished_iter)

@@ -62,9 +62,12 @@ def of_parts(counts, losses, tensors=False):
     for count, loss in zip(counts, losses, strict=True):
         found = {"loss": torch.tensor(loss), "num_items": torch.tensor(count) if tensors else count}
         total = total + weights.apply(found, share=1 / len(counts))["loss"]
-    num_items, scale = weights.finish(several=len(counts) > 1)
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    parameter.grad = total.reshape(1).clone()
+    losses, num_items = weights.finish({"loss": total}, [{"params": [parameter]}], several=len(counts) > 1)
     assert num_items == sum(counts)
-    return total if scale is None else total * scale
+    assert parameter.grad == losses["loss"]
+    return losses["loss"]
 
 
 @pytest.mark.parametrize("tensors", [False, True])
@@ -84,10 +87,10 @@ def test_micro_batches_without_items_count_by_their_samples():
         weights.apply({"loss": torch.tensor(loss)}, share)["loss"] for loss, share in ((2.0, 0.75), (6.0, 0.25))
     )
     assert total == pytest.approx(3.0)
-    assert weights.finish(several=True) == (None, None)
+    assert weights.finish({}, [], several=True) == ({}, None)
 
 
 def test_a_repeated_micro_batch_does_not_count():
     weights = LossWeights(EpochIterator([None]), None, ranks=1)
     assert weights.apply({"loss": torch.tensor(math.nan), "num_items": 3}, share=0.0)["loss"] == 0
-    assert weights.finish(several=True) == (None, None)
+    assert weights.finish({}, [], several=True) == ({}, None)
