@@ -352,7 +352,7 @@ def test_num_items_is_the_number_in_the_global_batch(both):
 ALONE = (
     TRAINERS.partition("def main(")[0]
     + """
-from hookline.engine import agreement
+from hookline.engine.ranks import agreement
 agreement._WAIT = 1.0
 
 class Alone(Steps):
