@@ -1,8 +1,8 @@
-"""Shortcuts around what torch does in every step for uses that a training step does not have.
+"""Shortcuts for torch's public calls, without the parts that a training step does not need.
 
-Each does exactly what the public call does, to the bit, and steps aside for it wherever somebody could tell the
-difference: an optimizer with hooks, a profiler that runs, an overridden method, a tensor subclass. The public calls
-stand beside each shortcut; ``tests/engine/step/test_fast_path.py`` compares the two.
+Each gives the same bits as its public call, and falls back to it where the difference could be seen: an optimizer with
+hooks, an active profiler, an overridden method, a tensor subclass. ``tests/engine/step/test_fast_path.py`` compares
+them.
 """
 
 from collections.abc import Callable
@@ -17,12 +17,12 @@ __all__ = ["FastOptimizer", "backward", "plain_step"]
 _engine = getattr(torch.autograd.Variable, "_execution_engine", None)
 _profiler_enabled = torch.autograd._profiler_enabled
 _set_grad_enabled = torch._C._set_grad_enabled
-# ones_like(loss) for each dtype and device that losses have had.
+# The gradient of a loss, by its dtype and device.
 _ones: dict[tuple[torch.dtype, torch.device], torch.Tensor] = {}
 
 
 def backward(loss: torch.Tensor) -> None:
-    """``loss.backward()``: the autograd engine is called with a gradient of one that is made once, not in each step.
+    """Call ``loss.backward()``, but with a gradient of one that is created once and not in each step.
 
     Args:
         loss: a scalar.
@@ -38,10 +38,10 @@ def backward(loss: torch.Tensor) -> None:
 
 
 class FastOptimizer:
-    """``optimizer.step()`` and ``optimizer.zero_grad()``, without their profiling wrappers where nobody profiles.
+    """Calls ``optimizer.step()`` and ``optimizer.zero_grad()`` without their profiling wrappers.
 
     Args:
-        optimizer: any.
+        optimizer: any optimizer.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -56,7 +56,7 @@ class FastOptimizer:
         )
 
     def step(self) -> None:
-        """``optimizer.step()``"""
+        """Call ``optimizer.step()``."""
         optimizer = self.optimizer
         pre, post, global_pre, global_post = self._hooks
         own = optimizer.__dict__.get("step")
@@ -71,7 +71,7 @@ class FastOptimizer:
         ):
             optimizer.step()
             return
-        if own is not None:  # torch's schedulers wrap step() to note that it was called
+        if own is not None:  # wrapped by a torch scheduler, to note that it was called
             optimizer._opt_called = True
         grad_enabled = torch.is_grad_enabled()
         _set_grad_enabled(False)
@@ -81,7 +81,7 @@ class FastOptimizer:
             _set_grad_enabled(grad_enabled)
 
     def zero_grad(self) -> None:
-        """``optimizer.zero_grad()``"""
+        """Call ``optimizer.zero_grad()``."""
         optimizer = self.optimizer
         if not self._plain_zero_grad or "zero_grad" in optimizer.__dict__ or _profiler_enabled():
             optimizer.zero_grad()
@@ -92,10 +92,10 @@ class FastOptimizer:
 
 
 def plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
-    """The optimizer's step() as its class was written, to be called without gradients being recorded.
+    """Return an optimizer's ``step()`` without torch's wrappers; it must be called with gradients disabled.
 
     Returns:
-        It; None if what is around it is not just what torch puts there.
+        The function, or None if it has other wrappers than torch's.
     """
     step = type(optimizer).step
     if not getattr(step, "hooked", False) or optimizer.defaults.get("differentiable", False):
@@ -103,4 +103,4 @@ def plain_step(optimizer: Optimizer) -> Callable[[Optimizer], Any] | None:
     wrapped: Any = getattr(step, "__wrapped__", None)  # without profile_hook_step
     if getattr(wrapped, "__name__", "") != "step" or wrapped.__code__.co_name != "_use_grad":
         return None
-    return wrapped.__wrapped__  # without _use_grad: step() above switches gradients off
+    return wrapped.__wrapped__  # without _use_grad, which disables gradients

@@ -589,7 +589,7 @@ ELSEWHERE = {
         "distributed/test_training.py",
         "test_whichever_rank_is_killed_and_whenever_the_end_is_the_same",
     ),
-    "trainer/nonfinite": ("engine/step/test_nonfinite.py", "test_a_resumed_run_counts_on"),
+    "trainer/nonfinite": ("engine/step/test_nonfinite.py", "test_a_resumed_run_continues_the_count"),
     "trainer/end": (
         "engine/resume/test_changes.py",
         "test_an_early_stopped_run_that_is_resumed_has_nothing_to_train",

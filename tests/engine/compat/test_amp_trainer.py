@@ -25,7 +25,7 @@ def data(count=6):
 
 @pytest.mark.parametrize("cls", [SimpleTrainer, AMPTrainer])
 @pytest.mark.parametrize("async_write_metrics", [False, True])
-def test_every_loss_is_in_the_storage_up_to_the_last_step(cls, async_write_metrics):
+def test_the_storage_has_every_loss_of_a_run(cls, async_write_metrics):
     kwargs = {"precision": torch.bfloat16} if cls is AMPTrainer else {}
     made = trainer(cls, data(), async_write_metrics=async_write_metrics, **kwargs)
     made.train(0, 6)
@@ -34,7 +34,7 @@ def test_every_loss_is_in_the_storage_up_to_the_last_step(cls, async_write_metri
 
 @pytest.mark.parametrize("cls", [SimpleTrainer, AMPTrainer])
 @pytest.mark.parametrize("async_write_metrics", [False, True])
-def test_a_nan_is_an_error_of_its_own_step(cls, async_write_metrics):
+def test_a_nan_is_an_error_in_its_own_step(cls, async_write_metrics):
     kwargs = {"precision": torch.bfloat16} if cls is AMPTrainer else {}
     poisoned = data()
     poisoned[3] = torch.full((4, 3), float("nan"))
@@ -59,7 +59,7 @@ class Heads(torch.nn.Module):
 
 @pytest.mark.parametrize("clip", [None, lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1.0)])
 @pytest.mark.parametrize("scaled", [False, True])
-def test_optimizers_without_a_gradient_in_a_step_leave_their_weights_alone(scaled, clip):
+def test_optimizers_without_a_gradient_do_not_change_their_weights(scaled, clip):
     torch.manual_seed(0)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0) if scaled else None
     net = Heads()
@@ -78,7 +78,7 @@ def test_optimizers_without_a_gradient_in_a_step_leave_their_weights_alone(scale
     assert updated == named
 
 
-def test_no_step_reads_a_value_that_is_not_in_the_hosts_memory():
+def test_no_step_waits_for_the_device():
     # Tensors on "meta" have no values: reading one is an error. Only the end of the run wants to.
     made = trainer(SimpleTrainer, [batch.to("meta") for batch in data()], device="meta")
     made.clip_gradients = lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1.0)

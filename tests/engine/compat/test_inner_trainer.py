@@ -81,7 +81,7 @@ def test_the_inner_trainer_is_the_trainer(cfg):
     assert trainer._trainer is trainer
 
 
-def test_a_data_iterator_of_ones_own_is_read():
+def test_the_data_iterator_may_be_replaced():
     class Ported(SimpleTrainer):
         def __init__(self, model, data_loader, optimizer):
             super().__init__(model, data_loader, optimizer)
@@ -115,7 +115,7 @@ def test_a_writer_may_use_the_file_handle(tmp_path):
     assert (tmp_path / "m.json").read_text().count("{}\n") >= 1
 
 
-def test_names_stand_where_detectron2_has_them():
+def test_names_can_be_imported_from_where_detectron2_has_them():
     everything = (
         AMPTrainer,
         HookBase,

@@ -100,13 +100,13 @@ def compare(steps=10, rtol=1e-4, atol=1e-5, prepare=lambda trainer: None, **kwar
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "momentum", "AdamW"])
-def test_results_are_those_of_ordinary_steps(optimizer):
+def test_results_equal_ordinary_steps(optimizer):
     compare(optimizer=optimizer, prepare=cosine)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS.keys() - {"SGD", "momentum", "AdamW"}))
-def test_results_are_those_of_ordinary_steps_with_all_optimizers(optimizer):
+def test_results_equal_ordinary_steps_with_all_optimizers(optimizer):
     compare(optimizer=optimizer, prepare=cosine)
 
 
@@ -182,12 +182,12 @@ def test_batches_may_have_several_inputs():
     compare(model=ByName, data=[(x, torch.zeros(len(x)), y) for x, y in batches()])
 
 
-def test_a_new_form_of_batch_may_come_at_any_time():
+def test_batches_may_change_their_form_during_a_run():
     data = [batch for pair in zip(batches(), in_dicts(), strict=True) for batch in pair]
     compare(model=ByName, data=data, steps=12)
 
 
-def test_forward_and_loss_run_in_the_precision_asked_for():
+def test_forward_and_loss_run_in_the_given_precision():
     compare(optimizer="momentum", precision=torch.bfloat16, rtol=1e-2, atol=1e-3)
 
 
@@ -195,7 +195,7 @@ def test_mixed_precision_without_a_scaler_works_in_an_amp_trainer():
     compare(cls=AMPTrainer, precision=torch.bfloat16, rtol=1e-2, atol=1e-3)
 
 
-def test_parameters_that_take_no_part_are_left_alone():
+def test_unused_parameters_do_not_change():
     def model():
         net = mlp()
         net[0].weight.requires_grad_(False)
@@ -207,14 +207,14 @@ def test_parameters_that_take_no_part_are_left_alone():
     assert torch.equal(compiled.model.unused, torch.ones(3))
 
 
-def test_what_is_trained_may_change_in_the_course_of_a_run():
+def test_parameters_may_be_unfrozen_during_a_run():
     def freeze(t):
         t.model[0].requires_grad_(t.iter >= 4)
 
     compare(optimizer="AdamW", prepare=lambda t: t.register_hooks([CallbackHook(before_step=freeze)]))
 
 
-def test_there_is_one_graph_for_each_shape_whatever_the_learning_rate_does():
+def test_each_shape_has_one_graph_also_when_the_learning_rate_changes():
     compiled, graphs = compare(optimizer="AdamW", prepare=cosine, steps=20)
     assert graphs == 2
     assert type(compiled.optimizer.param_groups[0]["lr"]) is float
@@ -228,7 +228,7 @@ def test_shapes_may_share_a_graph():
     assert graphs.count == 1
 
 
-def test_too_many_shapes_are_told_of_once_and_trained_on(caplog):
+def test_too_many_shapes_are_logged_once_and_run_as_ordinary_steps(caplog):
     kwargs = {"data": batches(sizes=tuple(range(2, 9))), "optimizer": "AdamW"}
     graphs = Graphs()
     compiled = trainer({"backend": graphs, "recompile_limit": 3}, **kwargs)
@@ -253,7 +253,7 @@ def test_hooks_run_between_the_steps():
     assert seen == step * 4 + ["after_epoch"]
 
 
-def test_gradients_are_gone_after_a_step_unless_they_are_to_be_kept():
+def test_gradients_are_cleared_after_a_step_unless_they_must_be_kept():
     def gradients(**kwargs):
         seen = []
         hook = CallbackHook(after_step=lambda t: seen.append([p.grad for p in t.model.parameters()]))
@@ -275,7 +275,7 @@ def poisoned():
 
 
 @pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
-def test_an_update_by_a_loss_that_is_not_finite_is_skipped(optimizer):
+def test_the_update_of_a_nonfinite_loss_is_skipped(optimizer):
     kwargs = {"data": poisoned(), "optimizer": optimizer, "nonfinite": "skip"}
     updates = []
     hook = CallbackHook(after_optimizer_step=lambda t: updates.append(t.iter))
@@ -289,7 +289,7 @@ def test_an_update_by_a_loss_that_is_not_finite_is_skipped(optimizer):
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
-def test_a_loss_that_is_not_finite_is_an_error_and_leaves_the_weights_alone():
+def test_a_nonfinite_loss_is_an_error_and_does_not_change_the_weights():
     compiled, before = trainer({"backend": Graphs()}, data=poisoned()), trainer(False, data=poisoned())
     with pytest.raises(FloatingPointError, match="iteration 2"):
         compiled.train(0, 8)
@@ -297,7 +297,7 @@ def test_a_loss_that_is_not_finite_is_an_error_and_leaves_the_weights_alone():
     torch.testing.assert_close(compiled.model.state_dict(), before.model.state_dict())
 
 
-def test_training_may_stop_at_a_loss_that_is_not_finite():
+def test_training_stops_at_a_nonfinite_loss():
     compiled = trainer({"backend": Graphs()}, data=poisoned(), nonfinite="stop")
     result = compiled.train(0, 8)
     assert "NaN or infinite at iteration 2" in result.reason
@@ -306,7 +306,7 @@ def test_training_may_stop_at_a_loss_that_is_not_finite():
 
 @pytest.mark.parametrize("start", [0, 5])
 @pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
-def test_losses_that_are_not_finite_before_there_is_any_state_leave_none_behind(optimizer, start):
+def test_nonfinite_losses_in_the_first_steps_create_no_optimizer_state(optimizer, start):
     data = batches()
     data[:2] = [(torch.full((8, 6), float("nan")), y) for _, y in data[:2]]
     graphs, found = Graphs(), []
@@ -319,7 +319,7 @@ def test_losses_that_are_not_finite_before_there_is_any_state_leave_none_behind(
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_trained_only_later_gets_its_state_from_a_finite_loss():
+def test_an_unfrozen_parameter_gets_its_optimizer_state_from_a_finite_loss():
     def unfreeze(t):
         t.model[0].requires_grad_(t.iter >= 2)  # the loss of iteration 2 is NaN
 
@@ -332,7 +332,7 @@ def test_what_is_trained_only_later_gets_its_state_from_a_finite_loss():
     torch.testing.assert_close(*compare_states, rtol=1e-3, atol=1e-4)
 
 
-def test_an_optimizer_whose_state_is_never_complete_is_refused(monkeypatch):
+def test_an_optimizer_that_always_creates_state_is_refused(monkeypatch):
     class Growing(torch.optim.SGD):
         @_use_grad_for_differentiable
         def step(self, closure=None):
@@ -345,7 +345,7 @@ def test_an_optimizer_whose_state_is_never_complete_is_refused(monkeypatch):
         trainer({"backend": Graphs()}, optimizer="growing").train(0, 30)
 
 
-def test_an_ordinary_step_among_compiled_ones_skips_on_the_device_what_is_not_finite():
+def test_an_ordinary_step_between_compiled_steps_skips_nonfinite_updates_on_the_device():
     class OnDevice(SimpleTrainer):
         def _device_type(self):
             return "cuda"
@@ -404,7 +404,7 @@ def until(made, iteration):
     assert made.train().reason == "enough"
 
 
-def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(make):
+def test_a_resumed_run_equals_the_uninterrupted_one_to_the_bit(make):
     whole = make("whole")
     assert whole.train().reason == "completed"
     until(make("parts"), 7)
@@ -417,7 +417,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_to_the_bit(make):
 
 
 @pytest.mark.parametrize("compiled_first", [True, False])
-def test_compilation_may_be_switched_on_and_off_on_a_resume(make, compiled_first):
+def test_a_resume_may_turn_compilation_on_or_off(make, compiled_first):
     until(make("run", "MODEL.ARGS.dropout", 0.0, compile_step=compiled_first), 7)
     resumed = make("run", "MODEL.ARGS.dropout", 0.0, resume=True, compile_step=not compiled_first)
     assert resumed.start_iter == 8
@@ -427,7 +427,7 @@ def test_compilation_may_be_switched_on_and_off_on_a_resume(make, compiled_first
     torch.testing.assert_close(resumed.model.state_dict(), plain.model.state_dict(), rtol=1e-4, atol=1e-5)
 
 
-def test_checkpoints_look_as_without_compilation(make):
+def test_checkpoints_are_the_same_as_without_compilation(make):
     compiled, plain = make("compiled"), make("plain", compile_step=False)
     for one in (compiled, plain):
         one.train()
@@ -454,13 +454,13 @@ def test_checkpoints_look_as_without_compilation(make):
         "after_zero_grad",
     ],
 )
-def test_a_hook_that_looks_into_the_step_is_refused_by_name(event):
+def test_a_hook_for_an_event_within_the_step_is_refused_by_name(event):
     hook = CallbackHook(**{event: lambda *args: None})
     with pytest.raises(ConfigError, match=rf"SOLVER\.COMPILE_STEP: .*CallbackHook listens to {event}"):
         trainer({"backend": Graphs()}, hooks=[hook])
 
 
-def test_a_hook_that_was_put_into_the_list_by_hand_is_refused_before_any_data_is_read():
+def test_a_hook_appended_to_the_list_is_refused_before_any_data_is_read():
     made = trainer({"backend": Graphs()}, data=Unread())
     made._hooks.append(CallbackHook(after_backward=lambda t: None))
     with pytest.raises(ConfigError, match="after_backward"):
@@ -512,11 +512,11 @@ def test_an_optimizer_whose_step_was_replaced_is_refused():
         made.train(0, 3)
 
 
-def test_sparse_gradients_are_refused_by_the_modules_name():
+def test_sparse_gradients_are_refused_and_the_module_is_named():
     refused(r"COMPILE_STEP.*gradients of 0 are sparse", model=lambda: nn.Sequential(nn.Embedding(4, 4, sparse=True)))
 
 
-def test_a_backward_of_ones_own_is_refused():
+def test_an_overridden_backward_is_refused():
     class Own(SimpleTrainer):
         def backward(self, losses):
             (2 * losses).backward()
@@ -554,7 +554,7 @@ class Dates(SimpleTrainer):
         (Dates, r"^the metric x is put with a cur_iter within the step.*SOLVER\.COMPILE_STEP"),
     ],
 )
-def test_what_would_be_lost_within_a_step_is_refused_by_its_name(cls, match):
+def test_assignments_that_would_be_lost_are_refused_by_name(cls, match):
     with pytest.raises(ConfigError, match=match):
         trainer({"backend": Graphs()}, cls=cls).train(0, 3)
 
@@ -579,7 +579,7 @@ def test_a_schedule_of_momentum_is_refused():
         made.register_hooks([LRScheduler(made.optimizer, schedule)])
 
 
-def test_a_schedule_of_the_rate_alone_makes_no_new_graph():
+def test_a_schedule_of_the_learning_rate_needs_no_new_graph():
     def one_cycle(t):
         schedule = torch.optim.lr_scheduler.OneCycleLR(t.optimizer, 0.1, total_steps=20, cycle_momentum=False)
         t.register_hooks([LRScheduler(t.optimizer, schedule)])
@@ -587,7 +587,7 @@ def test_a_schedule_of_the_rate_alone_makes_no_new_graph():
     assert compare(prepare=one_cycle, optimizer="AdamW")[1] == 2
 
 
-def test_settings_that_change_in_each_step_are_told_of(caplog):
+def test_settings_that_change_in_each_step_are_logged(caplog):
     def change(t):
         t.optimizer.param_groups[0]["betas"] = (0.9 - 0.01 * t.iter, 0.999)
 
@@ -598,7 +598,7 @@ def test_settings_that_change_in_each_step_are_told_of(caplog):
     assert any("momentum or betas" in r.message and "cycle_momentum=False" in r.message for r in caplog.records)
 
 
-def test_a_run_step_that_does_not_come_here_is_told_of():
+def test_a_run_step_that_does_not_call_the_compiled_step_is_an_error():
     class Own(SimpleTrainer):
         def run_step(self):
             self.fetch()
@@ -607,7 +607,7 @@ def test_a_run_step_that_does_not_come_here_is_told_of():
         trainer({"backend": Graphs()}, cls=Own).train(0, 3)
 
 
-def test_a_model_that_cannot_be_one_graph_is_an_error_that_says_so():
+def test_a_model_that_cannot_be_one_graph_is_an_error():
     class Waiting(nn.Linear):
         def forward(self, x):
             return super().forward(x * int(str(int(x.sum() > -1e9))))
@@ -628,7 +628,7 @@ def test_a_model_that_cannot_be_one_graph_is_an_error_that_says_so():
         (["HOOKS", ["FlopsCounter"]], r"HOOKS\[0\]: FlopsCounter listens to before_forward"),
     ],
 )
-def test_a_config_that_asks_for_what_cannot_be_is_refused(overrides, match):
+def test_a_config_with_unsupported_settings_is_refused(overrides, match):
     from hookline.engine import check_config
 
     cfg = get_cfg()
@@ -642,7 +642,7 @@ def test_a_config_that_asks_for_what_cannot_be_is_refused(overrides, match):
 # ---------------------------------------------------------------------------- the rest
 
 
-def test_the_trainer_and_its_model_are_let_go():
+def test_the_trainer_and_its_model_are_freed():
     made = trainer({"backend": Graphs()}, optimizer="AdamW")
     made.train(0, 5)
     model = weakref.ref(made.model)
@@ -688,7 +688,7 @@ DECAYED = {
     "optimizer",
     [name if name in ("SGD", "Adam") else pytest.param(name, marks=pytest.mark.slow) for name in DECAYED],
 )
-def test_the_default_backend_decays_weights_as_much_as_is_set(optimizer, monkeypatch):
+def test_the_default_backend_uses_the_given_weight_decay(optimizer, monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, optimizer, DECAYED[optimizer])
     found = []
     for compile_step in (True, False):
@@ -701,7 +701,7 @@ def test_the_default_backend_decays_weights_as_much_as_is_set(optimizer, monkeyp
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_default_backend_gives_results_of_ordinary_steps_and_resumes_to_the_bit(make):
+def test_the_default_backend_equals_ordinary_steps_and_resumes_to_the_bit(make):
     overrides = ("SOLVER.COMPILE_STEP_ARGS.backend", "inductor")
     whole = make("whole", *overrides)
     whole.train()

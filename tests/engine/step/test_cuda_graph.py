@@ -86,7 +86,7 @@ def cosine(of):
     of.register_hooks([LRScheduler(of.optimizer, schedule)])
 
 
-def test_a_shape_is_captured_after_its_warm_up_and_other_batches_run_as_they_are():
+def test_a_shape_is_captured_after_its_warm_up_and_other_shapes_run_without_a_graph():
     _, log = compare(prepare=cosine)
     # Batches of 8, 8, 8, 5 again and again: those of 5 have their own warm-up, and no graph.
     assert log[:3] == ["warm up"] * 3
@@ -103,7 +103,7 @@ def test_gradients_are_accumulated_and_clipped_in_the_graph():
     assert graphed.storage.latest()["grad_norm"][0] > 0
 
 
-def test_losses_of_a_period_are_those_of_their_own_steps():
+def test_each_step_has_its_own_loss():
     seen = []
     compare(hooks=[CallbackHook(after_step=lambda t: seen.append(t.storage.latest()["loss"][0]))])
     ordinary, graphed = seen[:14], seen[14:]
@@ -129,7 +129,7 @@ def test_gradients_may_be_kept():
         lambda t: setattr(t, "accumulation_steps", 2),
     ],
 )
-def test_what_a_graph_would_not_see_makes_another_one(change):
+def test_a_change_that_a_graph_would_miss_captures_a_new_one(change):
     def at_the_tenth(t):
         if t.iter == 10:
             change(t)
@@ -142,7 +142,7 @@ def test_what_a_graph_would_not_see_makes_another_one(change):
     assert log.count("warm up") == 6
 
 
-def test_shapes_that_never_come_again_are_told_of_once(caplog):
+def test_shapes_that_never_repeat_are_logged_once(caplog):
     calls = Calls()
     made = trainer(calls, data=[batches((size,))[0] for size in range(2, 260)])
     with caplog.at_level(logging.WARNING, logger="hookline"):
@@ -175,7 +175,7 @@ def refused(match, calls=None, **kwargs):
         trainer(calls or Calls(), data=Unread(), **kwargs).train(0, 3)
 
 
-def test_a_hook_that_looks_into_the_step_is_refused_by_name():
+def test_a_hook_for_an_event_within_the_step_is_refused_by_name():
     refused("CUDA_GRAPH.*CallbackHook listens to after_backward", hooks=[CallbackHook(after_backward=lambda t: None)])
 
 
@@ -194,20 +194,20 @@ def test_a_model_on_another_device_is_refused_before_any_data_is_read():
         made.train(0, 3)
 
 
-def test_it_is_not_combined_with_compilation():
+def test_cuda_graph_and_compile_step_exclude_each_other():
     net = nn.Linear(6, 4)
     with pytest.raises(ConfigError, match=r"SOLVER\.COMPILE_STEP and SOLVER\.CUDA_GRAPH"):
         SimpleTrainer(net, Unread(), torch.optim.AdamW(net.parameters()), cuda_graph=True, compile_step=True)
 
 
-def test_a_config_that_asks_for_it_on_another_device_is_refused():
+def test_a_config_for_another_device_is_refused():
     cfg = get_cfg()
     cfg.merge_from_list(["SOLVER.CUDA_GRAPH", True, "MODEL.DEVICE", "cpu"])
     with pytest.raises(ConfigError, match=r"SOLVER\.CUDA_GRAPH: needs a CUDA device.*MODEL\.DEVICE"):
         check_config(cfg)
 
 
-def test_what_cannot_be_captured_is_an_error_that_says_so():
+def test_a_failed_capture_is_an_error_that_says_so():
     class Failing(Calls):
         def capture(self, function):
             raise RuntimeError("operation not permitted when stream is capturing\nmore")

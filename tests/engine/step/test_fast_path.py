@@ -46,7 +46,7 @@ def test_backward_runs_hooks_of_tensors():
     assert len(seen) == 2
 
 
-def test_backward_of_what_has_no_graph_is_the_usual_error():
+def test_backward_without_a_graph_is_the_usual_error():
     with pytest.raises(RuntimeError, match="does not require grad"):
         backward(torch.tensor(1.0))
     with pytest.raises(RuntimeError, match="scalar outputs"):
@@ -112,7 +112,7 @@ def optimizer_with_gradients(cls=torch.optim.SGD):
     return cls(model.parameters(), lr=0.1)
 
 
-def test_the_shortcut_is_used_where_nothing_stands_in_its_way():
+def test_the_shortcut_is_used_for_a_plain_optimizer():
     assert not taken(optimizer_with_gradients())
     assert not taken(optimizer_with_gradients(), "zero_grad")
 
@@ -136,7 +136,7 @@ def test_global_optimizer_hooks_are_called():
     assert seen == [1]
 
 
-def test_a_profiler_sees_the_step_by_its_name():
+def test_a_profiler_shows_the_step_by_its_name():
     optimizer = optimizer_with_gradients()
     fast = FastOptimizer(optimizer)
     with torch.profiler.profile() as profile:
@@ -168,7 +168,7 @@ def test_an_overridden_or_replaced_step_is_called():
     assert seen == ["class", "zero", "instance"]
 
 
-def test_gradients_are_recorded_again_after_a_step_that_fails():
+def test_gradients_are_enabled_again_after_a_step_that_fails():
     optimizer = optimizer_with_gradients()
     fast = FastOptimizer(optimizer)
     optimizer.param_groups[0]["lr"] = "wrong"
@@ -196,7 +196,7 @@ def loaders():
 
 
 @pytest.mark.parametrize("name", loaders())
-def test_batches_and_random_numbers_are_those_of_the_loader(name):
+def test_batches_and_random_numbers_equal_the_loaders(name):
     def read(iterator_of):
         torch.manual_seed(0)
         batches = list(iterator_of(loaders()[name]()))
@@ -205,7 +205,7 @@ def test_batches_and_random_numbers_are_those_of_the_loader(name):
     assert read(iterate) == read(iter)
 
 
-def test_a_loader_of_ones_own_is_read_as_it_is():
+def test_a_subclass_of_the_loader_is_iterated_directly():
     class Own(DataLoader):
         def __iter__(self):
             return iter(["mine"])

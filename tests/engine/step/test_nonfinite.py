@@ -119,7 +119,7 @@ def test_the_error_names_the_parameter_whose_gradient_it_is():
 
 
 @pytest.mark.parametrize("way", ["plain", "late"])
-def test_losses_are_checked_also_in_steps_whose_metrics_are_not_put(way):
+def test_losses_are_checked_in_steps_that_put_no_metrics(way):
     class Beside(Net):
         def forward(self, batch):
             return {"loss": super().forward(torch.ones(4, 3))["loss"], "beside": batch.sum()}
@@ -132,7 +132,7 @@ def test_losses_are_checked_also_in_steps_whose_metrics_are_not_put(way):
 
 
 @pytest.mark.parametrize("kind", ["sparse", "complex", "double and half"])
-def test_gradients_of_all_kinds_are_checked(kind):
+def test_gradients_of_all_types_are_checked(kind):
     class Other(nn.Module):
         def __init__(self):
             super().__init__()
@@ -152,7 +152,7 @@ def test_gradients_of_all_kinds_are_checked(kind):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_gradients_keep_their_bits_when_they_are_checked(late):
+def test_the_check_does_not_change_gradients(late):
     gradient = torch.tensor([1e-45, -0.0, 1.1, 3e38])
     before = gradient.clone()
     assert find_nonfinite([gradient], torch.zeros(())).item() == 0
@@ -173,7 +173,7 @@ class Normed(Net):
 
 @pytest.mark.parametrize("value", [BAD_GRADIENT, BAD_LOSS])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_skipped_step_leaves_the_statistics_of_batch_norm_alone(way, value, monkeypatch):
+def test_a_skipped_step_does_not_change_the_statistics_of_batch_norm(way, value, monkeypatch):
     monkeypatch.setitem(globals(), "Net", Normed)
     found = []
     for values in ([GOOD, GOOD, GOOD, GOOD, value, GOOD], [GOOD] * 5):
@@ -203,7 +203,7 @@ def train_and_save(folder, trainer, steps=6, hooks=()):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_nothing_is_saved_before_what_is_found_late_is_acted_upon(tmp_path, fused):
+def test_nothing_is_saved_before_late_flags_are_read(tmp_path, fused):
     net = Net()
     trainer = Late(net, data(*VALUES), sgd(net.parameters(), fused=fused), gather_metric_period=100)
     with pytest.raises(FloatingPointError, match="iteration 4"):
@@ -215,7 +215,7 @@ def test_nothing_is_saved_before_what_is_found_late_is_acted_upon(tmp_path, fuse
 @pytest.mark.parametrize("value", [BAD_GRADIENT, BAD_LOSS])
 @pytest.mark.parametrize("policy", ["skip", "stop"])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_checkpoint_of_a_run_that_goes_on_or_stops_is_finite(tmp_path, way, policy, value):
+def test_all_checkpoints_of_a_run_that_skips_or_stops_are_finite(tmp_path, way, policy, value):
     trainer = make(way, data(GOOD, GOOD, GOOD, GOOD, value, GOOD), nonfinite=policy, gather_metric_period=3)
     train_and_save(tmp_path, trainer)
     files = saved(tmp_path)
@@ -235,7 +235,7 @@ def test_weights_that_an_update_made_infinite_are_not_saved(tmp_path, way):
     assert list(saved(tmp_path)) == ["model_0000000"]
 
 
-def test_a_failure_for_another_reason_saves_no_weights_that_were_not_checked(tmp_path):
+def test_another_failure_saves_no_unchecked_weights(tmp_path):
     net = Net()
     trainer = Late(net, data(GOOD, BAD_GRADIENT, GOOD), sgd(net.parameters()))
 
@@ -250,7 +250,7 @@ def test_a_failure_for_another_reason_saves_no_weights_that_were_not_checked(tmp
     assert saved(tmp_path) == {}
 
 
-def test_whoever_saves_in_a_step_of_his_own_saves_nothing_unchecked(tmp_path):
+def test_a_save_without_a_request_is_checked(tmp_path):
     net = Net()
     trainer = Late(net, data(GOOD, BAD_GRADIENT, GOOD), sgd(net.parameters()))
     checkpointer = Checkpointer(net, str(tmp_path), trainer=trainer)
@@ -264,7 +264,7 @@ def test_whoever_saves_in_a_step_of_his_own_saves_nothing_unchecked(tmp_path):
 
 
 @pytest.mark.parametrize("way", ["plain", "compiled", "late"])
-def test_a_run_without_an_update_for_many_steps_is_an_error(way):
+def test_many_steps_in_a_row_without_an_update_are_an_error(way):
     trainer = make(
         way, data(GOOD, BAD_GRADIENT, BAD_LOSS, GOOD, *[BAD_GRADIENT] * 3), nonfinite="skip", nonfinite_limit=3
     )
@@ -275,7 +275,7 @@ def test_a_run_without_an_update_for_many_steps_is_an_error(way):
 
 
 @pytest.mark.parametrize("cls", [SimpleTrainer, Late])
-def test_a_scaler_that_finds_its_scale_is_fine_and_one_that_never_does_is_an_error(cls):
+def test_a_scaler_may_lower_its_scale_but_not_forever(cls):
     def train(value, limit):
         net = Net()
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**120)
@@ -292,7 +292,7 @@ def test_a_scaler_that_finds_its_scale_is_fine_and_one_that_never_does_is_an_err
         train(BAD_GRADIENT, 50)
 
 
-def test_a_resumed_run_counts_on():
+def test_a_resumed_run_continues_the_count():
     first = make("plain", data(BAD_LOSS, BAD_LOSS, GOOD), nonfinite="skip", nonfinite_limit=3)
     first.train(0, 2)
     again = make("plain", data(BAD_LOSS, BAD_LOSS, BAD_LOSS), nonfinite="skip", nonfinite_limit=3)
@@ -306,7 +306,7 @@ def test_a_resumed_run_counts_on():
 
 
 @pytest.mark.parametrize("cls", [torch.optim.SGD, torch.optim.AdamW])
-def test_a_fused_optimizer_leaves_weights_alone_by_itself(cls):
+def test_a_fused_optimizer_skips_its_update_by_itself(cls):
     weight = nn.Parameter(torch.ones(3))
     optimizer = cls([weight], lr=0.1, fused=True)
     for found in (1.0, 0.0):
@@ -317,7 +317,7 @@ def test_a_fused_optimizer_leaves_weights_alone_by_itself(cls):
 
 
 @pytest.mark.parametrize("policy", ["skip", "stop"])
-def test_an_optimizer_that_cannot_look_is_refused(policy):
+def test_an_optimizer_that_is_not_fused_is_refused(policy):
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(3))], lr=0.1)
     with pytest.raises(ConfigError, match=rf"SOLVER\.NONFINITE_LOSS: {policy} needs a fused optimizer.*SGD"):
         skip_on_device([optimizer], torch.zeros(()), policy)
