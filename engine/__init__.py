@@ -4,22 +4,18 @@ from .. import hooks
 from ..hooks import *  # noqa: F403 (as detectron2.engine does)
 from .compat import aliases as _aliases  # noqa: F401 (for its effect)
 from .compat.amp_trainer import AMPTrainer
+from .compat.writers import default_writers
 from .defaults import DefaultTrainer
 from .export.export import export_weights
 from .export.predictor import DefaultPredictor
 from .launch import launch
 from .parallel.fsdp import FSDP2
 from .setup.check import check_config
+from .setup.command_line import default_argument_parser
+from .setup.exit_codes import config_errors_exit
 from .setup.logger import setup_logger
-from .setup.start import (
-    begin_run,
-    choose_seed,
-    config_errors_exit,
-    default_argument_parser,
-    default_setup,
-    default_writers,
-    seed_all_rng,
-)
+from .setup.seeding import choose_seed, seed_all_rng
+from .setup.start import begin_run, default_setup
 from .simple_trainer import SimpleTrainer
 from .train_loop import TrainerBase, TrainResult
 

@@ -19,6 +19,7 @@ from .checkpoint.sharded import is_sharded
 from .checkpoint.sharded_checkpointer import ShardedCheckpointer
 from .checkpoint.state import capture_rng
 from .compat.inner_trainer import PortedTrainer
+from .compat.writers import default_writers
 from .data import build_test_loader, build_train_loader
 from .evaluation import (
     DatasetEvaluator,
@@ -48,15 +49,9 @@ from .resume.changes import (
     stretches_since,
 )
 from .setup.check import HOOK_SLOT, WRITER_SLOT
-from .setup.start import (
-    RunStart,
-    begin_look,
-    default_argument_parser,
-    default_setup,
-    default_writers,
-    prepared_start,
-    seed_all_rng,
-)
+from .setup.command_line import default_argument_parser
+from .setup.seeding import seed_all_rng
+from .setup.start import RunStart, begin_look, default_setup, prepared_start
 from .solver import LRMultiplier, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .train_loop import TrainResult
 

@@ -1,4 +1,4 @@
-"""What can be wrong with a config, found in the first second."""
+"""Checks of a config before a run."""
 
 import os
 from collections.abc import Collection
@@ -26,7 +26,7 @@ HOOK_SLOT = Slot(
 WRITER_SLOT = Slot(WRITER_REGISTRY, "LOG.WRITERS", offers=("output_dir", "max_iter", "window_size"))
 
 
-# The keys that a method of DefaultTrainer reads, if no subclass overrides it.
+# The key that makes each method of DefaultTrainer work, and the value that switches its check off.
 _BUILT_FROM = {
     "build_model": ("MODEL.NAME", ""),
     "build_optimizer": ("SOLVER.OPTIMIZER.NAME", ""),
@@ -38,18 +38,18 @@ _BUILT_FROM = {
 
 
 def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
-    """Check what a config says, before any data is read or any file is written.
+    """Check a config before any data is read or any file is written.
 
-    Names of components must exist, their arguments must fit their signatures, files must be there. Names left empty
-    are not checked: a script may build those parts itself.
+    Components must exist, their arguments must fit their signatures, and files must exist. Empty names are not
+    checked: a script may build those parts itself.
 
     Args:
         cfg: the full config.
-        overridden: names of methods such as "build_model" that a subclass of DefaultTrainer overrides. What the
-            original method reads is not checked.
+        overridden: names of methods, such as "build_model", that a subclass of DefaultTrainer overrides. The keys
+            that the original methods read are not checked.
 
     Raises:
-        ConfigError: something is wrong; the message names the key, and what to do.
+        ConfigError: the config is invalid. The message names the key and the remedy.
     """
     evaluates_otherwise = not {"build_test_loader", "build_evaluator", "test"}.isdisjoint(overridden)
     if overridden:
@@ -68,14 +68,14 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
         check_step_config,
         _check_monitors,
         _check_weights,
-        _check_builds,  # last: an optimizer that is sound takes torch a second of imports, which a run needs anyway
+        _check_builds,  # last: the first optimizer imports torch modules for a second
     ):
         if check is not _check_monitors or not evaluates_otherwise:
             check(cfg)
 
 
 def _check_ranges(cfg: CfgNode) -> None:
-    """Numbers that have the right type, and make no sense."""
+    """Check values that have the right type but make no sense."""
     if get_cfg().VERSION != cfg.VERSION:
         raise ConfigError(f"VERSION: this hookline reads version {get_cfg().VERSION}, not {cfg.VERSION}")
     if cfg.SOLVER.ACCUMULATION_STEPS > cfg.DATALOADER.BATCH_SIZE:
@@ -85,7 +85,7 @@ def _check_ranges(cfg: CfgNode) -> None:
         )
     if cfg.CHECKPOINT.LOAD_BEST_AT_END and not cfg.CHECKPOINT.BEST.METRIC:
         raise ConfigError(
-            "CHECKPOINT.LOAD_BEST_AT_END: needs CHECKPOINT.BEST.METRIC, the metric that tells which weights are best"
+            "CHECKPOINT.LOAD_BEST_AT_END: needs CHECKPOINT.BEST.METRIC, the metric that decides which weights are best"
         )
     if cfg.SOLVER.MAX_ITER in (0, "", "0"):
         raise ConfigError("SOLVER.MAX_ITER: is 0; give a length, such as 10000 or '20ep'")
@@ -100,7 +100,7 @@ def _check_ranges(cfg: CfgNode) -> None:
 
 
 def _check_builds(cfg: CfgNode) -> None:
-    """Constructors know best which values they take: try those that cost nothing."""
+    """Build the parts that are cheap to build, so that their constructors check their arguments."""
     if cfg.MODEL.NAME:
         _try_model(cfg)
     if cfg.MODEL.LOSS.NAME:
@@ -110,7 +110,7 @@ def _check_builds(cfg: CfgNode) -> None:
 
 
 def _try_model(cfg: CfgNode) -> None:
-    """Build the model on the meta device. If that fails, which may have other reasons, build it for real."""
+    """Build the model on the meta device; if that fails, on the CPU, since not every model supports meta."""
     rng = torch.get_rng_state()
     try:
         try:
@@ -127,11 +127,11 @@ def _check_output_dir(cfg: CfgNode) -> None:
         raise ConfigError("OUTPUT_DIR: is empty; give the run a folder")
     if "://" in cfg.OUTPUT_DIR:
         raise ConfigError(
-            f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is a URI; a run writes to a local folder. Copy the files when it has ended, "
-            "or save checkpoints there with a Checkpointer of your own"
+            f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is a URI; a run writes to a local folder. Copy the files when it has "
+            "ended, or save checkpoints there with your own Checkpointer"
         )
     if os.path.exists(cfg.OUTPUT_DIR) and not os.path.isdir(cfg.OUTPUT_DIR):
-        raise ConfigError(f"OUTPUT_DIR: {cfg.OUTPUT_DIR} is there, and is not a folder")
+        raise ConfigError(f"OUTPUT_DIR: {cfg.OUTPUT_DIR} exists and is not a folder")
 
 
 def _check_hooks(cfg: CfgNode) -> None:
@@ -142,10 +142,10 @@ def _check_hooks(cfg: CfgNode) -> None:
     classes = HOOK_SLOT.check(cfg)
     for index, (name, args, key) in enumerate(HOOK_SLOT.entries(cfg)):
         if name in ("IterationTimer", "SignalHandler", "LRScheduler"):
-            raise ConfigError(f"HOOKS[{index}]: every run has one {name} already, and no more; leave it out")
+            raise ConfigError(f"HOOKS[{index}]: every run already has one {name}; remove this one")
         if name == "TimeLimit" and Duration.parse(cfg.SOLVER.TIME_LIMIT):
-            raise ConfigError(f"HOOKS[{index}]: there is a TimeLimit already, of SOLVER.TIME_LIMIT; leave one out")
-        # Constructors of user hooks are not called: they may have side effects, such as starting a tracker's run.
+            raise ConfigError(f"HOOKS[{index}]: SOLVER.TIME_LIMIT already adds a TimeLimit; remove one of them")
+        # Do not build user hooks: constructors may have side effects, such as starting a tracker's run.
         if classes[index].__module__.startswith("hookline."):
             with errors_at(f"HOOKS[{index}]"):
                 ours.append(HOOK_REGISTRY.build(name, args, offered=dict.fromkeys(HOOK_SLOT.offers), key=key))
@@ -165,10 +165,10 @@ def _check_weights(cfg: CfgNode) -> None:
 
 
 def _check_monitors(cfg: CfgNode) -> None:
-    """A metric that is watched, and that no evaluation will ever put, as far as the default evaluator's are known.
+    """Check that evaluations produce the metrics that keys and hooks watch, if the default evaluator is used.
 
-    The best weights may be chosen by whatever is put, a loss for example. There a name is wrong only if it is a test
-    set's, or close to a metric of one; a run warns of what never comes.
+    CHECKPOINT.BEST.METRIC may also be a metric that is not from an evaluation, such as a loss. It is an error only if
+    it names a test set or resembles a metric of one; if it never appears, the run logs a warning.
     """
     best = "CHECKPOINT.BEST.METRIC"
     watched = {best: cfg.CHECKPOINT.BEST.METRIC, "SOLVER.LR_SCHEDULER_METRIC": cfg.SOLVER.LR_SCHEDULER_METRIC}
@@ -186,11 +186,11 @@ def _check_monitors(cfg: CfgNode) -> None:
                 raise ConfigError(f"{key}: {metric!r} needs an evaluation, but DATASETS.TEST is empty")
     if cfg.SOLVER.LR_SCHEDULER_METRIC and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
         raise ConfigError(
-            "TEST.EVAL_PERIOD: is 0, so the only evaluation is at the end, and the learning rate would never change "
-            'by SOLVER.LR_SCHEDULER_METRIC; set it, to "1ep" for example'
+            "TEST.EVAL_PERIOD: is 0, so the only evaluation is at the end and SOLVER.LR_SCHEDULER_METRIC has no "
+            'effect; set it, for example to "1ep"'
         )
     if cfg.TEST.EVALUATOR.NAME != "MetricsEvaluator":
-        return  # only a run shows what others return
+        return  # metrics of other evaluators are unknown
     names = [f"{test_set}/{metric}" for test_set in test_sets for metric in build_metrics(cfg)]
     for key, metric in watched.items():
         if any(metric == name or metric.startswith(f"{name}/") for name in names):

@@ -1,23 +1,32 @@
-"""What a run will do, before it does it."""
+"""Text about a run: environment, config, lengths, hooks."""
 
+import platform
 from typing import Any
+
+import torch
 
 from ...config import CfgNode, Duration, get_cfg
 from ..modeling import model_summary
 
-__all__ = ["describe_config", "describe_run"]
+__all__ = ["describe_config", "describe_environment", "describe_run"]
 
 _PERIODS = ("SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD", "LOG.PERIOD")
 
 
+def describe_environment() -> str:
+    """Return versions and the device in one line."""
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{torch.get_num_threads()} CPU threads"
+    return f"torch {torch.__version__}, Python {platform.python_version()}, {device}, {platform.node()}"
+
+
 def describe_config(cfg: CfgNode) -> str:
-    """The keys that differ from the defaults, a line each."""
+    """Return the keys that differ from the defaults, one per line."""
     lines = [f"  {key} = {value!r}" for key, (_, value) in cfg.diff(get_cfg()).items()]
     return "\n".join(lines) or "  nowhere"
 
 
 def describe_run(trainer: Any) -> str:
-    """Config, model, lengths and periods in iterations, and hooks of a DefaultTrainer: what ``--dry-run`` prints."""
+    """Return what ``--dry-run`` prints: a DefaultTrainer's config, model, lengths, periods and hooks."""
     parts = {
         "Config, where it differs from the defaults": describe_config(trainer.cfg),
         "Model": model_summary(trainer.model),

@@ -218,7 +218,7 @@ def wait_for(path, *processes):
 
 def assert_resumed_once(folder):
     log = (folder / "log.txt").read_text()
-    assert log.count("torchrun starts this run again: it resumes from its last checkpoint") == 1
+    assert log.count("torchrun restarts this run: it resumes from its last checkpoint") == 1
     assert "Training ended at iteration 160: completed" in log
     iterations = [row["iteration"] for row in rows(folder)]
     assert iterations == sorted(set(iterations))

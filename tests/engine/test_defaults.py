@@ -500,7 +500,7 @@ def test_weights_to_start_from_are_loaded_without_the_rest_of_the_run(make, tmp_
 def test_a_run_does_not_start_from_weights_that_it_would_move_away(make, tmp_path):
     make().train()
     path = tmp_path / "run" / "model_final.pth"
-    with pytest.raises(ConfigError, match=r"MODEL\.WEIGHTS: .*model_final\.pth is of the earlier run"):
+    with pytest.raises(ConfigError, match=r"MODEL\.WEIGHTS: .*model_final\.pth belongs to the earlier run"):
         make("MODEL.WEIGHTS", str(path))
     mine = path.rename(tmp_path / "run" / "mine.pth")
     before = torch.load(mine, weights_only=True)["model"]

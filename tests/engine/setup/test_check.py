@@ -1,9 +1,12 @@
-"""Configs that cannot work are refused before anything is read or written, by the key that is wrong."""
+"""Invalid configs are errors that name the key, before anything is read or written."""
+
+import os
 
 import pytest
+from starts import arguments
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import check_config
+from hookline.engine import check_config, default_setup
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def refused(cfg, *overrides):
     return str(info.value)
 
 
-def test_the_examples_are_sound(cfg):
+def test_the_example_config_is_valid(cfg):
     check_config(cfg)
 
 
@@ -44,15 +47,15 @@ def test_the_examples_are_sound(cfg):
         ("SOLVER.OPTIMIZER.ARGS.weight_decays", 1, "did you mean 'weight_decay'"),
         ("MODEL.ARGS.dropout", 1.5, "MODEL.ARGS of ConvNet: ValueError: dropout probability"),
         ("MODEL.ARGS.width", 0, "MODEL.ARGS of ConvNet: ValueError: width must be at least 1"),
-        ("HOOKS", ["LRScheduler"], "HOOKS[0]: every run has one LRScheduler already"),
+        ("HOOKS", ["LRScheduler"], "HOOKS[0]: every run already has one LRScheduler"),
         ("HOOKS", ["SanityCheck", "SanityCheck"], "HOOKS: there is a SanityCheck already"),
     ],
 )
-def test_values_that_make_no_sense_are_refused_by_key(cfg, key, value, says):
+def test_invalid_values_are_errors_that_name_the_key(cfg, key, value, says):
     assert says in refused(cfg, key, value)
 
 
-def test_a_hooks_own_complaint_is_told_with_its_place(cfg):
+def test_an_error_of_a_hook_names_its_position(cfg):
     stopping = {"NAME": "EarlyStopping", "ARGS": {"metric": "digits_test/accuracy", "patience": 0}}
     assert refused(cfg, "HOOKS", ["SanityCheck", stopping]) == (
         "HOOKS[1]: EarlyStopping: patience must be at least 1, not 0"
@@ -60,7 +63,7 @@ def test_a_hooks_own_complaint_is_told_with_its_place(cfg):
 
 
 @pytest.mark.parametrize("key", ["CHECKPOINT.BEST.METRIC", "SOLVER.LR_SCHEDULER_METRIC", "HOOKS[0].ARGS.metric"])
-def test_a_monitor_that_no_evaluation_puts_is_refused_with_the_nearest(cfg, key):
+def test_an_unknown_metric_suggests_the_nearest(cfg, key):
     metric = "digits_test/acuracy"
     if key == "SOLVER.LR_SCHEDULER_METRIC":
         cfg.SOLVER.LR_SCHEDULER_NAME = "torch.optim.lr_scheduler:ReduceLROnPlateau"
@@ -109,3 +112,54 @@ def test_checking_leaves_the_random_numbers_alone(cfg):
     torch.manual_seed(0)
     check_config(cfg)
     assert torch.equal(torch.rand(1), expected)
+
+
+def test_checking_a_valid_config_writes_nothing(make, tmp_path):
+    check_config(make())
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_defaults_are_valid():
+    check_config(get_cfg())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["MODEL.NAME", "MPL"], "MODEL.NAME.*'MPL'.*did you mean 'MLP'"),
+        (["MODEL.ARGS.hiden", [3]], r"MODEL\.ARGS\.hiden.*hidden"),
+        (["MODEL.ARGS.in_features", "eight"], r"MODEL\.ARGS\.in_features.*'eight'"),
+        (["MODEL.LOSS.NAME", "CrossEntropy"], "MODEL.LOSS.NAME.*CrossEntropyLoss"),
+        (["MODEL.DEVICE", "gpu"], "MODEL.DEVICE.*'gpu'"),
+        (["DATASETS.TRAIN", ["sinthetic"]], r"DATASETS\.TRAIN\[0\].*synthetic"),
+        (["DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"sise": 3}}]], r"DATASETS\.TEST\[0\]\.ARGS\.sise.*size"),
+        (["DATALOADER.BATCH_SIZE", "0"], "DATALOADER.BATCH_SIZE"),
+        (["DATALOADER.SAMPLER_TRAIN", "EpochSample"], "DATALOADER.SAMPLER_TRAIN.*EpochSampler"),
+        (["SOLVER.OPTIMIZER.NAME", "AdmaW"], "SOLVER.OPTIMIZER.NAME.*AdamW"),
+        (["SOLVER.OPTIMIZER.ARGS.lr", "0.1"], r"SOLVER\.OPTIMIZER\.ARGS\.lr.*SOLVER\.BASE_LR"),
+        (["SOLVER.LR_SCHEDULER_NAME", "WarmupCosinLR"], "SOLVER.LR_SCHEDULER_NAME.*WarmupCosineLR"),
+        (["SOLVER.ACCUMULATION_STEPS", "0"], "SOLVER.ACCUMULATION_STEPS: must be at least 1, not 0"),
+        (["TEST.METRICS", ["Acuracy"]], r"TEST\.METRICS\[0\].*Accuracy"),
+        (["HOOKS", [{"NAME": "IterationTimr"}]], r"HOOKS\[0\].*IterationTimer"),
+        (["HOOKS", [{"NAME": "IterationTimer", "ARGS": {"warmup": 1}}]], r"HOOKS\[0\]\.ARGS\.warmup.*warmup_iter"),
+        (["LOG.WRITERS", ["JSONWritr"]], r"LOG\.WRITERS\[0\].*JSONWriter"),
+        (["MODEL.WEIGHTS", "nowhere.pth"], "MODEL.WEIGHTS: there is no file nowhere.pth"),
+        (["CHECKPOINT.BEST.METRIC", "synthetic/acuracy"], "CHECKPOINT.BEST.METRIC.*synthetic/accuracy"),
+        (
+            ["CHECKPOINT.BEST.METRIC", "synthetic/loss", "DATASETS.TEST", []],
+            "CHECKPOINT.BEST.METRIC.*DATASETS.TEST is empty",
+        ),
+        (["OUTPUT_DIR", ""], "OUTPUT_DIR: is empty"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else "",
+)
+def test_an_invalid_config_is_an_error_that_names_the_key(make, tmp_path, overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        default_setup(make(*overrides), arguments())
+    assert os.listdir(tmp_path) == []
+
+
+def test_missing_weights_suggest_the_nearest_file(make, tmp_path):
+    (tmp_path / "model_final.pth").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"did you mean '.*model_final\.pth'"):
+        check_config(make("MODEL.WEIGHTS", str(tmp_path / "model_finl.pth")))

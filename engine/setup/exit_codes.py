@@ -1,0 +1,60 @@
+"""Exit codes for config errors and for signals outside of training."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+from ...config import ConfigError
+from ...hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED
+from ..launch import launched_by_torchrun
+
+__all__ = ["config_errors_exit"]
+
+
+@contextmanager
+def config_errors_exit() -> Iterator[None]:
+    """Turn a :class:`ConfigError` into its message and exit code 2, and Ctrl-C into exit code 130.
+
+    Before and after training, SIGTERM and SIGUSR1 exit with 75 ("start it again"); during training
+    :class:`~hookline.hooks.SignalHandler` handles them. Earlier handlers are restored at the end.
+    """
+    try:
+        with _signals_exit():
+            yield
+    except ConfigError as error:
+        if (
+            not launched_by_torchrun() or os.environ["LOCAL_RANK"] == "0"
+        ):  # other ranks of this machine have the same error
+            sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+@contextmanager
+def _signals_exit() -> Iterator[None]:
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
+        name = signal.Signals(number).name
+        os.write(
+            2, f"{name}: saved checkpoints are intact; start again, with --resume if training had begun\n".encode()
+        )
+        raise SystemExit(EXIT_AGAIN)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        handlers: dict[str, Any] = {"SIGTERM": leave, "SIGUSR1": leave, "SIGINT": signal.default_int_handler}
+        for name, handler in handlers.items():
+            number = getattr(signal, name, None)  # not every system has it
+            if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # set by nohup and "&"
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,0 +1,51 @@
+"""The seed of a run and of its random number generators."""
+
+import os
+import random
+
+import numpy as np
+import torch
+
+from ...config import CfgNode
+from .. import comm
+from ..checkpoint.candidates import saved_config
+
+__all__ = ["choose_seed", "seed_all_rng"]
+
+
+def choose_seed(cfg: CfgNode, resume: bool) -> None:
+    """Set SEED to a random seed if it is negative. All ranks get the same one.
+
+    Args:
+        cfg: the full config; it is changed.
+        resume: reuse the seed of the run in OUTPUT_DIR, from its ``config.yaml`` or else from its last readable
+            checkpoint.
+    """
+    if cfg.SEED >= 0:
+        return
+    seed = -1
+    if resume and comm.is_main_process():
+        path = os.path.join(cfg.OUTPUT_DIR, "config.yaml")
+        if os.path.isfile(path):
+            seed = CfgNode.load_yaml_with_base(path).get("SEED", -1)
+        elif saved := saved_config(cfg.OUTPUT_DIR):
+            seed = CfgNode.load_cfg(saved).get("SEED", -1)
+    if seed < 0:
+        seed = int.from_bytes(os.urandom(4), "little") % 2**31
+    seed = comm.broadcast_object(seed)
+    frozen = cfg.is_frozen()
+    cfg.defrost()
+    cfg.SEED = seed
+    if frozen:
+        cfg.freeze()
+
+
+def seed_all_rng(seed: int) -> None:
+    """Seed the random number generators of python, numpy and torch.
+
+    Args:
+        seed: not negative.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
