@@ -1,21 +1,22 @@
-"""How the tests are shared out: a file goes to one of the processes, so that its fixtures are made once."""
+"""Order of the test files, and fixtures that several of them use."""
 
+import logging
 import os
 import signal
 from pathlib import Path
 
 import pytest
 
-# What takes longest comes first: the process that is done sooner then has short files to go on with.
+# The longest files come first, so that the two processes end at about the same time.
 FIRST = ("faults", "distributed", "test_readme.py", "test_package.py", "tools")
 
 
-# Before torch is imported, and for all processes that tests start: several at a time share the cores.
+# Set before torch is imported, and inherited by all processes that tests start: they share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:
-    # Shells start what runs in the background without Ctrl-C, and so would all processes be that tests start.
+    # Shells start background jobs with SIGINT ignored, and processes that tests start would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -23,3 +24,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     places = {name: place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path.relative_to(here).parts[0], len(FIRST)))
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    """The log records of hookline of all levels, whatever handlers earlier tests have set."""
+    logger = logging.getLogger("hookline")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "propagate", False)
+    caplog.set_level(logging.DEBUG, "hookline")
+    return caplog

@@ -1,4 +1,3 @@
-import logging
 import math
 
 import pytest
@@ -22,15 +21,6 @@ class Evaluation:
     def __call__(self):
         self.at.append(self.trainer.iter)
         return self.results
-
-
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.DEBUG, "hookline")
-    return caplog
 
 
 @pytest.mark.parametrize(

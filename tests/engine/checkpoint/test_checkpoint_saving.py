@@ -103,15 +103,6 @@ def no_pause(monkeypatch):
     monkeypatch.setattr(saver, "RETRY_AFTER", 0.0)
 
 
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.DEBUG, "hookline")
-    return caplog
-
-
 # ---------------------------------------------------------------------------- order
 
 

@@ -46,15 +46,6 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.DEBUG, "hookline")
-    return caplog
-
-
 def names(folder):
     return sorted(os.listdir(folder))
 

@@ -1,7 +1,5 @@
 """A model is given the weights that are its own, by whatever names, and is told what does not fit."""
 
-import logging
-
 import numpy as np
 import pytest
 import torch
@@ -27,15 +25,6 @@ def equal(a, b):
 
 def weights(model=None):
     return dict((model or net()).state_dict())
-
-
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.INFO, "hookline")
-    return caplog
 
 
 # ---------------------------------------------------------------------------- names

@@ -1,7 +1,5 @@
 """MODEL.SYNC_BATCHNORM: when batch norms are converted, and what is logged otherwise."""
 
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -17,15 +15,6 @@ def config(name="ConvNet", **arguments):
     cfg.MODEL.NAME, cfg.MODEL.DEVICE, cfg.MODEL.SYNC_BATCHNORM = name, "cpu", True
     cfg.MODEL.ARGS.update(arguments)
     return cfg
-
-
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.INFO, "hookline")
-    return caplog
 
 
 def test_one_process_logs_that_nothing_is_converted(log):

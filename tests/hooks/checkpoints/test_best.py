@@ -36,15 +36,6 @@ def make(tmp_path):
     return make
 
 
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.DEBUG, "hookline")
-    return caplog
-
-
 def files(checkpointer):
     return sorted(path.name for path in Path(checkpointer.save_dir).iterdir())
 

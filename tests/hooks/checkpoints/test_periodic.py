@@ -1,4 +1,3 @@
-import logging
 from collections import defaultdict, deque
 from pathlib import Path
 
@@ -40,15 +39,6 @@ def make(tmp_path):
         return trainer, checkpointer_type(model, str(tmp_path / folder), trainer=trainer)
 
     return make
-
-
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.DEBUG, "hookline")
-    return caplog
 
 
 def files(checkpointer):

@@ -1,5 +1,4 @@
 import json
-import logging
 import math
 
 import pytest
@@ -11,15 +10,6 @@ from hookline.engine import SimpleTrainer, TrainerBase
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import CallbackHook, JSONWriter, MemoryMonitor, PeriodicCheckpointer, PeriodicWriter
 from hookline.hooks.control.loss_spike import LossSpike
-
-
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.DEBUG, "hookline")
-    return caplog
 
 
 def noise(iteration):

@@ -1,4 +1,3 @@
-import logging
 import random
 
 import numpy as np
@@ -10,15 +9,6 @@ from torch.nn import functional as F
 from hookline.engine import SimpleTrainer
 from hookline.hooks import get_event_storage
 from hookline.hooks.watching.flops import FlopsCounter, _peak_flops
-
-
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.DEBUG, "hookline")
-    return caplog
 
 
 class Linear(nn.Module):

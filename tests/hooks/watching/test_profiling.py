@@ -1,6 +1,5 @@
 import gc
 import json
-import logging
 import os
 import weakref
 
@@ -20,15 +19,6 @@ from hookline.hooks.watching.profiling import (
 )
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-
-
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.DEBUG, "hookline")
-    return caplog
 
 
 class Net(nn.Module):

@@ -1,5 +1,3 @@
-import logging
-
 import pytest
 
 from hookline.engine import TrainerBase
@@ -9,15 +7,6 @@ from hookline.hooks import HookBase, IterationTimer
 class Idle(TrainerBase):
     def run_step(self):
         pass
-
-
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.DEBUG, "hookline")
-    return caplog
 
 
 def times(trainer):

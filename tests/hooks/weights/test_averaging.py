@@ -1,7 +1,5 @@
 """EMA: what it averages, when it is evaluated, and that training never notices."""
 
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -13,14 +11,7 @@ from hookline.hooks import EMA, CallbackHook, EvalHook, HookBase
 from hookline.hooks.weights import weight_average
 from hookline.hooks.weights.weight_average import WeightAverage
 
-
-@pytest.fixture(autouse=True)
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.DEBUG, "hookline")
-    return caplog
+pytestmark = pytest.mark.usefixtures("log")
 
 
 class Net(nn.Module):

@@ -1,5 +1,3 @@
-import logging
-
 import pytest
 
 from hookline.engine import TrainerBase
@@ -11,15 +9,6 @@ class Losses(TrainerBase):
         self.storage.put_scalars(total_loss=0.5, loss=0.5, data_time=0.002)
         self.storage.put_scalar("lr", 0.1, smoothing_hint=False)
         self.storage.put_scalar("test/loss", 9.0, smoothing_hint=False)
-
-
-@pytest.fixture
-def log(caplog, monkeypatch):
-    logger = logging.getLogger("hookline")
-    monkeypatch.setattr(logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(logger, "propagate", False)
-    caplog.set_level(logging.DEBUG, "hookline")
-    return caplog
 
 
 def lines(log):
