@@ -56,7 +56,7 @@ def test_the_default_set_up_formats_and_writes_all_it_does_in_a_run(benchmark, t
     lines = []
     handle = logging.Handler.handle
     monkeypatch.setattr(logging.Handler, "handle", lambda self, record: (lines.append(self), handle(self, record)))
-    with measure.usual_logging(str(tmp_path)):
+    with measure.usual_logging():
         assert work.default(work.tiny_config(str(tmp_path)))(100) > 0
     console = [line for line in lines if "Console" in type(line).__name__]
     assert len(console) >= 5
@@ -71,7 +71,7 @@ def test_logging_is_as_before_afterwards(benchmark, tmp_path):
 
     logger = logging.getLogger("hookline")
     before = logger.handlers[:], logger.level, logger.propagate
-    with measure.usual_logging(str(tmp_path)):
+    with measure.usual_logging():
         assert logger.isEnabledFor(logging.INFO)
     assert (logger.handlers, logger.level, logger.propagate) == before
 

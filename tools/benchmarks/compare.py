@@ -96,7 +96,7 @@ def serve(pipe: Connection, name: str, clock: str) -> None:
         os.dup2(nowhere, stream)
     torch.set_num_threads(1)
     use_clock(clock)
-    with tempfile.TemporaryDirectory() as folder, usual_logging(folder):
+    with tempfile.TemporaryDirectory() as folder, usual_logging():
         os.chdir(folder)
         runs = None
         while True:

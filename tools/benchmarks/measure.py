@@ -95,16 +95,16 @@ def timed(trainer: SimpleTrainer) -> Run:
 
 
 @contextmanager
-def usual_logging(folder: str) -> Iterator[None]:
-    """Logging as a run's start sets it up: every line is formatted, and written to log.txt and to the console.
+def usual_logging() -> Iterator[None]:
+    """Set up logging as in a run: every line is formatted and written to the console, and to the run's log.txt.
 
-    The console is ``os.devnull``: what a terminal takes to show a line is not the engine's.
+    The console is ``os.devnull``, since the time of a terminal is not the engine's.
     """
     logger = logging.getLogger("hookline")
     before = logger.handlers[:], logger.level, logger.propagate
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         logger.handlers = []
-        setup_logger(folder)
+        setup_logger()  # the run adds its log.txt
         try:
             yield
         finally:

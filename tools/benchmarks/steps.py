@@ -30,7 +30,7 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
         with (
             tempfile.TemporaryDirectory() as folder,
             open(os.devnull, "w") as console,
-            usual_logging(folder),
+            usual_logging(),
         ):
             cfg = config(folder)
             runs = {
@@ -129,7 +129,7 @@ def length(args: argparse.Namespace) -> dict[str, Any]:
     """Whether steps grow slower, or the process larger, with the length of a run."""
     steps = args.steps or 50_000
     results: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder, usual_logging(folder):
+    with tempfile.TemporaryDirectory() as folder, usual_logging():
         parts = DefaultTrainer(tiny_config(folder))
         adapter = ModelAdapter(nn.CrossEntropyLoss())
         lean_trainer = SimpleTrainer(parts.model, parts.data_loader, parts.optimizer, adapter=adapter)
