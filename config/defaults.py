@@ -234,7 +234,7 @@ _C.CHECKPOINT.BEST.METRIC = ""
 _C.CHECKPOINT.BEST.MODE = Typed("max", one_of("max", "min"))
 # How often METRIC is looked at beside after each evaluation, such as 500 or "1ep". 0: after evaluations only.
 _C.CHECKPOINT.BEST.PERIOD = Typed(0, Duration.parse)
-# How many of the best to keep; the others than the best are model_best_<iteration>.pth.
+# How many of the best to keep, each as model_best_<iteration>.pth; model_best.pth is a link to the best of them.
 _C.CHECKPOINT.BEST.KEEP = _count(1, least=1)
 # When training has ended, load model_best.pth into the model: final results are then of the best weights.
 _C.CHECKPOINT.LOAD_BEST_AT_END = False

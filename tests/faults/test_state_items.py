@@ -583,7 +583,7 @@ ELSEWHERE = {
     ),
     "trainer/hooks/BestCheckpointer/judged_by": (
         "hooks/checkpoints/test_best.py",
-        "test_another_metric_on_a_resume_starts_anew_and_keeps_the_best_by_the_one_before",
+        "test_another_metric_on_a_resume_starts_a_new_list_and_keeps_the_former_best",
     ),
     "trainer/rng_of_ranks": (
         "distributed/test_training.py",

@@ -81,7 +81,7 @@ def test_the_best_value_and_its_weights_are_kept(make, mode, metrics, best, at):
     assert torch.equal(saved(checkpointer, "model_best")["model"]["fc.weight"], by_iteration[min(at, 7)])
 
 
-def test_no_finite_value_is_no_best(make):
+def test_a_run_without_finite_values_has_no_best(make):
     trainer, checkpointer = make()
     trainer.register_hooks(best_hooks(checkpointer, [math.nan] * 4))
     trainer.train(0, 8)
@@ -89,7 +89,7 @@ def test_no_finite_value_is_no_best(make):
 
 
 @pytest.mark.parametrize("checkpointer_type", [Checkpointer, FvcoreCheckpointer])
-def test_a_resume_goes_on_from_the_last_and_not_from_the_best_checkpoint(make, checkpointer_type):
+def test_last_checkpoint_does_not_point_to_the_best(make, checkpointer_type):
     class Fails(HookBase):
         def before_step(self):
             if self.trainer.iter == 5:
@@ -119,14 +119,14 @@ def test_a_worse_value_after_a_resume_does_not_replace_the_best(make):
     assert torch.equal(saved(checkpointer, "model_best")["model"]["fc.weight"], best["fc.weight"])
 
 
-def test_the_file_of_the_best_can_be_named(make):
+def test_file_prefix_names_the_file(make):
     trainer, checkpointer = make()
     trainer.register_hooks(best_hooks(checkpointer, [1.0], period=0, file_prefix="top"))
     trainer.train(0, 2)
     assert "top.pth" in files(checkpointer)
 
 
-def test_a_metric_put_by_any_hook_is_looked_at_every_period(make):
+def test_a_metric_of_any_hook_is_checked_every_period(make):
     trainer, checkpointer = make()
     put = CallbackHook(after_step=lambda trainer: trainer.storage.put_scalar("score", trainer.iter, False))
     hook = BestCheckpointer(4, checkpointer, "score")
@@ -136,7 +136,7 @@ def test_a_metric_put_by_any_hook_is_looked_at_every_period(make):
     assert hook.best_metric == 5.0
 
 
-def test_a_metric_that_nobody_puts_is_warned_of_once_with_the_nearest(make, log):
+def test_a_missing_metric_is_warned_about_once_with_the_closest_name(make, log):
     trainer, checkpointer = make()
     trainer.register_hooks([EvalHook(1, lambda: {"accuracy": 1.0}), BestCheckpointer(1, checkpointer, "acuracy")])
     trainer.train(0, 4)
@@ -151,18 +151,24 @@ def test_a_mode_other_than_max_or_min_is_an_error(make):
         BestCheckpointer(1, make()[1], "a", "maximum")
 
 
-# ---------------------------------------------------------------------------- several
+# ---------------------------------------------------------------------------- several files
 
 
 def kept(checkpointer):
-    """Iteration and value that each of the files says it holds."""
+    """The iteration and value stored in each file."""
     names = [name.removesuffix(".pth") for name in files(checkpointer) if name.startswith("model_best")]
     states = {name: saved(checkpointer, name) for name in names}
     return {name: (state["iteration"], state["best_metric"]["value"]) for name, state in states.items()}
 
 
+def files_of(best):
+    """What :func:`kept` returns for a list of the best, given as the hook or as (value, iteration)."""
+    entries = [(iteration, value) for value, iteration in getattr(best, "best", best)]
+    return {"model_best": entries[0]} | {f"model_best_{entry[0]:07d}": entry for entry in entries}
+
+
 def run(make, metrics, start=0, keep=1, mode="max", period=2, stop=None, **kwargs):
-    """A run that is evaluated every ``period``, with those outcomes; its last one at the end of training."""
+    """A run that is evaluated every ``period``, with the given results; the last one comes after training."""
     trainer, checkpointer = make()
     hooks = best_hooks(checkpointer, metrics, mode, period, keep=keep, **kwargs)
     trainer.register_hooks(hooks)
@@ -171,14 +177,10 @@ def run(make, metrics, start=0, keep=1, mode="max", period=2, stop=None, **kwarg
     return trainer, checkpointer, hooks[2]
 
 
-def test_the_best_three_are_kept_and_the_very_best_has_the_plain_name(make):
+def test_the_best_three_are_kept_and_the_best_has_a_second_name_without_iteration(make):
     _, checkpointer, hook = run(make, [0.3, 0.5, 0.1, 0.4, 0.6, 0.2], keep=3)
-    assert kept(checkpointer) == {
-        "model_best": (9, 0.6),
-        "model_best_0000003": (3, 0.5),
-        "model_best_0000007": (7, 0.4),
-    }
     assert hook.best == [(0.6, 9), (0.5, 3), (0.4, 7)]
+    assert kept(checkpointer) == files_of(hook)
     assert last(checkpointer) == "model_final.pth"
 
 
@@ -188,7 +190,7 @@ def test_each_of_the_best_files_holds_the_weights_of_its_iteration(make):
     note = CallbackHook(after_step=lambda trainer: weights.append(trainer.model.fc.weight.detach().clone()))
     trainer.register_hooks([note, *best_hooks(checkpointer, [0.3, 0.5, 0.4, 0.1], keep=3)])
     trainer.train(0, 8)
-    assert len(kept(checkpointer)) == 3
+    assert len(kept(checkpointer)) == 4
     for name, (iteration, _) in kept(checkpointer).items():
         assert torch.equal(saved(checkpointer, name)["model"]["fc.weight"], weights[iteration])
 
@@ -197,10 +199,10 @@ def test_the_list_of_the_best_survives_a_resume(make):
     run(make, [0.3, 0.5, 0.1], keep=2)
     _, checkpointer, hook = run(make, [0.2, 0.4, 0.6], start=6, keep=2)
     assert hook.best == [(0.6, 12), (0.5, 3)]
-    assert kept(checkpointer) == {"model_best": (12, 0.6), "model_best_0000003": (3, 0.5)}
+    assert kept(checkpointer) == files_of(hook)
 
 
-def test_another_metric_on_a_resume_starts_anew_and_keeps_the_best_by_the_one_before(make, log):
+def test_another_metric_on_a_resume_starts_a_new_list_and_keeps_the_former_best(make, log):
     trainer, checkpointer = make()
     trainer.register_hooks(best_hooks(checkpointer, [5.0, 9.0]))
     trainer.train(0, 4)
@@ -212,14 +214,14 @@ def test_another_metric_on_a_resume_starts_anew_and_keeps_the_best_by_the_one_be
     checkpointer.resume_or_load("", resume=True)
     trainer.train(trainer.finished_iter + 1, 6)
     [warning] = [message for message in log.messages if "chosen by" in message]
-    assert "chosen by metric (max), and are by total_loss (min) from now on, starting anew" in warning
+    assert "chosen by metric (max), and are chosen by total_loss (min) from now on" in warning
     assert "model_best_0000004_before.pth" in warning
     assert torch.equal(saved(checkpointer, "model_best_0000004_before")["model"]["fc.weight"], before)
     assert saved(checkpointer, "model_best")["best_metric"]["name"] == "total_loss"
     assert [iteration for _, iteration in hook.best] == [5]
 
 
-def test_the_best_by_another_metric_is_kept_also_when_the_run_is_killed_before_its_next_checkpoint(make):
+def test_the_former_best_is_kept_also_when_the_run_is_killed_before_its_next_checkpoint(make):
     trainer, checkpointer = make()
     trainer.register_hooks(best_hooks(checkpointer, [5.0, 9.0]))
     trainer.train(0, 4)
@@ -234,7 +236,7 @@ def test_the_best_by_another_metric_is_kept_also_when_the_run_is_killed_before_i
         assert saved(checkpointer, "model_best_0000004_before")["best_metric"]["name"] == "metric"
 
 
-def test_a_value_of_before_a_resume_with_another_metric_is_not_that_of_later_weights(make):
+def test_a_value_from_before_a_resume_with_another_metric_does_not_count_for_later_weights(make):
     def put(trainer):
         if trainer.iter == 1:
             trainer.storage.put_scalar("other", 0.9)
@@ -253,17 +255,17 @@ def test_a_value_of_before_a_resume_with_another_metric_is_not_that_of_later_wei
     assert trainer.find_hook(BestCheckpointer).best == []
 
 
-def test_keeping_no_best_is_an_error(make):
+def test_keep_must_be_at_least_1(make):
     with pytest.raises(ConfigError, match="at least 1"):
         BestCheckpointer(1, make()[1], "a", keep=0)
 
 
-# ---------------------------------------------------------------------------- a resume to before the best
+# ---------------------------------------------------------------------------- a resume from before the best
 
 
 @pytest.fixture
 def rewound(make):
-    """A run whose best, 0.9, came at 7, set back to the checkpoint of 3, when 0.5, of 3, was the best."""
+    """A run whose best, 0.9, came at 7, resumed from the checkpoint of 3, when 0.5, of 3, was the best."""
 
     def rewound(metrics, stop=None, **kwargs):
         _, checkpointer, _ = run(make, [0.4, 0.5, 0.3, 0.9, 0.2], **kwargs)
@@ -273,52 +275,35 @@ def rewound(make):
     return rewound
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-def test_a_run_that_is_repeated_ends_with_the_files_of_the_first_time(rewound, make, keep):
-    _, checkpointer, hook = rewound([0.3, 0.9, 0.2], keep=keep)
-    assert hook.best == [(0.9, 7), (0.5, 3)][:keep]
-    assert kept(checkpointer) == dict([("model_best", (7, 0.9)), ("model_best_0000003", (3, 0.5))][:keep])
+def test_a_repeated_run_ends_with_the_same_files(rewound):
+    _, checkpointer, hook = rewound([0.3, 0.9, 0.2], keep=2)
+    assert hook.best == [(0.9, 7), (0.5, 3)]
+    assert kept(checkpointer) == files_of(hook)
 
 
-def test_a_best_that_is_still_to_come_again_is_not_lost_to_one_that_is_worse(rewound):
-    """0.6 is the best there was by then, but 0.9 is on the disk."""
-    _, checkpointer, hook = rewound([0.6], stop=6)
-    assert hook.best == [(0.6, 6)]
-    assert kept(checkpointer) == {"model_best": (6, 0.6), "model_best_0000007_aside": (7, 0.9)}
+def test_the_best_is_the_one_of_the_resumed_run(rewound):
+    _, checkpointer, hook = rewound([0.6, 0.7, 0.2], keep=2)
+    assert hook.best == [(0.7, 7), (0.6, 5)]
+    assert kept(checkpointer) == files_of(hook)
 
 
-def test_what_was_put_aside_goes_when_its_iteration_is_as_good_again(rewound):
-    _, checkpointer, hook = rewound([0.6, 0.9, 0.2])
-    assert hook.best == [(0.9, 7)]
-    assert kept(checkpointer) == {"model_best": (7, 0.9)}
+def test_a_resume_without_a_better_value_ends_with_the_best_of_its_list(rewound):
+    _, checkpointer, hook = rewound([0.45, 0.3], keep=2, load_at_end=True)
+    assert hook.best == [(0.5, 3), (0.45, 5)]
+    assert kept(checkpointer) == files_of(hook)
 
 
-def test_what_was_put_aside_stays_when_the_run_takes_another_course(rewound):
-    _, checkpointer, hook = rewound([0.6, 0.7, 0.2])
-    assert hook.best == [(0.7, 7)]
-    assert kept(checkpointer) == {"model_best": (7, 0.7), "model_best_0000007_aside": (7, 0.9)}
-
-
-def test_a_damaged_best_file_is_replaced_with_a_warning(make, log):
-    run(make, [0.4, 0.5])
-    path = Path(make()[1].save_dir, "model_best.pth")
-    path.write_bytes(path.read_bytes()[:100])
-    _, checkpointer, _ = run(make, [0.6], start=4)
-    assert "model_best.pth cannot be read" in log.text
-    assert kept(checkpointer) == {"model_best": (6, 0.6)}
-
-
-# ---------------------------------------------------------------------------- another course than before the failure
+# ---------------------------------------------------------------------------- other values after a failure
 
 
 FIRST = {1: 0.5, 3: 0.6, 7: 0.9}  # the checkpoint of 5 lists 0.6 as the best; the run fails at 9
 
 
 @pytest.fixture
-def course(make):
-    """A run whose metric is put at some iterations, with a checkpoint every 6; it goes on from one that has failed."""
+def train(make):
+    """A run with given values at some iterations and a checkpoint every 6; it resumes if there is a checkpoint."""
 
-    def course(values, fail_at=None, **kwargs):
+    def train(values, fail_at=None, **kwargs):
         def act(trainer):
             if trainer.iter == fail_at:
                 raise RuntimeError("broken")
@@ -340,107 +325,89 @@ def course(make):
             trainer.train(trainer.finished_iter + 1, 20)
         return checkpointer, hook
 
-    return course
+    return train
 
 
-def test_a_better_best_of_the_course_before_is_kept_when_a_worse_one_comes(course, log):
-    course(FIRST, fail_at=9)
-    checkpointer, hook = course({**FIRST, 7: 0.4, 13: 0.7})
-    assert hook.best == [(0.7, 13)]
-    assert kept(checkpointer) == {"model_best": (13, 0.7), "model_best_0000007_aside": (7, 0.9)}
-    warnings = [r.getMessage() for r in log.records if "of a course that this run has left" in r.getMessage()]
-    assert len(warnings) == 1
-    assert "model_best_0000007_aside.pth" in warnings[0]
-
-
-def test_the_best_file_is_the_lists_again_once_the_run_has_another_value_there(course):
-    course(FIRST, fail_at=9)
-    checkpointer, hook = course({**FIRST, 7: 0.4}, load_at_end=True)
+def test_a_worse_value_at_the_same_iteration_does_not_count(train):
+    train(FIRST, fail_at=9)
+    checkpointer, hook = train({**FIRST, 7: 0.4}, load_at_end=True)
     assert hook.best == [(0.6, 3)]
     assert hook.loaded_iter == 3
-    assert kept(checkpointer) == {"model_best": (3, 0.6), "model_best_0000007_aside": (7, 0.9)}
-
-
-def test_what_was_put_aside_is_known_to_later_runs_and_goes_when_one_is_as_good(course):
-    course(FIRST, fail_at=9)
-    checkpointer, _ = course({**FIRST, 7: 0.4}, fail_at=14)
-    assert kept(checkpointer) == {"model_best": (3, 0.6), "model_best_0000007_aside": (7, 0.9)}
-    checkpointer, _ = course({15: 0.8, 17: 0.95}, fail_at=16)
-    assert kept(checkpointer)["model_best_0000007_aside"] == (7, 0.9)
-    checkpointer, _ = course({15: 0.8, 17: 0.95})
-    assert kept(checkpointer) == {"model_best": (17, 0.95)}
+    assert kept(checkpointer) == files_of(hook)
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_files_stay_until_the_next_checkpoint_knows_that_they_are_dropped(course, keep):
-    checkpointer, _ = course(FIRST, fail_at=9, keep=keep)
-    listed = {"model_best": (7, 0.9), "model_best_0000003": (3, 0.6), "model_best_0000001": (1, 0.5)}
-    assert kept(checkpointer) == dict(list(listed.items())[: keep + 1])
-    checkpointer, _ = course(FIRST, fail_at=14, keep=keep)  # the checkpoint of 11 lists 7
-    assert kept(checkpointer) == dict(list(listed.items())[:keep])
+def test_files_are_removed_after_the_next_checkpoint(train, keep):
+    checkpointer, _ = train(FIRST, fail_at=9, keep=keep)
+    entries = [(0.9, 7), (0.6, 3), (0.5, 1)]
+    assert kept(checkpointer) == files_of(entries[: keep + 1])
+    checkpointer, _ = train(FIRST, fail_at=14, keep=keep)  # the checkpoint of 11 lists 7
+    assert kept(checkpointer) == files_of(entries[:keep])
 
 
-def test_a_run_that_takes_another_course_finds_every_file_of_its_list(course):
-    course(FIRST, fail_at=9, keep=2)
-    checkpointer, hook = course({**FIRST, 7: 0.4}, keep=2)
+def test_a_resumed_run_finds_every_file_of_its_list(train):
+    train(FIRST, fail_at=9, keep=2)
+    checkpointer, hook = train({**FIRST, 7: 0.4}, keep=2)
     assert hook.best == [(0.6, 3), (0.5, 1)]
-    assert kept(checkpointer) == {
-        "model_best": (3, 0.6),
-        "model_best_0000001": (1, 0.5),
-        "model_best_0000007_aside": (7, 0.9),
-    }
+    assert kept(checkpointer) == files_of(hook)
 
 
-def test_what_is_put_aside_and_one_of_the_best_of_the_same_iteration_both_have_a_file(course):
-    course(FIRST, fail_at=9, keep=2)
-    checkpointer, hook = course({**FIRST, 7: 0.7, 13: 0.8}, keep=2)
-    assert hook.best == [(0.8, 13), (0.7, 7)]
-    assert kept(checkpointer) == {
-        "model_best": (13, 0.8),
-        "model_best_0000007": (7, 0.7),
-        "model_best_0000007_aside": (7, 0.9),
-    }
-
-
-def test_files_of_a_course_that_is_left_go(course):
-    course({1: 0.5, 3: 0.6, 7: 0.8, 8: 0.9}, fail_at=9, keep=2)
-    checkpointer, hook = course({15: 0.95}, keep=2)
+def test_files_written_after_the_checkpoint_are_removed(train):
+    train({1: 0.5, 3: 0.6, 7: 0.8, 8: 0.9}, fail_at=9, keep=2)
+    checkpointer, hook = train({15: 0.95}, keep=2)
     assert hook.best == [(0.95, 15), (0.6, 3)]
-    assert kept(checkpointer) == {"model_best": (15, 0.95), "model_best_0000003": (3, 0.6)}
+    assert kept(checkpointer) == files_of(hook)
 
 
-def test_one_of_the_best_whose_file_is_gone_is_told_of_and_not_counted(course, log):
-    checkpointer, _ = course(FIRST, fail_at=6, keep=2)
+def test_files_of_a_run_that_starts_over_are_removed(make):
+    trainer, checkpointer, hook = run(make, [0.3, 0.9])
+    trainer.register_hooks([CallbackHook(after_step=lambda t: t.storage.put_scalar("metric", 0.2, False))])
+    trainer.remove_hook(EvalHook)
+    trainer.train(0, 4)
+    assert kept(checkpointer) == files_of(hook)
+
+
+def test_an_entry_whose_file_is_missing_is_dropped_with_a_warning(train, log):
+    checkpointer, _ = train(FIRST, fail_at=6, keep=2)
     Path(checkpointer.save_dir, "model_best_0000001.pth").unlink()
-    _, hook = course({9: 0.1}, keep=2)
-    assert "There is no file of iteration 1 any more (metric: 0.5)" in log.text
+    _, hook = train({9: 0.1}, keep=2)
+    assert "The file of iteration 1 is missing (metric: 0.5)" in log.text
     assert hook.best == [(0.6, 3), (0.1, 9)]
 
 
-def test_a_value_whose_file_is_gone_does_not_count_for_later_weights(course):
-    checkpointer, _ = course({3: 0.6}, fail_at=6)
-    Path(checkpointer.save_dir, "model_best.pth").unlink()
-    checkpointer, hook = course({9: 0.1})
+def test_a_value_whose_file_is_missing_does_not_count_for_later_weights(train):
+    checkpointer, _ = train({3: 0.6}, fail_at=6)
+    for path in Path(checkpointer.save_dir).glob("model_best*"):
+        path.unlink()
+    checkpointer, hook = train({9: 0.1})
     assert hook.best == [(0.1, 9)]
-    assert kept(checkpointer) == {"model_best": (9, 0.1)}
+    assert kept(checkpointer) == files_of(hook)
 
 
-def test_a_save_that_fails_leaves_the_list_as_it_was(course, monkeypatch):
+def test_the_best_of_detectron2_which_has_one_file_is_kept(train):
+    checkpointer, _ = train({3: 0.6}, fail_at=6)
+    Path(checkpointer.save_dir, "model_best_0000003.pth").unlink()
+    checkpointer, hook = train({9: 0.1})
+    assert hook.best == [(0.6, 3)]
+    assert kept(checkpointer) == files_of(hook)
+
+
+def test_a_failed_save_leaves_the_list_as_it_was(train, monkeypatch):
     monkeypatch.setattr(Checkpointer, "__init__", partialmethod(Checkpointer.__init__, on_error="continue"))
     write = Checkpointer._write
 
     def full(self, path, how):
-        if path.endswith("model_best.pth") and Path(path).exists():
+        if path.endswith("model_best_0000007.pth"):
             raise OSError("disk full")
         write(self, path, how)
 
     monkeypatch.setattr(Checkpointer, "_write", full)
-    checkpointer, hook = course({1: 0.5, 7: 0.9})
+    checkpointer, hook = train({1: 0.5, 7: 0.9})
     assert hook.best == [(0.5, 1)]
-    assert kept(checkpointer) == {"model_best": (1, 0.5)}
+    assert kept(checkpointer) == files_of(hook)
 
 
-# ---------------------------------------------------------------------------- loading it at the end
+# ---------------------------------------------------------------------------- loading the best at the end
 
 
 def test_the_model_ends_with_the_best_weights_and_the_final_checkpoint_with_the_last(make, log):
@@ -477,12 +444,12 @@ def test_a_failed_run_keeps_its_weights(make):
     assert hooks[2].loaded_iter is None
 
 
-def test_no_best_to_load_is_a_warning(make, log):
+def test_a_missing_best_at_the_end_is_a_warning(make, log):
     run(make, [math.nan, math.nan], load_at_end=True)
     assert "There is no " in log.text
 
 
-def test_a_damaged_best_is_refused_and_not_taken_for_the_best(make):
+def test_a_damaged_best_file_is_not_loaded(make):
     def damage(trainer):
         path = Path(checkpointer.save_dir, "model_best.pth")
         content = bytearray(path.read_bytes())
@@ -499,19 +466,19 @@ def test_a_damaged_best_is_refused_and_not_taken_for_the_best(make):
     assert torch.equal(trainer.model.fc.weight, saved(checkpointer, "model_final")["model"]["fc.weight"])
 
 
-def test_a_pipe_in_the_place_of_the_best_is_not_waited_for(make):
+def test_a_pipe_in_place_of_the_best_file_is_replaced(make):
     trainer, checkpointer = make()
     os.mkfifo(f"{checkpointer.save_dir}/model_best.pth")
     trainer.register_hooks(best_hooks(checkpointer, [0.3, 0.9]))
     trainer.train(0, 4)
-    assert kept(checkpointer) == {"model_best": (4, 0.9)}
+    assert kept(checkpointer) == files_of([(0.9, 4)])
 
 
-def test_an_asynchronous_save_of_the_best_is_whole_before_it_is_loaded(make, tmp_path):
+def test_an_asynchronous_save_of_the_best_is_complete_before_it_is_loaded(make, tmp_path):
     trainer, checkpointer = make()
     checkpointer = Checkpointer(trainer.model, str(tmp_path / "run"), asynchronous=True, trainer=trainer)
     hooks = best_hooks(checkpointer, [0.3, 0.4, 0.5, 0.6], keep=2, load_at_end=True)
     trainer.register_hooks(hooks)
     trainer.train(0, 8)
     assert hooks[2].loaded_iter == 8
-    assert kept(checkpointer) == {"model_best": (8, 0.6), "model_best_0000005": (5, 0.5)}
+    assert kept(checkpointer) == files_of([(0.6, 8), (0.5, 5)])
