@@ -15,20 +15,9 @@ GPT = [
     "CHECKPOINT.BEST.METRIC", "small_text:test/loss", "TEST.EVAL_PERIOD", 10,
 ]  # fmt: skip
 FSDP = ["PARALLEL.NAME", "fsdp2", "PARALLEL.ARGS.modules", "['TransformerBlock']"]
-# 45 samples to evaluate on, in batches of 16: one rank has two batches, the other one and a bit.
-SMALL_TEXT = """
-from hookline.engine.data import ArrayDataset, python_docs_test, python_docs_train
-
-def train():
-    return ArrayDataset(*(t[:330, :64] for t in python_docs_train(64).tensors))
-
-def test():
-    return ArrayDataset(*(t[:45, :64] for t in python_docs_test(64).tensors))
-"""
 
 
 def train(folder, ranks, *options, output="run"):
-    (folder / "small_text.py").write_text(SMALL_TEXT)
     arguments = tool(*GPT, "--num-gpus", ranks, "OUTPUT_DIR", folder / output, *options)
     code, out = finish(fork(arguments, folder))
     assert code == 0, out
@@ -51,16 +40,10 @@ def whole(tmp_path_factory):
 def sharded(tmp_path_factory):
     """The first 20 of 30 iterations on two ranks: stopped there, as the schedule is for 30."""
     folder = tmp_path_factory.mktemp("sharded")
-    (folder / "stop.py").write_text(
-        "from hookline.hooks import HookBase\n"
-        "class Stop(HookBase):\n"
-        "    def after_step(self):\n"
-        "        if self.trainer.iter == 19:\n"
-        "            self.trainer.request_stop('enough', exit_code=75)\n"
-    )
-    (folder / "small_text.py").write_text(SMALL_TEXT)
     arguments = tool(*GPT, "--num-gpus", 2, "OUTPUT_DIR", folder / "run", "SOLVER.MAX_ITER", 30, *FSDP)
-    code, out = finish(fork([*arguments, "HOOKS", "[{'NAME': 'stop:Stop'}]"], folder))
+    code, out = finish(
+        fork([*arguments, "HOOKS", "[{'NAME': 'mishaps:Mishap', 'ARGS': {'what': 'stop', 'at': 19}}]"], folder)
+    )
     assert code == 75, out
     return folder
 
@@ -123,7 +106,6 @@ def test_what_makes_a_step_otherwise_gives_the_same_sharded(whole, tmp_path, opt
 
 @pytest.mark.slow
 def test_a_step_that_is_one_graph_is_refused(tmp_path):
-    (tmp_path / "small_text.py").write_text(SMALL_TEXT)
     arguments = tool(*GPT, "--num-gpus", 2, "OUTPUT_DIR", "run", *FSDP, "SOLVER.COMPILE_STEP", "True")
     code, out = finish(fork(arguments, tmp_path))
     assert code == 2
@@ -145,7 +127,6 @@ def test_a_sharded_checkpoint_is_exported_and_evaluated_to_the_same_loss(sharded
     code, out = finish(fork([*export, "--output", tmp_path / "gpt.pth"], tmp_path))
     assert code == 0, out
     trained = next(row for row in rows(sharded / "run") if row["iteration"] == 19)["small_text:test/loss"]
-    (tmp_path / "small_text.py").write_text(SMALL_TEXT)
     evaluate = tool(*GPT, "--eval-only", "MODEL.WEIGHTS", tmp_path / "gpt.pth", "OUTPUT_DIR", tmp_path / "eval")
     code, out = finish(fork(evaluate, tmp_path))
     assert code == 0, out
@@ -164,41 +145,14 @@ def test_damage_to_one_rank_s_part_is_noticed_and_the_checkpoint_before_taken(sh
     assert "model_0000009" in out
 
 
-UNITS = """
-from hookline.engine.parallel.fsdp import FSDP2
-from hookline.engine.modeling import GPT
-from torch.distributed.fsdp import FSDPModule
-
-def units(**options):
-    torch.manual_seed(comm.get_rank())  # each rank draws its own weights
-    model = FSDP2(**options).wrap(GPT(width=32, depth=2, heads=2, block_size=16), torch.device("cpu"))
-    return model, [name for name, module in model.named_modules() if isinstance(module, FSDPModule)]
-
-def main(folder):
-    by_class, names = units(modules=["TransformerBlock"])
-    result = {"class": names, "name": units(modules=["blocks.1"])[1], "size": units(min_params=12_000)[1]}
-    whole = {name: weight.full_tensor().sum().item() for name, weight in by_class.named_parameters()}
-    result["alike"] = whole == comm.broadcast_object(whole)
-    dtypes, _ = units(modules=["TransformerBlock"], param_dtype="bfloat16", reduce_dtype="float32")
-    scores = dtypes(torch.zeros(2, 4, dtype=torch.int64))
-    scores.float().sum().backward()
-    result["dtypes"] = [str(scores.dtype), str(dtypes.head.weight.dtype), str(dtypes.head.weight.grad.dtype)]
-    try:
-        units(modules=["TransformerBlok"])
-    except ConfigError as error:
-        result["error"] = str(error)
-    (folder / f"{comm.get_rank()}.json").write_text(json.dumps(result))
-"""
-
-
 def test_units_are_chosen_by_class_name_or_size_and_all_ranks_start_alike(tmp_path):
-    code, output, results = run_ranks(UNITS, 2, tmp_path)
+    code, output, results = run_ranks("fsdp:chosen_units", 2, tmp_path)
     assert code == 0, output
     for result in results:
         assert result["class"] == ["", "blocks.0", "blocks.1"]
         assert result["name"] == ["", "blocks.1"]
         assert result["size"] == ["", "blocks.0", "blocks.1"]
-        assert result["alike"]
+        assert result["equal"]
         assert result["dtypes"] == ["torch.bfloat16", "torch.float32", "torch.float32"]
         assert "did you mean 'TransformerBlock'?" in result["error"]
 
@@ -208,93 +162,6 @@ def test_the_log_of_the_run_is_one_run(sharded):
     assert iterations == sorted(set(iterations))
 
 
-# Each rank also trains the whole model by itself, on all samples: what the sharded one is compared with. 11 samples in
-# batches of 8: the last batch gives one sample to rank 0, and two to rank 1.
-SMALL = """
-import logging
-from hookline.engine import SimpleTrainer
-from hookline.engine.data import ArrayDataset, EpochSampler, GlobalBatchSampler
-from hookline.engine.parallel.fsdp import FSDP2
-from hookline.engine.modeling import MODEL_REGISTRY, ModelAdapter, build_model
-from hookline.engine.parallel import Strategy
-from hookline.engine.solver import build_optimizer
-from torch.utils.data import DataLoader
-
-generator = torch.Generator().manual_seed(0)
-DATA = ArrayDataset(torch.randn(11, 6, generator=generator), torch.randint(3, (11,), generator=generator))
-LOSS = ModelAdapter(nn.CrossEntropyLoss())
-
-class Items(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-    def forward(self, batch):
-        mask = batch[0][:, 0] > -0.5
-        losses = nn.functional.cross_entropy(self.layer(batch[0]), batch[1], reduction="none")
-        return {"loss": (losses * mask).sum() / mask.sum().clamp(min=1), "num_items": mask.sum()}
-
-class Tied(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
-        self.encoder, self.middle = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.middle.weight = self.encoder.weight
-    def forward(self, x):
-        return self.last(torch.tanh(self.middle(torch.tanh(self.encoder(torch.tanh(self.first(x)))))))
-
-def plain():
-    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-
-# Muon takes matrices only. Its update is ill-conditioned where the gradient has not full rank, as cross-entropy's.
-def matrix():
-    return nn.Linear(6, 3, bias=False)
-
-SQUARES = ModelAdapter(lambda scores, y: (scores - nn.functional.one_hot(y, 3)).square().mean())
-
-def config(optimizer="SGD", **args):
-    cfg = get_cfg()
-    cfg.MODEL.DEVICE, cfg.SOLVER.BASE_LR = "cpu", 0.05
-    cfg.merge_from_list(["SOLVER.OPTIMIZER.NAME", optimizer, "SOLVER.OPTIMIZER.ARGS", args])
-    return cfg
-
-def weights(make, strategy, rank, world_size, cfg, adapter=LOSS, data=DATA, **options):
-    torch.manual_seed(7)
-    model = strategy.wrap(make(), torch.device("cpu"))
-    batches = GlobalBatchSampler(EpochSampler(len(data), seed=1), 8, rank=rank, world_size=world_size)
-    loader = DataLoader(data, batch_sampler=batches, collate_fn=data.collate_fn)
-    optimizer = build_optimizer(cfg, model)
-    SimpleTrainer(model, loader, optimizer, adapter=adapter, strategy=strategy, **options).train(0, 6)
-    return model, [getattr(p, "full_tensor", lambda p=p: p)().detach() for p in model.parameters()]
-
-def compare(make, cfg, **options):
-    # The largest difference of a weight, and whether there are shards at all.
-    args = {"min_params": 20, **options.pop("strategy", {})}
-    model, ours = weights(make, FSDP2(**args), comm.get_rank(), 2, cfg, **options)
-    _, theirs = weights(make, Strategy(), 0, 1, cfg, **options)
-    assert all(hasattr(p, "to_local") for p in model.parameters())
-    return model, max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
-"""
-
-OPTIMIZERS = (
-    SMALL
-    + """
-def main(folder):
-    logging.disable(logging.CRITICAL)
-    found = {}
-    for name in json.loads((folder / "names").read_text()):
-        options = {"make": matrix, "adapter": SQUARES} if name == "torch.optim:Muon" else {"make": plain}
-        try:
-            _, found[name] = compare(cfg=config(name), **options)
-        except ConfigError as error:
-            found[name] = str(error)
-    _, found["momentum"] = compare(plain, config("SGD", foreach=True))
-    try:
-        compare(plain, config("SGD", fused=True))
-    except ConfigError as error:
-        found["fused"] = str(error)
-    (folder / f"{comm.get_rank()}.json").write_text(json.dumps(found))
-"""
-)
 TORCHS = [
     name
     for name, cls in vars(torch.optim).items()
@@ -307,8 +174,7 @@ def differences(tmp_path_factory):
     """For each of torch's optimizers how far sharded weights are from whole ones, or why it is refused."""
     folder = tmp_path_factory.mktemp("optimizers")
     names = [f"torch.optim:{name}" for name in TORCHS]
-    (folder / "names").write_text(json.dumps(names))
-    code, output, results = run_ranks(OPTIMIZERS, 2, folder)
+    code, output, results = run_ranks("fsdp:optimizers", 2, folder, *names)
     assert code == 0, output
     assert [name for name in names if isinstance(results[0][name], str) != isinstance(results[1][name], str)] == []
     return results[0]
@@ -330,46 +196,9 @@ def test_a_fused_step_that_was_asked_for_and_cannot_update_shards_is_refused(dif
     assert "SGD with ARGS {'fused': True} cannot update parameters" in differences["fused"]
 
 
-MODELS = (
-    SMALL
-    + """
-class Keep(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.messages = []
-    def emit(self, record):
-        self.messages.append(record.getMessage())
-
-@MODEL_REGISTRY.register()
-class Images(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Conv2d(2, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
-
-def images():
-    cfg = get_cfg()
-    cfg.merge_from_list(["MODEL.NAME", "Images", "MODEL.CHANNELS_LAST", True, "MODEL.DEVICE", "cpu"])
-    return build_model(cfg)
-
-def main(folder):
-    keep, logger = Keep(), logging.getLogger("hookline.engine.parallel.fsdp")
-    logger.addHandler(keep)
-    found = {}
-    for name, make, adapter in (("accumulated", plain, LOSS), ("items accumulated", Items, ModelAdapter())):
-        _, found[name] = compare(make, config(), adapter=adapter, strategy={"min_params": 10}, accumulation_steps=4)
-    for modules in ([], ["Linear"]):
-        model, found[f"tied {modules}"] = compare(Tied, config(), strategy={"modules": modules})
-        found["is tied"] = model.encoder.weight is model.middle.weight
-    x = torch.randn(11, 2, 8, 8, generator=generator)
-    _, found["channels last"] = compare(images, config(), data=ArrayDataset(x, DATA.tensors[1]))
-    found["logged"] = keep.messages
-    (folder / f"{comm.get_rank()}.json").write_text(json.dumps(found))
-"""
-)
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
-    code, output, results = run_ranks(MODELS, 2, tmp_path_factory.mktemp("models"))
+    code, output, results = run_ranks("fsdp:models", 2, tmp_path_factory.mktemp("models"))
     assert code == 0, output
     return results[0]
 

@@ -10,20 +10,7 @@ import sys
 import time
 
 import pytest
-from ranks import HEADER, SYNTHETIC, finish, fork, rows, start, tool
-
-SCRIPT = f"""{HEADER}
-from hookline.engine import config_errors_exit
-
-def main():
-    print(comm.all_gather(comm.get_rank()), flush=True)
-
-url, seconds, *numbers = sys.argv[1:]
-gpus, machines, machine = map(int, numbers)
-with config_errors_exit():
-    limit = timedelta(seconds=float(seconds))
-    launch(main, gpus, machines, machine, url, timeout=limit, device="cpu")
-"""
+from ranks import PROGRAMS, SYNTHETIC, finish, fork, rows, start, tool
 
 
 @pytest.fixture
@@ -31,9 +18,7 @@ def machine(tmp_path):
     """Starts ``launch()`` as on a machine: ``machine(seconds, processes, machines, machine_rank)``."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    return lambda *numbers: fork([sys.executable, script, url, *numbers], tmp_path)
+    return lambda *numbers: fork([sys.executable, PROGRAMS / "machine.py", url, *numbers], tmp_path)
 
 
 def test_a_machine_that_does_not_come_is_missed_when_the_timeout_is_over(machine):
@@ -139,65 +124,18 @@ def test_two_machines_train_over_a_network_what_one_process_trains(namespaces, t
 
 # ---------------------------------------------------------------------------- torchrun's agents
 
-# torchrun on one of several machines, but that its rank is forked.
-AGENT = """
-import runpy, sys
-import torch
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-def main(tool, *arguments):
-    torch.multiprocessing._prctl_pr_set_pdeathsig(0)  # torchrun's processes get no signal when it is killed
-    sys.argv = [tool, *arguments]
-    try:
-        runpy.run_path(tool, run_name="__main__")
-    except SystemExit as end:
-        if end.code:
-            raise
-
-if __name__ == "__main__":
-    port, least, most, restarts, *command = sys.argv[1:]
-    config = LaunchConfig(
-        int(least), int(most), 1, run_id="test", rdzv_backend="c10d", rdzv_endpoint=f"localhost:{port}",
-        max_restarts=int(restarts), start_method="fork", local_addr="127.0.0.1",
-        rdzv_configs={"last_call_timeout": 1, "join_timeout": 60, "keep_alive_interval": 1},
-    )
-    elastic_launch(config, main)(*command)
-"""
-HOOKS = """
-import os, signal, time
-from pathlib import Path
-from hookline.hooks import HookBase
-
-class Wait(HookBase):
-    # Writes where each rank is, and lets time pass until the file "go" exists.
-    def before_step(self):
-        rank, world_size = self.trainer.comm.get_rank(), self.trainer.comm.get_world_size()
-        if self.trainer.iter >= 40 and not Path("go").exists():
-            Path(f"waits.{rank}of{world_size}").write_text(f"{os.getpid()} {os.getppid()}")
-            time.sleep(0.05)
-
-class KillOnce(HookBase):
-    def before_step(self):
-        if self.trainer.comm.get_rank() == 1 and self.trainer.iter == 40 and not Path("killed").exists():
-            Path("killed").write_text("")
-            os.kill(os.getpid(), signal.SIGKILL)
-"""
-
 
 @pytest.fixture
 def agent(tmp_path):
     """Starts an agent: ``agent(least, most, restarts, hook, **environment)``, all of them of one run."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    (tmp_path / "hooks_of_test.py").write_text(HOOKS)
-    script = tmp_path / "agent.py"
-    script.write_text(AGENT)
     started = []
 
     def start_agent(least, most, restarts, hook, **environment):
         run = tool("--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "OUTPUT_DIR", "run", "SEED", "3")
-        run += ["HOOKS", f"['hooks_of_test:{hook}']", "SOLVER.CHECKPOINT_PERIOD", "20"]
-        command = [sys.executable, script, port, least, most, restarts, *run[1:]]
+        run += ["HOOKS", f"['waiting:{hook}']", "SOLVER.CHECKPOINT_PERIOD", "20"]
+        command = [sys.executable, PROGRAMS / "agent.py", port, least, most, restarts, *run[1:]]
         started.append(fork(command, tmp_path, **environment))
         return started[-1]
 

@@ -7,37 +7,9 @@ import numpy as np
 import pytest
 from ranks import SYNTHETIC, finish, fork, run_ranks, tool
 
-# Three samples in batches of two on two ranks, then seven: uneven shares; one: a rank without any.
-CODE = """
-from torch.utils.data import BatchSampler, DataLoader, TensorDataset
-from hookline.engine.data.samplers import InferenceSampler
-from hookline.engine.evaluation import predict_dataset
-from hookline.engine.parallel.fsdp import FSDP2
-
-def main(folder):
-    torch.manual_seed(0)
-    result = {}
-    plain = nn.Linear(3, 2)
-    sharded = nn.Linear(3, 2)
-    sharded.load_state_dict(plain.state_dict())
-    sharded = FSDP2(min_params=1).wrap(nn.Sequential(sharded), torch.device("cpu"))
-    for size in (7, 3, 1):
-        data = TensorDataset(torch.randn(7, 3, generator=torch.Generator().manual_seed(1))[:size])
-        loader = DataLoader(data, batch_sampler=BatchSampler(InferenceSampler(size), 2, drop_last=False))
-        for name, model, format in (
-            ("plain", plain, "jsonl"), ("plain", plain, "csv"), ("plain", plain, "npz"), ("sharded", sharded, "jsonl"),
-        ):
-            where = str(folder / name / str(size))
-            predict = lambda model, batch: model(batch[0])
-            result[f"{name} {size} {format}"] = predict_dataset(model, loader, where, format=format, predict=predict)[1]
-        with torch.no_grad():
-            result[f"expected {size}"] = plain(data.tensors[0]).tolist()
-    (folder / f"{comm.get_rank()}.json").write_text(json.dumps(result))
-"""
-
 
 def test_all_samples_are_there_once_and_in_order_on_uneven_shares(tmp_path):
-    code, output, results = run_ranks(CODE, 2, tmp_path)
+    code, output, results = run_ranks("predictions:main", 2, tmp_path)
     assert code == 0, output
     for size in (7, 3, 1):
         expected = np.array(results[0][f"expected {size}"])

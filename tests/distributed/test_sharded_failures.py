@@ -2,53 +2,11 @@
 
 import re
 
-from ranks import ROOT, run_ranks
-
-CODE = f"""
-from hookline.engine import DefaultTrainer
-from hookline.engine.checkpoint import saver
-from hookline.hooks import HookBase
-
-saver.RETRY_AFTER = 0.0
-
-class FolderGone(HookBase):
-    # It is away when the first save begins, and back once that has failed, or not; the next one is due much later.
-    def before_save(self, path):
-        run = Path(self.trainer.checkpointer.save_dir)
-        if comm.is_main_process() and self.trainer.iter == 79:
-            run.rename(f"{{run}}.away")
-
-    def after_step(self):
-        time.sleep(0.02)  # ranks ask each other once a second: that is every 50 steps at most
-        if self.trainer.iter != 81:
-            return
-        checkpointer = self.trainer.checkpointer
-        run, end = Path(checkpointer.save_dir), time.monotonic() + 30
-        while not checkpointer.poll() and time.monotonic() < end:
-            time.sleep(0.01)
-        if comm.is_main_process() and COMES_BACK:
-            Path(f"{{run}}.away").rename(run)
-
-def main(folder):
-    cfg = get_cfg()
-    cfg.merge_from_file({str(ROOT / "configs/synthetic/mlp.yaml")!r})
-    cfg.merge_from_list([
-        "MODEL.DEVICE", "cpu", "OUTPUT_DIR", str(folder / "run"), "PARALLEL.NAME", "fsdp2", "DATASETS.TEST", "()",
-        "SOLVER.MAX_ITER", "161", "SOLVER.CHECKPOINT_PERIOD", "80", "LOG.PERIOD", "80",
-        "CHECKPOINT.ASYNC", "True", "CHECKPOINT.ON_ERROR", ON_ERROR,
-    ])
-    if comm.is_main_process():
-        (folder / "run").mkdir()
-    comm.barrier("folder")
-    trainer = DefaultTrainer(cfg)
-    trainer.register_hooks([FolderGone()])
-    trainer.train()
-"""
+from ranks import run_ranks
 
 
 def run(folder, on_error, comes_back=True):
-    given = f"ON_ERROR, COMES_BACK = {on_error!r}, {comes_back}\n"
-    code, output, _ = run_ranks(given + CODE, 2, folder, timeout=120)
+    code, output, _ = run_ranks("sharded_failures:main", 2, folder, on_error, comes_back, timeout=120)
     return code, output, sorted(int(path.stem[6:]) for path in (folder / "run").glob("model_0*.pth"))
 
 

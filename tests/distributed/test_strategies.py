@@ -7,71 +7,18 @@ from ranks import SYNTHETIC, finish, fork, rows, run_ranks, tool
 
 pytestmark = pytest.mark.timeout(400)
 
-STRATEGIES = """
-import torch
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from hookline.engine import comm
-from hookline.engine.parallel import Strategy
-from hookline.hooks import HookBase
-
-# The last layer is not sharded.
-PLAN = {"1": ColwiseParallel(), "3": RowwiseParallel()}
-
-class TensorParallel(Strategy):
-    data_rank, data_size = 0, 1
-
-    def wrap(self, model, device):
-        mesh = init_device_mesh(device.type, (comm.get_world_size(),))
-        return parallelize_module(model, mesh, PLAN)
-
-class Undeclared(Strategy):
-    wrap = TensorParallel.wrap
-
-class Grid(Strategy):
-    # FSDP2 over pairs of ranks that share a batch.
-    averages = True
-    data_rank = property(lambda self: comm.get_rank() // 2)
-    data_size = property(lambda self: comm.get_world_size() // 2)
-
-    def wrap(self, model, device):
-        mesh = init_device_mesh(device.type, (self.data_size, 2), mesh_dim_names=("data", "tensor"))
-        parallelize_module(model, mesh["tensor"], PLAN)
-        return fully_shard(model, mesh=mesh["data"])
-
-class LocalSGD(Strategy):
-    def before_evaluation(self, model):
-        for parameter in model.parameters():
-            torch.distributed.all_reduce(parameter.data)
-            parameter.data /= comm.get_world_size()
-
-class DrawnSame(HookBase):
-    # Ranks that share a batch draw the same random numbers, for dropout.
-    def after_step(self):
-        drawn = comm.all_gather(torch.rand(()).item())
-        assert len(set(drawn)) == comm.get_data_size(), drawn
-"""
-
 
 def options(*more):
     return [
         *("--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "OUTPUT_DIR", "run", "SEED", 3),
-        *(
-            "MODEL.ARGS.hidden",
-            "[32, 16]",
-            "DATALOADER.BATCH_SIZE",
-            61,
-            "LOG.PERIOD",
-            5,
-        ),  # 61: ranks have unequal parts
+        # With 61 samples the shares of two ranks differ.
+        *("MODEL.ARGS.hidden", "[32, 16]", "DATALOADER.BATCH_SIZE", 61, "LOG.PERIOD", 5),
         *("SOLVER.MAX_ITER", 30, "SOLVER.CHECKPOINT_PERIOD", 10, "TEST.EVAL_PERIOD", 10),
         *("SOLVER.CLIP_GRADIENTS", "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.2}", *more),
     ]
 
 
 def train(folder, ranks, strategy, *more):
-    (folder / "strategies.py").write_text(STRATEGIES)
     name = f"strategies:{strategy}" if strategy else "auto"
     return finish(fork(tool(*options("--num-gpus", ranks, "PARALLEL.NAME", name, *more)), folder))
 
@@ -143,69 +90,14 @@ def test_a_run_whose_weights_differ_by_rank_says_so_and_is_not_resumed(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.glob("run/*.pth")} == before
 
 
-WEIGHTS = """
-from hookline.engine.parallel.base import share_weights
-
-def main(folder):
-    rank = comm.get_rank()
-    model = nn.Sequential(nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last), nn.LazyLinear(2))
-    kinds = [torch.bool, torch.int16, torch.float64, torch.bfloat16, torch.complex64]
-    for number, kind in enumerate(kinds):
-        model.register_buffer(f"b{number}", torch.full((3,), 1 - rank, dtype=kind))
-    model.register_buffer("expanded", torch.ones(1).expand(4))
-    torch.nn.init.constant_(model[0].weight, 1 - rank)
-    share_weights(model)
-    sums = [model[0].weight.sum().item(), *(abs(model.get_buffer(f"b{n}").sum().item()) for n in range(5))]
-    (folder / f"{rank}.json").write_text(json.dumps(sums))
-"""
-
-
 def test_weights_and_buffers_of_any_kind_begin_as_those_of_rank_0(tmp_path):
-    code, output, results = run_ranks(WEIGHTS, 2, tmp_path)
+    code, output, results = run_ranks("shared_batches:weights", 2, tmp_path)
     assert code == 0, output
     assert results == [[72, 3, 3, 3, 3, 3]] * 2
 
 
-SHARED = """
-from hookline.engine.data import GlobalBatchSampler, TrainingSampler
-from hookline.engine.data.samplers import InferenceSampler
-from hookline.engine import SimpleTrainer
-from hookline.engine.evaluation import predict_dataset
-from hookline.engine.parallel import Strategy
-from torch.utils.data import DataLoader
-
-class Shared(Strategy):
-    data_rank, data_size = 0, 1
-
-def refused():
-    # A loader that was made before the data ranks were set.
-    model = nn.Linear(1, 1)
-    loader = DataLoader([torch.zeros(1)] * 6, batch_sampler=GlobalBatchSampler(range(6), 4))
-    try:
-        SimpleTrainer(model, loader, torch.optim.SGD(model.parameters(), 0.1), strategy=Shared())
-    except ConfigError as error:
-        return str(error)
-
-def error_of(rank, size):
-    try:
-        comm.set_data_ranks(rank, size)
-    except ConfigError as error:
-        return str(error)
-
-def main(folder):
-    rank = comm.get_rank()
-    before = len(InferenceSampler(5))
-    errors = [refused(), error_of(0, 2), error_of(rank, 1 + rank), error_of(1 - rank, 2), error_of(0, 0)]
-    comm.set_data_ranks(0, 1)
-    one = GlobalBatchSampler(range(6), 4)
-    predicted = predict_dataset(nn.Identity(), [torch.arange(3.0)], str(folder))
-    shared = [list(one), list(InferenceSampler(5)), next(iter(TrainingSampler(5, shuffle=False))), predicted[1]]
-    (folder / f"{rank}.json").write_text(json.dumps([before, errors, shared]))
-"""
-
-
 def test_samplers_and_predictions_follow_the_data_ranks(tmp_path):
-    code, output, results = run_ranks(SHARED, 2, tmp_path)
+    code, output, results = run_ranks("shared_batches:samplers", 2, tmp_path)
     assert code == 0, output
     for rank, (before, errors, shared) in enumerate(results):
         assert before == (3, 2)[rank]

@@ -12,65 +12,12 @@ from ranks import DIGITS, SYNTHETIC, finish, fork, forked_torchrun, rows, start,
 
 pytestmark = pytest.mark.timeout(400)
 
-# A hook that does something to one rank, at one iteration.
-MISHAPS = """
-import os, signal, time
-from pathlib import Path
-from hookline.hooks import HookBase
-
-class Mishap(HookBase):
-    def __init__(self, what: str, at: int = 30, rank: int = 1):
-        self.what, self.at, self.rank = what, at, rank
-
-    def before_step(self):
-        if self.trainer.iter != self.at:
-            return
-        Path(f"{self.what}.{self.trainer.comm.get_rank()}").write_text(str(os.getpid()))
-        if self.trainer.comm.get_rank() != self.rank:
-            return
-        if self.what == "raise":
-            raise ValueError("the reason")
-        if self.what == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.what == "kill once" and not Path("killed").exists():
-            Path("killed").write_text("")
-            os.kill(os.getpid(), signal.SIGKILL)
-        if self.what == "exit":
-            os._exit(3)
-        if self.what == "sleep":
-            time.sleep(100)
-        if self.what == "stop":
-            self.trainer.request_stop("one rank asked", 75)
-        if self.what == "save":
-            self.trainer.request_save()
-
-        if self.what == "raise while saving":
-            while not Path("saving").exists():
-                time.sleep(0.01)
-            raise ValueError("the reason")
-
-    def before_save(self, path):
-        if self.what == "raise while saving" and self.trainer.iter >= self.at - 1:
-            # The disk takes for ever: the file is there, under its temporary name, and not yet whole.
-            os.fsync = os.fdatasync = lambda file: (Path("saving").write_text(path), time.sleep(100))
-
-    def after_fetch(self, batch):
-        if self.what == "nan" and self.trainer.iter == self.at and self.trainer.comm.get_rank() == self.rank:
-            batch[0][0] = float("nan")
-"""
-
 
 def options(folder, *more, mishap=None):
     arguments = ["--config-file", SYNTHETIC, *more, "MODEL.DEVICE", "cpu", "OUTPUT_DIR", folder, "SEED", "3"]
     if mishap:
         arguments += ["HOOKS", f"[{{'NAME': 'mishaps:Mishap', 'ARGS': {mishap!r}}}]"]
     return arguments
-
-
-@pytest.fixture
-def folder(tmp_path):
-    (tmp_path / "mishaps.py").write_text(MISHAPS)
-    return tmp_path
 
 
 @pytest.fixture(scope="module")
@@ -154,29 +101,29 @@ def test_digits_are_learnt_in_two_processes_as_in_one(tmp_path):
         pytest.param(torchrun, signal.SIGTERM, 1, id="torchrun", marks=pytest.mark.slow),  # which has its own
     ],
 )
-def test_a_signal_to_the_launcher_stops_all_at_one_step_which_is_saved(folder, command, number, exit_code):
+def test_a_signal_to_the_launcher_stops_all_at_one_step_which_is_saved(tmp_path, command, number, exit_code):
     arguments = options("run", "SOLVER.MAX_ITER", "20000")
-    process = start(tool(*arguments, "--num-gpus", "2") if command is tool else torchrun(2, *arguments), folder)
-    wait_for(folder / "run" / "metrics.json", process)
+    process = start(tool(*arguments, "--num-gpus", "2") if command is tool else torchrun(2, *arguments), tmp_path)
+    wait_for(tmp_path / "run" / "metrics.json", process)
     process.send_signal(number)
     code, output = finish(process)
     assert code == exit_code, output
-    at = ended(folder / "run", f"interrupted by {number.name}")
-    assert (folder / "run" / "last_checkpoint").read_text() == f"model_{at - 1:07d}.pth"
+    at = ended(tmp_path / "run", f"interrupted by {number.name}")
+    assert (tmp_path / "run" / "last_checkpoint").read_text() == f"model_{at - 1:07d}.pth"
 
 
 @pytest.mark.slow
-def test_a_launcher_that_is_killed_leaves_no_process_behind_and_its_ranks_save(folder):
+def test_a_launcher_that_is_killed_leaves_no_process_behind_and_its_ranks_save(tmp_path):
     process = start(
-        tool(*options("run", "--num-gpus", "2", "SOLVER.MAX_ITER", "20000", mishap={"what": "none"})), folder
+        tool(*options("run", "--num-gpus", "2", "SOLVER.MAX_ITER", "20000", mishap={"what": "none"})), tmp_path
     )
-    wait_for(folder / "none.0", process)
-    wait_for(folder / "none.1", process)
+    wait_for(tmp_path / "none.0", process)
+    wait_for(tmp_path / "none.1", process)
     process.kill()
     process.communicate(timeout=100)  # ends when all have closed their outputs
-    assert_gone(folder, "none")
-    at = ended(folder / "run", "interrupted by SIGTERM")
-    assert (folder / "run" / "last_checkpoint").read_text() == f"model_{at - 1:07d}.pth"
+    assert_gone(tmp_path, "none")
+    at = ended(tmp_path / "run", "interrupted by SIGTERM")
+    assert (tmp_path / "run" / "last_checkpoint").read_text() == f"model_{at - 1:07d}.pth"
 
 
 def ended(run, reason):
@@ -196,94 +143,94 @@ def wait_for(path, process, timeout=150):
 
 
 @pytest.mark.slow
-def test_what_one_rank_asks_for_all_do_at_one_step_and_a_resumed_run_is_the_same(two, folder):
-    code, output = finish(fork(tool(*options("run", "--num-gpus", "2", mishap={"what": "stop"})), folder))
+def test_what_one_rank_asks_for_all_do_at_one_step_and_a_resumed_run_is_the_same(two, tmp_path):
+    code, output = finish(fork(tool(*options("run", "--num-gpus", "2", mishap={"what": "stop"})), tmp_path))
     assert code == 75, output
-    ended(folder / "run", "one rank asked")
-    shutil.copytree(folder / "run", folder / "one")
-    code, output = finish(fork(tool(*options("run", "--num-gpus", "2", "--resume")), folder))
+    ended(tmp_path / "run", "one rank asked")
+    shutil.copytree(tmp_path / "run", tmp_path / "one")
+    code, output = finish(fork(tool(*options("run", "--num-gpus", "2", "--resume")), tmp_path))
     assert code == 0, output
-    assert rows(folder / "run") == rows(two[0])
+    assert rows(tmp_path / "run") == rows(two[0])
     # On another number of ranks it is the same run too, but for the order that numbers are added in.
-    code, output = finish(fork(tool(*options("one", "--resume")), folder))
+    code, output = finish(fork(tool(*options("one", "--resume")), tmp_path))
     assert code == 0, output
-    for ours, theirs in zip(rows(folder / "one"), rows(two[0]), strict=True):
+    for ours, theirs in zip(rows(tmp_path / "one"), rows(two[0]), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
 # ---------------------------------------------------------------------------- failure
 
 
-def test_an_exception_on_one_rank_stands_first_and_last_in_the_log(folder):
-    code, output = finish(start(tool(*options("run", "--num-gpus", "2", mishap={"what": "raise"})), folder))
+def test_an_exception_on_one_rank_stands_first_and_last_in_the_log(tmp_path):
+    code, output = finish(start(tool(*options("run", "--num-gpus", "2", mishap={"what": "raise"})), tmp_path))
     assert code == 1
     assert output.rstrip().splitlines()[-2:] == ["ValueError: the reason", LAST.format("raise", 30)]
-    log = (folder / "run" / "log.txt").read_text()
+    log = (tmp_path / "run" / "log.txt").read_text()
     assert log.rstrip().splitlines()[-2:] == ["ValueError: the reason", LAST.format("raise", 30)]
     first = log.index("Traceback")
     assert "rank1]" in log[:first].splitlines()[-1]
     assert "ValueError: the reason" in log[first : log.index("rank0]", first)]
-    assert_gone(folder, "raise")
+    assert_gone(tmp_path, "raise")
 
 
 LAST = "(in hook Mishap.before_step, at iteration {1})"
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_ends_the_others(folder):
-    process = fork(tool(*options("run", "--num-gpus", "2", mishap={"what": "kill"})), folder)
-    wait_for(folder / "kill.1", process)
+def test_a_rank_that_is_killed_ends_the_others(tmp_path):
+    process = fork(tool(*options("run", "--num-gpus", "2", mishap={"what": "kill"})), tmp_path)
+    wait_for(tmp_path / "kill.1", process)
     killed = time.monotonic()
     code, output = finish(process)
     assert code == 1
     assert time.monotonic() - killed < 30  # ten seconds, were this machine not busy
-    pid = (folder / "kill.1").read_text()
+    pid = (tmp_path / "kill.1").read_text()
     assert output.rstrip().endswith(f"rank 1 of 2 failed first: process {pid} was killed by SIGKILL")
-    last = (folder / "run" / "log.txt").read_text().rstrip().splitlines()[-2:]
+    last = (tmp_path / "run" / "log.txt").read_text().rstrip().splitlines()[-2:]
     assert last[0].endswith("Rank 1 failed first:")
     assert last[1] == f"process {pid} was killed by SIGKILL"
-    assert_gone(folder, "kill")
+    assert_gone(tmp_path, "kill")
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_ended_while_it_writes_leaves_whole_checkpoints_to_go_on_from(two, folder):
+def test_a_rank_that_is_ended_while_it_writes_leaves_whole_checkpoints_to_go_on_from(two, tmp_path):
     saves = ("SOLVER.CHECKPOINT_PERIOD", "20")
     arguments = options("run", "--num-gpus", "2", *saves, mishap={"what": "raise while saving", "at": 60})
-    code, output = finish(fork(tool(*arguments), folder))
+    code, output = finish(fork(tool(*arguments), tmp_path))
     assert code == 1
-    run = folder / "run"
+    run = tmp_path / "run"
     assert "rank 0 is ended, since rank 1 failed and it did not end by itself" in (run / "log.txt").read_text()
-    assert (folder / "saving").read_text() == "run/model_0000059.pth"
+    assert (tmp_path / "saving").read_text() == "run/model_0000059.pth"
     assert not (run / "model_0000059.pth").exists()
     assert (run / "last_checkpoint").read_text() == "model_0000039.pth"
-    code, output = finish(fork(tool(*options("run", "--num-gpus", "2", "--resume", *saves)), folder))
+    code, output = finish(fork(tool(*options("run", "--num-gpus", "2", "--resume", *saves)), tmp_path))
     assert code == 0, output
     assert rows(run) == rows(two[0])
     assert not [path.name for path in run.iterdir() if "tmp" in path.name]
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_come_to_a_collective_is_shown_where_it_stands(folder):
+def test_a_rank_that_does_not_come_to_a_collective_is_shown_where_it_stands(tmp_path):
     arguments = options("run", "--num-gpus", "2", mishap={"what": "sleep"})
-    code, output = finish(fork(tool(*arguments, "PARALLEL.TIMEOUT", "4s"), folder))
+    code, output = finish(fork(tool(*arguments, "PARALLEL.TIMEOUT", "4s"), tmp_path))
     assert code == 1
-    for told in (output, (folder / "run" / "log.txt").read_text()):
+    for told in (output, (tmp_path / "run" / "log.txt").read_text()):
         last = told.rpartition("Rank 1 hung first:")[2].partition("waited for it here:")[0]
         assert "others waited 4 s for it" in last
         assert "mishaps.py" in last
-    log = (folder / "run" / "log.txt.rank1").read_text()
+    log = (tmp_path / "run" / "log.txt.rank1").read_text()
     assert "rank 1 is ended, since rank 1 hung and it did not end by itself; its threads stand here" in log
     assert "mishaps.py" in log.partition("its threads stand here")[2]
-    assert_gone(folder, "sleep")
+    assert_gone(tmp_path, "sleep")
 
 
 @pytest.mark.parametrize(
     "policy", ["raise", pytest.param("skip", marks=pytest.mark.slow), pytest.param("stop", marks=pytest.mark.slow)]
 )
-def test_a_loss_that_is_nan_on_one_rank_has_all_do_the_same(folder, policy):
+def test_a_loss_that_is_nan_on_one_rank_has_all_do_the_same(tmp_path, policy):
     arguments = options("run", "--num-gpus", "2", mishap={"what": "nan"})
-    code, output = finish(fork(tool(*arguments, "SOLVER.NONFINITE_LOSS", policy), folder))
-    logs = [(folder / "run" / name).read_text() for name in ("log.txt", "log.txt.rank1")]
+    code, output = finish(fork(tool(*arguments, "SOLVER.NONFINITE_LOSS", policy), tmp_path))
+    logs = [(tmp_path / "run" / name).read_text() for name in ("log.txt", "log.txt.rank1")]
     if policy == "raise":
         assert code == 1
         for log in logs:
@@ -294,9 +241,9 @@ def test_a_loss_that_is_nan_on_one_rank_has_all_do_the_same(folder, policy):
         for log in logs:
             assert "Training ended at iteration 31: on rank 1 the loss is NaN" in log
         return
-    row = next(row for row in rows(folder / "run") if "nonfinite_steps" in row)
+    row = next(row for row in rows(tmp_path / "run") if "nonfinite_steps" in row)
     assert (row["iteration"], row["nonfinite_steps"]) == (30, 1)
-    assert rows(folder / "run")[-1]["synthetic/accuracy"] > 0.9
+    assert rows(tmp_path / "run")[-1]["synthetic/accuracy"] > 0.9
 
 
 # ---------------------------------------------------------------------------- machines
@@ -311,57 +258,57 @@ def machines(folder, *arguments):
 
 
 @pytest.mark.slow
-def test_two_machines_train_together(two, folder):
-    ended = [finish(process) for process in machines(folder)]
+def test_two_machines_train_together(two, tmp_path):
+    ended = [finish(process) for process in machines(tmp_path)]
     assert [code for code, _ in ended] == [0, 0], ended
     assert "Training ended at iteration 160: completed" in ended[0][1]
     assert ended[1][1] == ""
-    assert rows(folder / "run") == rows(two[0])
+    assert rows(tmp_path / "run") == rows(two[0])
 
 
 # ---------------------------------------------------------------------------- torchrun
 
 
 @pytest.mark.slow
-def test_torchrun_starts_again_what_was_killed_and_the_end_is_the_same(two, folder):
+def test_torchrun_starts_again_what_was_killed_and_the_end_is_the_same(two, tmp_path):
     arguments = options("run", mishap={"what": "kill once", "at": 110})
-    code, output = finish(start(torchrun(2, *arguments, options=("--max-restarts", 1)), folder), timeout=200)
+    code, output = finish(start(torchrun(2, *arguments, options=("--max-restarts", 1)), tmp_path), timeout=200)
     assert code == 0, output
-    assert (folder / "killed").exists()
-    assert rows(folder / "run") == rows(two[0])
+    assert (tmp_path / "killed").exists()
+    assert rows(tmp_path / "run") == rows(two[0])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 17, 80, 159])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_whichever_rank_is_killed_and_whenever_the_end_is_the_same(two, folder, rank, at):
+def test_whichever_rank_is_killed_and_whenever_the_end_is_the_same(two, tmp_path, rank, at):
     arguments = options("run", mishap={"what": "kill once", "at": at, "rank": rank})
-    code, output = finish(forked_torchrun(2, *arguments, restarts=1, folder=folder))
+    code, output = finish(forked_torchrun(2, *arguments, restarts=1, folder=tmp_path))
     assert code == 0, output
-    assert (folder / "killed").exists()
-    assert rows(folder / "run") == rows(two[0])
+    assert (tmp_path / "killed").exists()
+    assert rows(tmp_path / "run") == rows(two[0])
 
 
 @pytest.mark.slow
-def test_a_rank_that_ends_without_a_word_is_named_in_the_log_under_torchrun_too(folder):
-    code, output = finish(forked_torchrun(2, *options("run", mishap={"what": "exit"}), restarts=0, folder=folder))
+def test_a_rank_that_ends_without_a_word_is_named_in_the_log_under_torchrun_too(tmp_path):
+    code, output = finish(forked_torchrun(2, *options("run", mishap={"what": "exit"}), restarts=0, folder=tmp_path))
     assert code == 1
     assert re.search(r"Root Cause.*\n.*\n.*\n.*\n *rank *: 1 .*\n *exitcode *: 3 ", output)
-    assert "Rank 1 left first:\nit does not answer" in (folder / "run" / "log.txt").read_text()
+    assert "Rank 1 left first:\nit does not answer" in (tmp_path / "run" / "log.txt").read_text()
 
 
 @pytest.mark.slow
-def test_torchrun_is_told_of_bad_input_once(folder):
-    code, output = finish(start(torchrun(2, *options("run"), "PARALLEL.ARGS.compresion", "bf16"), folder))
+def test_torchrun_is_told_of_bad_input_once(tmp_path):
+    code, output = finish(start(torchrun(2, *options("run"), "PARALLEL.ARGS.compresion", "bf16"), tmp_path))
     assert code == 1  # torchrun's own
     assert output.count("error: PARALLEL.ARGS.compresion: DDP takes no argument 'compresion'; did you mean") == 1
-    code, output = finish(start(torchrun(2, *options("run"), "SOLVER.BASE_LRR", "1"), folder))
+    code, output = finish(start(torchrun(2, *options("run"), "SOLVER.BASE_LRR", "1"), tmp_path))
     assert output.count("unknown key 'SOLVER.BASE_LRR'; did you mean 'SOLVER.BASE_LR'?") == 1
-    assert not (folder / "run").exists()
+    assert not (tmp_path / "run").exists()
 
 
-def test_bad_input_ends_the_tool_with_its_message_alone(folder):
-    code, output = finish(start(tool(*options("run", "--num-gpus", "2"), "PARALLEL.NAME", "dpd"), folder))
+def test_bad_input_ends_the_tool_with_its_message_alone(tmp_path):
+    code, output = finish(start(tool(*options("run", "--num-gpus", "2"), "PARALLEL.NAME", "dpd"), tmp_path))
     assert code == 2
     assert output.startswith("error: PARALLEL.NAME: unknown strategy 'dpd'; did you mean 'ddp'?")
     assert len(output.splitlines()) == 1
