@@ -31,10 +31,10 @@ from .evaluation import (
     verify_results,
 )
 from .export.predictor import DefaultPredictor
-from .launch import note_training
 from .modeling import ModelAdapter, build_adapter, build_model, model_summary, resolve_device
 from .parallel.base import build_strategy, share_weights
 from .ranks.agreement import StopRequest
+from .ranks.torchrun import note_training
 from .resume.changes import (
     Stretch,
     apply_changes,

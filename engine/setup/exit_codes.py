@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ...config import ConfigError
 from ...hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED
-from ..launch import launched_by_torchrun
+from ..ranks.torchrun import launched_by_torchrun
 
 __all__ = ["config_errors_exit"]
 

@@ -10,7 +10,7 @@ from ...config import CfgNode, ConfigError, component
 from ...config.files.atomic import replace_text
 from ...config.files.run_folder import run_folder
 from .. import comm
-from ..ranks.process import tell_log_file
+from ..ranks.process import set_log_file
 from .logger import close_logs, open_logs
 
 __all__ = ["OutputDir", "RunKind"]
@@ -84,7 +84,7 @@ class OutputDir:
             for name in ("config.yaml", *_log_names()):
                 self.folder.claim(name)
             open_logs(self._cfg.OUTPUT_DIR, 0)
-            tell_log_file(os.path.join(self.path, "log.txt"))
+            set_log_file(os.path.join(self.path, "log.txt"))
             if moved:
                 logger.info("The earlier run in %s is now in %s", self._cfg.OUTPUT_DIR, moved)
             replace_text(os.path.join(self.path, "config.yaml"), config)

@@ -24,7 +24,7 @@ def machine(tmp_path):
 def test_a_machine_that_does_not_come_is_missed_when_the_timeout_is_over(machine):
     code, output = finish(machine(1, 1, 2, 0), timeout=20)
     assert code == 2
-    assert output.startswith("error: rank 1 did not come within 1 s (PARALLEL.TIMEOUT): start all machines")
+    assert output.startswith("error: rank(s) 1 did not join within 1 s (PARALLEL.TIMEOUT): start all machines")
     assert output.count("\n") == 1
 
 
@@ -38,8 +38,8 @@ def test_machines_with_different_numbers_of_processes_are_refused_at_once(machin
     ended = [finish(one, timeout=20) for one in (machine(60, 1, 2, 0), machine(60, 2, 2, 1))]
     for code, output in ended:
         assert code == 2
-        assert "counts 4 processes in all, 2 of them its own" in output
-        assert "counts 2 and 1. Start all machines with the same --num-machines and --num-gpus" in output
+        assert "expects 4 processes, 2 of them its own" in output
+        assert "expects 2, 1 of them its own. Start all machines with the same --num-machines and --num-gpus" in output
 
 
 def test_two_machines_with_one_number_are_refused_at_once(machine):

@@ -33,8 +33,8 @@ def test_an_exception_on_one_rank_ends_the_other_which_says_where_it_stood(tmp_p
     code, output, pids = end("raises", tmp_path)
     assert code == 1
     # The other one sleeps, and notices nothing by itself.
-    assert "rank 0 is ended, since rank 1 failed and it did not end by itself; its threads stand here:" in output
-    assert 'failures.py", line' in output.partition("its threads stand here:")[2]
+    assert "rank 0 is ended: rank 1 failed, and this one did not end by itself; stacks of its threads:" in output
+    assert 'failures.py", line' in output.partition("stacks of its threads:")[2]
     assert output.count("ValueError: the reason") == 2  # where it was raised, and last of all
     assert output.rstrip().endswith("ValueError: the reason")
     assert_gone(pids)
@@ -95,7 +95,7 @@ def test_a_rank_that_hangs_is_found_within_the_timeout_and_shown_where_it_stands
 def test_a_rank_whose_interpreter_is_blocked_is_shown_where_it_stands(tmp_path):
     code, output, pids = run_ranks("blocked:main", 2, tmp_path, timeout=20, rank_timeout=2)
     assert code == 1
-    stands = output.partition("rank 1 is killed, since its interpreter is blocked; it stands here:")[2]
+    stands = output.partition("rank 1 is killed: its interpreter is blocked; its stack:")[2]
     assert "in search" in stands
     assert "rank 1 of 2 left first: it does not answer: its process ended or is blocked" in output
     assert_gone(pids)
@@ -105,7 +105,7 @@ def test_where_a_rank_hangs_is_shown_when_nccl_aborts_another_one(tmp_path):
     code, output, _ = run_ranks("failures:aborts", 2, tmp_path, timeout=20)
     assert code == 1
     last = output.rpartition("rank 0 of 2 failed first: process ")[2]
-    assert "was killed by SIGABRT\nRank 1 worked on here:" in last
+    assert "was killed by SIGABRT\nRank 1 did not wait for others, its stack:" in last
     assert "in sleep_forever" in last
 
 

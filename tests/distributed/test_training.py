@@ -199,7 +199,7 @@ def test_a_rank_that_is_ended_while_it_writes_leaves_whole_checkpoints_to_go_on_
     code, output = finish(fork(tool(*arguments), tmp_path))
     assert code == 1
     run = tmp_path / "run"
-    assert "rank 0 is ended, since rank 1 failed and it did not end by itself" in (run / "log.txt").read_text()
+    assert "rank 0 is ended: rank 1 failed, and this one did not end by itself" in (run / "log.txt").read_text()
     assert (tmp_path / "saving").read_text() == "run/model_0000059.pth"
     assert not (run / "model_0000059.pth").exists()
     assert (run / "last_checkpoint").read_text() == "model_0000039.pth"
@@ -219,8 +219,8 @@ def test_a_rank_that_does_not_come_to_a_collective_is_shown_where_it_stands(tmp_
         assert "others waited 4 s for it" in last
         assert "mishaps.py" in last
     log = (tmp_path / "run" / "log.txt.rank1").read_text()
-    assert "rank 1 is ended, since rank 1 hung and it did not end by itself; its threads stand here" in log
-    assert "mishaps.py" in log.partition("its threads stand here")[2]
+    assert "rank 1 is ended: rank 1 hung, and this one did not end by itself; stacks of its threads" in log
+    assert "mishaps.py" in log.partition("stacks of its threads")[2]
     assert_gone(tmp_path, "sleep")
 
 

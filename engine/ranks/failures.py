@@ -1,0 +1,225 @@
+"""Finds and reports the rank that failed first.
+
+The ranks share a key-value store. The launcher (``launch`` or torchrun) keeps it, so it outlives the ranks. The first
+rank that fails writes its failure there.
+
+A collective that times out or loses its connection fails on a healthy rank. That rank asks the others for their
+status. A rank that does not answer, has left early or hangs is then reported as the one that failed first.
+"""
+
+import contextlib
+import json
+import os
+import re
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from ...config import ConfigError
+from .. import comm
+
+__all__ = [
+    "CLEAN_EXIT_CODES",
+    "LOG_FILE",
+    "Failure",
+    "busy_ranks",
+    "failure_behind",
+    "has_left",
+    "shown_stack",
+    "status_is_requested",
+    "write_status",
+]
+
+CLEAN_EXIT_CODES = (0, 75, 130)
+"""Exit codes that are no failure: done, stopped to be resumed (EX_TEMPFAIL), interrupted."""
+
+LOG_FILE = "hookline/log_file"
+"""Key of the path of the run's log, to which the launcher appends the first failure."""
+
+_FAILURE = "hookline/failure"
+# Exists when a rank wants to know the status of the others.
+_STATUS_REQUEST = "hookline/status_request"
+# Seconds within which a rank answers a status request, unless its process has ended or is blocked.
+_ANSWER = 3.0
+# Number of lines of a stack trace in an error message.
+_FRAMES = 12
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a rank failed.
+
+    Attributes:
+        rank: the rank.
+        kind: "config" (invalid input), "interrupted" (KeyboardInterrupt), "exception", "killed" (by a signal), "left"
+            (ended before the others were done) or "hung".
+        text: the message or the traceback.
+        code: the exit code of a rank that left, if known.
+    """
+
+    rank: int
+    kind: str
+    text: str
+    code: int | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> "Failure":
+        """Create it from an exception that ends a rank."""
+        if isinstance(error, ConfigError):
+            return cls(rank, "config", str(error))
+        kind = "interrupted" if isinstance(error, KeyboardInterrupt) else "exception"
+        return cls(rank, kind, "".join(traceback.format_exception(error)).rstrip())
+
+    @classmethod
+    def first(cls, store: "dist.Store") -> "Failure | None":
+        """Return the first failure; None if there was none, or if the store is gone because the launcher has ended."""
+        try:
+            return cls(*json.loads(store.get(_FAILURE))) if store.check([_FAILURE]) else None
+        except RuntimeError:
+            return None
+
+    def report(self, store: "dist.Store") -> "Failure":
+        """Write this failure to the store unless there is one already. Returns the first failure."""
+        try:
+            mine = json.dumps([self.rank, self.kind, self.text, self.code])
+            first = Failure(*json.loads(store.compare_set(_FAILURE, "", mine)))
+            store.set(_STATUS_REQUEST, "")
+            return first
+        except RuntimeError:  # the store is gone
+            return self
+
+    def describe(self) -> str:
+        """Return the text for a log."""
+        return f"Rank {self.rank} {self.how} first:\n{self.text}"
+
+    @property
+    def how(self) -> str:
+        """A verb, such as "failed"."""
+        return {"interrupted": "was interrupted", "left": "left", "hung": "hung"}.get(self.kind, "failed")
+
+
+# ---------------------------------------------------------------------- the status of the ranks
+
+
+def write_status(store: "dist.Store", rank: int, state: str, text: str = "", code: int = 0) -> None:
+    """Write the status of a rank to the store. Later calls for the same rank are ignored.
+
+    Args:
+        store: the store.
+        rank: the rank.
+        state: "works", "fails" or "left".
+        text: the stack of a rank that works; how a rank left.
+        code: the exit code of a rank that left.
+    """
+    with contextlib.suppress(RuntimeError):  # the store is gone
+        store.compare_set(_status_key(rank), "", json.dumps([state, text, code]))
+
+
+def _status_key(rank: int) -> str:
+    return f"hookline/status/{rank}"
+
+
+def _read_statuses(store: "dist.Store", ranks: Iterable[int]) -> dict[int, tuple[str, str, int]]:
+    return {rank: json.loads(store.get(_status_key(rank))) for rank in ranks if store.check([_status_key(rank)])}
+
+
+def status_is_requested(store: "dist.Store") -> bool:
+    """Whether a rank has failed or wants to know the status of the others."""
+    return store.check([_STATUS_REQUEST])
+
+
+def has_left(store: "dist.Store", rank: int) -> bool:
+    """Whether a rank that has ended reported it. After ``os._exit``, for example, it did not."""
+    state, *_ = _read_statuses(store, [rank]).get(rank, ("works", "", 0))
+    return state != "works" or store.check([_FAILURE])
+
+
+def busy_ranks(store: "dist.Store", world_size: int) -> dict[int, str]:
+    """Return the stacks of the ranks that were not waiting in a collective when another one failed."""
+    statuses = _read_statuses(store, range(world_size))
+    return {rank: stack for rank, (state, stack, _) in statuses.items() if state == "works" and not _waits(stack)}
+
+
+def shown_stack(lines: Sequence[str]) -> str:
+    """Return the innermost lines of a stack trace."""
+    return "".join(lines[-_FRAMES:]).rstrip()
+
+
+def _waits(stack: str, here: traceback.FrameSummary | None = None) -> bool:
+    """Whether a rank waits in a collective, judged by the innermost line of its stack.
+
+    Args:
+        stack: the stack.
+        here: where another rank waits. The same line is a collective.
+    """
+    innermost = [line for line in stack.splitlines() if line.lstrip().startswith("File ")][-1]
+    places = [os.path.join("torch", "distributed", ""), comm.__file__]
+    if here is not None:
+        places.append(f'"{here.filename}", line {here.lineno},')
+    return any(place in innermost for place in places)
+
+
+# ---------------------------------------------------------------------- the cause of an error
+
+
+def failure_behind(error: BaseException, store: "dist.Store", rank: int, world_size: int, seconds: float) -> Failure:
+    """Return the failure that caused an error on this rank, perhaps that of another rank.
+
+    Args:
+        error: the error.
+        store: the store.
+        rank, world_size: of this process.
+        seconds: how long collectives wait.
+    """
+    own = Failure.of(error, rank)
+    collective = _collective_error(error)
+    if collective is None:
+        return own
+    try:
+        return _ask_the_others(collective, own, store, world_size, seconds)
+    except RuntimeError:  # the store is gone
+        return own
+
+
+def _collective_error(error: BaseException | None) -> BaseException | None:
+    """Return the error of a collective (a timeout or a lost connection) among an exception and its causes."""
+    while error is not None:
+        from_torch = isinstance(error, RuntimeError) and ("gloo/" in str(error) or "NCCL" in str(error))
+        if from_torch or isinstance(error, dist.DistError | comm.BarrierTimeoutError):
+            return error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return None
+
+
+def _ask_the_others(
+    error: BaseException, own: Failure, store: "dist.Store", world_size: int, seconds: float
+) -> Failure:
+    others = [rank for rank in range(world_size) if rank != own.rank]
+    store.set(_STATUS_REQUEST, "")
+    end = time.monotonic() + _ANSWER
+    while not store.check([_status_key(rank) for rank in others]) and time.monotonic() < end:
+        if store.check([_FAILURE]):
+            break
+        time.sleep(0.02)
+    if first := Failure.first(store):
+        return first
+    waited = f"Rank {own.rank} waited for it here:\n{shown_stack(traceback.format_tb(error.__traceback__))}"
+    answers = _read_statuses(store, others)
+    for rank in others:
+        if rank not in answers:
+            return Failure(rank, "left", f"it does not answer: its process ended or is blocked. {waited}")
+        state, text, code = answers[rank]
+        if state == "left":
+            return Failure(rank, "left", f"{text}\nexit code {code}. {waited}", code)
+    if not isinstance(error, comm.BarrierTimeoutError) and not re.search("time(d )?out", str(error), re.IGNORECASE):
+        return own
+    here = traceback.extract_tb(error.__traceback__)[-1]
+    for rank, (state, stack, _) in answers.items():
+        if state == "works" and not _waits(stack, here):
+            return Failure(rank, "hung", f"others waited {seconds:g} s for it while it was here:\n{stack}\n{waited}")
+    # All ranks wait, in collectives that do not match.
+    stacks = [f"Rank {rank} was here:\n{stack}" for rank, (state, stack, _) in answers.items() if state == "works"]
+    return Failure(own.rank, "exception", "\n".join([own.text, *stacks]))
