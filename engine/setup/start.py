@@ -196,33 +196,6 @@ class RunStart:
             raise ConfigError(f"OUTPUT_DIR: cannot write to {self._output.path}: {error.strerror or error}") from error
         self._begun = True
 
-<<<<<<< HEAD
-=======
-    def _log_names(self) -> list[str]:
-        return ["log.txt", *(f"log.txt.rank{rank}" for rank in range(1, comm.get_world_size()))]
-
-    def _take(self) -> None:
-        path, cfg, resume = self._folder.path, self._cfg, bool(self._resume)
-        self._folder.read_claims()
-        self._check_names(resume)
-        moved = self._folder.take(resume=resume, writes=self._writes)
-        try:
-            if resume and _content(os.path.join(path, "last_checkpoint")) != self._last:
-                raise ConfigError(f"OUTPUT_DIR: another run has saved checkpoints in {path} since this one started")
-            for name in ("config.yaml", *self._log_names()):
-                self._folder.claim(name)
-            open_logs(cfg.OUTPUT_DIR, 0)
-            set_log_file(os.path.join(path, "log.txt"))
-            if moved:
-                logger.info("The earlier run in %s is now in %s", cfg.OUTPUT_DIR, moved)
-            replace_text(os.path.join(path, "config.yaml"), self._text)
-            logger.info("Full config: %s", os.path.join(cfg.OUTPUT_DIR, "config.yaml"))
-        except BaseException:
-            close_logs(cfg.OUTPUT_DIR)
-            self._folder.release()
-            raise
-
->>>>>>> 9d2953c (launch.py and rank.py split into one idea a file; plain words there)
 
 def _compare_timeouts(cfg: CfgNode) -> None:
     """Warn if the ranks were launched with another timeout than the config's."""

@@ -168,7 +168,7 @@ def _uniform_tensors(grads: list[torch.Tensor]) -> list[torch.Tensor] | None:
     sharded = cast(list[Any], grads)
     if any(grad.device_mesh != sharded[0].device_mesh for grad in sharded):
         return None
-    return [grad.tolocal_part() for grad in sharded]
+    return [grad.to_local() for grad in sharded]
 
 
 def _is_sharded_once(grad: Any) -> bool:
