@@ -1,146 +1,156 @@
-"""A file that goes to the disk while it is being written, and whose checksums are computed meanwhile."""
+"""Writes a file to disk while it is produced, and computes its checksum on the way."""
 
 import os
 import queue
+import struct
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import IO, Any
 
-__all__ = ["DiskWriter", "Span"]
+__all__ = ["BlockChecksum", "DiskWriter"]
 
-Span = tuple[int, int]
-"""Where bytes begin in a file, and how many they are."""
-
+# Writes of at least this size have their checksum computed on a thread.
 _LARGE = 1 << 20
-# Written at once; larger pieces take several times longer, beside a thread that brings others to the disk.
+# Size of one write call. Larger ones are several times slower while another thread syncs.
 _PIECE = 1 << 23
-# Brought to the disk at once.
+# Bytes between two syncs.
 _STEP = 1 << 25
-_PAGE = 1 << 16  # no system's are larger
+
+
+class BlockChecksum:
+    """Checksum of a stream of bytes: the CRC32 of the CRC32s of its 16 MiB blocks.
+
+    Blocks can be read on several threads, which a CRC32 of the whole stream does not allow.
+
+    Args:
+        blocks: CRC32s of the stream's first blocks, if they are known.
+    """
+
+    BLOCK = 1 << 24
+
+    def __init__(self, blocks: Iterable[int] = ()) -> None:
+        self._blocks = list(blocks)
+        self._crc = self._filled = 0
+
+    def update(self, view: memoryview | bytes) -> None:
+        """Add the next bytes of the stream."""
+        while len(view):
+            part, view = view[: self.BLOCK - self._filled], view[self.BLOCK - self._filled :]
+            self._crc = zlib.crc32(part, self._crc)
+            self._filled += len(part)
+            if self._filled == self.BLOCK:
+                self._blocks.append(self._crc)
+                self._crc = self._filled = 0
+
+    def value(self) -> int:
+        """Return the checksum of all bytes so far."""
+        return zlib.crc32(struct.pack(f"<{len(self._blocks) + 1}L", *self._blocks, self._crc))
 
 
 class DiskWriter:
-    """What ``torch.save`` can write to. Of each large write it keeps the checksum.
+    """A file object for ``torch.save``.
 
-    A large file is not left to the system's cache, to be brought to the disk at the end: every 32 MB that is begun, on
-    a thread of its own, and what is on the disk is let go of. So memory that others need is not taken, and writing
-    does not wait for memory: on some machines that took longer than the writing.
+    It syncs the file every 32 MB on a thread and drops synced pages from the system's cache. A large file then takes
+    no memory from other processes, and writing does not wait for free memory, which on some machines takes longer
+    than the write itself.
 
     Args:
         file: an empty local file, opened for writing.
 
     Attributes:
-        checksums: CRC32 of each large write, by its place.
-        error: the first error; after it nothing more is written.
+        error: the first error; nothing is written after it.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
-        self._position = 0
-        self.checksums: dict[Span, int] = {}
         self.error: OSError | None = None
+        self._checksum = BlockChecksum()
         self._summing, self._syncing = _Worker("hookline-checksum"), _Worker("hookline-sync")
-        self._written: list[Span] = []  # large writes that are not on the disk yet
-        self._since = 0
+        self._written = self._synced = 0
 
     def write(self, content: Any) -> int:
-        """Write bytes, or anything that shows its memory as such.
+        """Write bytes, or any object with the buffer protocol.
 
         Raises:
-            OSError: it failed, or something did before.
+            OSError: this write or an earlier one failed.
         """
-        if self.error is not None:  # torch goes on to write the end of a file that has failed
-            raise self.error
         view = memoryview(content).cast("B")
         if len(view) < _LARGE:
+            self._checksum.update(view)
             self._write(view)
             return len(view)
-        place, summed = (self._position, len(view)), threading.Event()
+        done = threading.Event()
 
-        def add() -> None:
-            self.checksums[place] = zlib.crc32(view)
-            summed.set()
+        def update() -> None:
+            self._checksum.update(view)
+            done.set()
 
-        self._summing.do(add)
+        self._summing.do(update)
         try:
             for start in range(0, len(view), _PIECE):
                 self._write(view[start : start + _PIECE])
         finally:
-            summed.wait()  # the memory may be somebody else's afterwards
+            done.wait()  # the caller may free the memory afterwards
         return len(view)
 
     def flush(self) -> None:
-        """Hand what is still here to the system."""
+        """Flush the file's own buffer."""
         if self.error is None:
             self._file.flush()
 
-    def finish(self) -> None:
-        """Wait until all is on the disk.
+    def finish(self) -> int:
+        """Wait until everything is on disk, and return the checksum.
 
         Raises:
-            OSError: it is not.
+            OSError: a write or sync failed.
         """
         self.close()
         if self.error is not None:
             raise self.error
         self._file.flush()
         os.fsync(self._file.fileno())
-        if self._since != self._position:
-            self._let_go(self._written)
+        self._drop_from_cache(self._synced, self._written)
+        return self._checksum.value()
 
     def close(self) -> None:
-        """End the threads; the file is not closed."""
+        """Stop the threads. The file stays open."""
         self._summing.end()
         self._syncing.end()
 
     def _write(self, view: memoryview) -> None:
-        if self.error is not None:
+        if self.error is not None:  # torch writes the archive's end even after an error
             raise self.error
         try:
             self._file.write(view)
         except OSError as error:
             self.error = error
             raise
-        if len(view) >= _LARGE:
-            self._note(len(view))
-        self._position += len(view)
-        self._since += len(view)
-        if self._since >= _STEP:
-            written, self._written, self._since = self._written, [], 0
-            self._syncing.do(lambda: self._sync(written))
+        self._written += len(view)
+        if self._written - self._synced >= _STEP:
+            start, end = self._synced, self._written
+            self._synced = end
+            self._syncing.do(lambda: self._sync(start, end))
 
-    def _note(self, size: int) -> None:
-        """A large piece was written."""
-        start = self._position
-        if self._written and sum(self._written[-1]) == start:
-            start, before = self._written.pop()
-            size += before
-        self._written.append((start, size))
-
-    def _sync(self, written: list[Span]) -> None:
+    def _sync(self, start: int, end: int) -> None:
         try:
             getattr(os, "fdatasync", os.fsync)(self._file.fileno())
-        except OSError as error:  # told of only once by the system
+        except OSError as error:  # the system reports it only once
             self.error = self.error or error
         else:
-            self._let_go(written)
+            self._drop_from_cache(start, end)
 
-    def _let_go(self, spans: list[Span]) -> None:
-        if not hasattr(os, "posix_fadvise"):
-            return
-        for start, size in spans:
-            # Not of the ends: what stands between two large writes may be changed once more.
-            if size > 2 * _PAGE:
-                with suppress(OSError):  # a file system that takes no advice
-                    os.posix_fadvise(self._file.fileno(), start + _PAGE, size - 2 * _PAGE, os.POSIX_FADV_DONTNEED)
+    def _drop_from_cache(self, start: int, end: int) -> None:
+        if hasattr(os, "posix_fadvise") and end - start >= _LARGE:
+            with suppress(OSError):  # not supported by the file system
+                os.posix_fadvise(self._file.fileno(), start, end - start, os.POSIX_FADV_DONTNEED)
 
 
 class _Worker:
-    """A thread that does what it is given, one after the other; started when there is something.
+    """A thread that runs jobs in order. It starts with the first job.
 
-    Not an executor: those take no work while the interpreter is ending, when a last save may still be on its way.
+    Not an executor: those refuse work while the interpreter shuts down, when a last save may still be running.
     """
 
     def __init__(self, name: str) -> None:
@@ -150,7 +160,7 @@ class _Worker:
 
     def do(self, job: Callable[[], None]) -> None:
         if self._thread is None:
-            # A daemon: whoever saves waits for it, and one that is forgotten must not keep the program from ending.
+            # A daemon, so that a writer that is never closed cannot keep the program from ending.
             self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()
         self._jobs.put(job)

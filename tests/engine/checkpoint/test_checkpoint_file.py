@@ -9,6 +9,7 @@ import torch
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import disk_writer
 from hookline.engine.checkpoint.checkpoint_file import verify_checkpoint, write_checkpoint
+from hookline.engine.checkpoint.disk_writer import BlockChecksum
 
 STATE = {"model": {"weight": torch.arange(7.0), "empty": torch.empty(0)}, "iteration": 3}
 
@@ -26,41 +27,55 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def steps(monkeypatch):
-    """Have kilobytes count as large."""
+def small_blocks(monkeypatch):
+    """Small files take the paths of large ones."""
     monkeypatch.setattr(disk_writer, "_LARGE", 1 << 12)
     monkeypatch.setattr(disk_writer, "_PIECE", 1 << 14)
     monkeypatch.setattr(disk_writer, "_STEP", 1 << 15)
-    monkeypatch.setattr(disk_writer, "_PAGE", 1 << 12)
+    monkeypatch.setattr(BlockChecksum, "BLOCK", 1 << 13)
 
 
 @pytest.mark.parametrize("mmap", [False, True])
-def test_torch_loads_it_like_its_own(path, mmap):
+def test_torch_load_reads_the_file(path, mmap):
     loaded = torch.load(path, weights_only=True, mmap=mmap)
     assert loaded["model"]["weight"].tolist() == STATE["model"]["weight"].tolist()
     assert loaded["iteration"] == 3
 
 
 @pytest.mark.parametrize("size", [10, 3_000, 50_000])
-def test_zip_tools_find_its_checksums_right(tmp_path, steps, size):
+def test_a_file_of_several_blocks_verifies_and_is_a_zip_archive(tmp_path, small_blocks, size):
     path = tmp_path / "model.pth"
     write(path, [torch.randn(size), torch.randn(5), torch.randn(size)])
-    with zipfile.ZipFile(path) as archive:
-        assert archive.testzip() is None
-        content = path.read_bytes()
-        for info in archive.infolist():  # those behind the content, for tools that read from a stream
-            name, extra = struct.unpack("<2H", content[info.header_offset + 26 : info.header_offset + 30])
-            end = info.header_offset + 30 + name + extra + info.file_size
-            if info.flag_bits & 8:
-                assert content[end : end + 8] == b"PK\x07\x08" + struct.pack("<L", info.CRC)
     verify_checkpoint(str(path))
+    assert [len(tensor) for tensor in torch.load(path, weights_only=True)] == [size, 5, size]
+    with zipfile.ZipFile(path) as archive:
+        assert archive.comment.startswith(b"hookline checksum ")
 
 
-def test_torchs_own_checksums_are_on_again_afterwards(path):
+@pytest.fixture
+def file_of_0_1(tmp_path):
+    """hookline 0.1 wrote the CRC32 of each record, and a comment."""
+    path = tmp_path / "model.pth"
+    torch.save(STATE, path)
+    comment = b"hookline crc32 %08x" % 0x1234
+    path.write_bytes(path.read_bytes()[:-2] + struct.pack("<H", len(comment)) + comment)
+    return path
+
+
+def test_files_of_version_0_1_are_read_and_verified(file_of_0_1):
+    verify_checkpoint(str(file_of_0_1))
+    whole = file_of_0_1.read_bytes()
+    start = whole.index(STATE["model"]["weight"].numpy().tobytes())
+    file_of_0_1.write_bytes(whole[: start + 5] + bytes([whole[start + 5] ^ 1]) + whole[start + 6 :])
+    with pytest.raises(ConfigError, match=r"damaged: the checksum of .*data/0 is wrong"):
+        verify_checkpoint(str(file_of_0_1))
+
+
+def test_torchs_checksum_option_is_restored(path):
     assert torch.serialization.get_crc32_options()
 
 
-def test_any_flipped_bit_is_found(path):
+def test_any_flipped_bit_is_detected(path):
     whole = path.read_bytes()
     for index in range(0, len(whole), 3):
         path.write_bytes(whole[:index] + bytes([whole[index] ^ 1 << index % 8]) + whole[index + 1 :])
@@ -68,17 +83,17 @@ def test_any_flipped_bit_is_found(path):
             verify_checkpoint(str(path))
 
 
-def test_a_flipped_bit_in_a_large_file_is_found(tmp_path, steps):
+def test_a_flipped_bit_in_a_large_file_is_detected(tmp_path, small_blocks):
     path = tmp_path / "model.pth"
     write(path, [torch.randn(3_000_000), torch.randn(9)])
     whole = bytearray(path.read_bytes())
     whole[len(whole) // 2] ^= 4
     path.write_bytes(whole)
-    with pytest.raises(ConfigError, match=r"damaged: the checksum of .*/data/0 is wrong"):
+    with pytest.raises(ConfigError, match=r"damaged: the checksum of the file is wrong"):
         verify_checkpoint(str(path))
 
 
-def test_a_file_cut_off_anywhere_is_found(path):
+def test_a_file_truncated_anywhere_is_detected(path):
     whole = path.read_bytes()
     for length in [*range(0, len(whole), 37), len(whole) - 1]:
         path.write_bytes(whole[:length])
@@ -103,20 +118,20 @@ def archive_of(name):
     ],
     ids=["empty", "text", "pickle", "zip"],
 )
-def test_foreign_files_are_told_from_checkpoints(path, content, message):
+def test_other_files_are_refused(path, content, message):
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=rf"model\.pth {message}"):
         verify_checkpoint(str(path))
 
 
-def test_what_is_no_file_is_told(tmp_path):
+def test_missing_files_and_folders_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="does not exist"):
         verify_checkpoint(str(tmp_path / "gone.pth"))
     with pytest.raises(ConfigError, match="is not a file"):
         verify_checkpoint(str(tmp_path))
 
 
-def test_a_file_of_torch_save_is_checked_by_its_own_checksums(tmp_path):
+def test_files_of_torch_save_are_verified_by_their_own_checksums(tmp_path):
     path = tmp_path / "other.pth"
     torch.save({"model": {"weight": torch.arange(50.0)}}, path)
     verify_checkpoint(str(path))
@@ -127,14 +142,14 @@ def test_a_file_of_torch_save_is_checked_by_its_own_checksums(tmp_path):
         verify_checkpoint(str(path))
 
 
-def test_the_cause_of_a_failed_write_is_told():
+def test_a_failed_write_raises_the_cause():
     with open("/dev/full", "wb+", buffering=0) as file, pytest.raises(OSError, match="No space left") as raised:
         write_checkpoint(file, STATE)
     assert raised.value.errno == 28
     assert torch.serialization.get_crc32_options()
 
 
-def test_parts_that_overlap_are_refused_before_they_are_read(tmp_path):
+def test_overlapping_records_are_refused_before_they_are_read(tmp_path):
     torch.save({"model": {"weight": torch.zeros(1000)}}, tmp_path / "model.pth")
     content = (tmp_path / "model.pth").read_bytes()
     with zipfile.ZipFile(tmp_path / "model.pth") as archive:
