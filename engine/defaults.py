@@ -10,6 +10,7 @@ from torch import nn
 
 from .. import hooks
 from ..config import CfgNode, ConfigError, Duration, component
+from ..hooks.common.rng import capture_rng
 from ..hooks.host import arguments_of
 from ..hooks.storage.event_storage import EventStorage
 from ..hooks.writers.progress_bar import rich_is_installed
@@ -17,7 +18,6 @@ from . import comm
 from .checkpoint import Checkpointer, unwrap_model
 from .checkpoint.sharded import is_sharded
 from .checkpoint.sharded_checkpointer import ShardedCheckpointer
-from .checkpoint.state import capture_rng
 from .compat.inner_trainer import PortedTrainer
 from .compat.writers import default_writers
 from .data import build_test_loader, build_train_loader

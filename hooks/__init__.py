@@ -1,13 +1,15 @@
 """What happens around each step: hooks, the storage metrics travel through, the writers they leave by."""
 
-from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, CallbackHook, Every, HookBase, StopTraining
+from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, HookBase, StopTraining
 from .checkpoints.best import BestCheckpointer
 from .checkpoints.periodic import ExceptionCheckpointer, PeriodicCheckpointer
+from .control.early_stopping import EarlyStopping
 from .control.interruption import SignalHandler, StopSignals, TimeLimit
 from .control.loss_spike import LossSpike
 from .control.lr_scheduler import LRScheduler
-from .evaluation import EarlyStopping, EvalHook, SanityCheck
-from .functions import FunctionHook, off, on
+from .evaluation import EvalHook, SanityCheck
+from .every import Every
+from .functions import CallbackHook, FunctionHook, off, on
 from .host import HookHost
 from .order import HookOrderError, check_hooks
 from .storage.event_storage import EventStorage, get_event_storage, has_event_storage

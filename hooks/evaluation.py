@@ -1,16 +1,16 @@
 """Evaluating while training."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
-from ..config import ConfigError, Duration, suggest
-from .base import HOOK_REGISTRY, Every, HookBase
-from .storage.event_storage import flatten_names, has_event_storage
+from ..config import Duration
+from .base import HOOK_REGISTRY, HookBase
+from .common.names import flatten_names
+from .every import Every
 
-__all__ = ["EarlyStopping", "EvalHook", "SanityCheck"]
+__all__ = ["EvalHook", "SanityCheck"]
 
 logger = logging.getLogger(__name__)
 
@@ -110,83 +110,3 @@ class SanityCheck(HookBase):
         results = evaluate(self._num_batches)
         logger.info("Sanity check of %d test batches passed", self._num_batches)
         self.trainer.emit("after_sanity_check", results)
-
-
-@HOOK_REGISTRY.register()
-class EarlyStopping(HookBase):
-    """Stops training when a metric has not become better for ``patience`` evaluations in a row.
-
-    Looks at the metric after each evaluation. NaN is not better. Saves the best value and the count.
-
-    A run that was stopped has ended: ``--resume`` trains on only with a larger MAX_ITER, with other arguments for this
-    hook, or without it.
-
-    Args:
-        metric: its full name, such as ``"digits_test/accuracy"``.
-        patience: evaluations without a better value after which training stops.
-        mode: whether more ("max") or less ("min") is better.
-        min_delta: by how much a value must be better than the best to count.
-        reset_on_train: forget the best value and the count when training starts anew.
-
-    Raises:
-        ConfigError: after the first evaluation, if it has no such metric; the message lists those there are.
-    """
-
-    def __init__(
-        self,
-        metric: str,
-        patience: int = 3,
-        mode: Literal["max", "min"] = "max",
-        min_delta: float = 0.0,
-        reset_on_train: bool = False,
-    ) -> None:
-        if mode not in ("max", "min"):
-            raise ConfigError(f'EarlyStopping: mode must be "max" or "min", not {mode!r}')
-        if patience < 1:
-            raise ConfigError(f"EarlyStopping: patience must be at least 1, not {patience}")
-        self.metric = metric
-        self.patience = patience
-        self.mode = mode
-        self._sign = 1.0 if mode == "max" else -1.0
-        self._min_delta = min_delta
-        self._reset_on_train = reset_on_train
-        self.best: float | None = None
-        self.count = 0
-
-    def before_train(self) -> None:
-        if self._reset_on_train:
-            self.reset_state()
-
-    def after_eval(self, results: Mapping[str, Any]) -> None:
-        if not has_event_storage():  # an evaluation beside training says nothing of its progress
-            return
-        metrics = flatten_names(results)
-        if self.metric not in metrics:
-            raise ConfigError(
-                f"EarlyStopping watches {self.metric!r}, which is not among the evaluation's metrics "
-                f"({', '.join(metrics) or 'none'}){suggest(self.metric, metrics)}"
-            )
-        value = float(metrics[self.metric])
-        if self.best is None and not math.isnan(value):
-            better = True
-        else:
-            better = self.best is not None and self._sign * (value - self.best) > self._min_delta
-        if better:
-            self.best, self.count = value, 0
-            return
-        self.count += 1
-        if self.count >= self.patience:
-            best = "none" if self.best is None else f"{self.best:.5g}"
-            self.trainer.request_stop(
-                f"early stopping: {self.metric} has not been better than {best} for {self.count} evaluations",
-                everywhere=True,  # all ranks have the same results
-            )
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "count": self.count}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best, self.count = state_dict["best"], state_dict["count"]
-
-    def reset_state(self) -> None:
-        self.best, self.count = None, 0

@@ -1,17 +1,48 @@
 """Plain functions as hooks: ``@on("after_step", every="100it")``."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ..config import ConfigError, Duration, suggest
-from .base import EVENTS, Every, HookBase
+from .base import EVENTS, HookBase
+from .every import Every
 
-__all__ = ["FunctionHook", "off", "on"]
+__all__ = ["CallbackHook", "FunctionHook", "off", "on"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Events at which a period may end: those of a step, from before_step to after_epoch.
 _PERIODIC = EVENTS[EVENTS.index("before_epoch") : EVENTS.index("after_zero_grad") + 1]
+
+
+class CallbackHook(HookBase):
+    """A hook made of functions, which are called as ``function(trainer, *event_arguments)``.
+
+    Args:
+        custom: functions for custom events (see ``trainer.emit``), by event.
+        **callbacks: functions for events of :class:`HookBase`. None is skipped.
+
+    Raises:
+        ConfigError: a name is not an event.
+
+    Example: ``CallbackHook(after_step=lambda trainer: print(trainer.iter))``
+    """
+
+    def __init__(
+        self,
+        *,
+        custom: Mapping[str, Callable[..., None]] | None = None,
+        **callbacks: Callable[..., None] | None,
+    ) -> None:
+        for event in callbacks:
+            if event not in EVENTS:
+                raise ConfigError(f"CallbackHook: there is no event {event!r}{suggest(event, EVENTS)}")
+        for event, function in {**callbacks, **(custom or {})}.items():
+            if function is not None:
+                setattr(self, event, self._bind(function))
+
+    def _bind(self, function: Callable[..., None]) -> Callable[..., None]:
+        return lambda *args, **kwargs: function(self.trainer, *args, **kwargs)
 
 
 class FunctionHook(HookBase):

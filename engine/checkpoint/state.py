@@ -1,4 +1,4 @@
-"""The state of the process that a checkpoint must hold: random number generators, as plain data."""
+"""Turns state into tensors and plain data, which load without pickle."""
 
 import os
 import random
@@ -14,32 +14,7 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["capture_rng", "restore_rng", "to_plain"]
-
-
-def capture_rng() -> dict[str, Any]:
-    """The state of python's, numpy's, torch's and each GPU's generator, loadable with ``weights_only=True``."""
-    legacy: Any = np.random.get_state(legacy=True)
-    name, keys, position, has_gauss, gauss = legacy
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(gauss)),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def restore_rng(state: dict[str, Any]) -> None:
-    """Set the generators to what :func:`capture_rng` returned."""
-    version, internal, gauss_next = state["python"]
-    random.setstate((version, tuple(internal), gauss_next))
-    name, keys, position, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, gauss))
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
+__all__ = ["to_plain"]
 
 
 _PLAIN = {int, float, bool, str, type(None)}

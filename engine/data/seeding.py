@@ -7,14 +7,15 @@ run's seed and the sample's place in the stream; its draws are then the same bit
 """
 
 import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
+from ...hooks.common.rng import preserve_rng
 from .batch_sampler import PlacedBatch
 from .workers import WorkerLoader, swapped
 
@@ -57,22 +58,12 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-@contextmanager
-def isolated_generators() -> Iterator[None]:
-    """Leave the global generators as they were found: in the training process the model draws from them as well.
+def isolated_generators() -> AbstractContextManager[None]:
+    """Restore the global generators at the end of the block, which the model draws from too.
 
-    In a loader's worker they belong to the data alone, and nothing is done.
+    In a loader's worker only the data draws from them, so nothing is restored.
     """
-    if get_worker_info() is not None:
-        yield
-        return
-    python, numpy, torch_ = random.getstate(), np.random.get_state(), torch.default_generator.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.default_generator.set_state(torch_)
+    return preserve_rng() if get_worker_info() is None else nullcontext()
 
 
 class SeededLoader(WorkerLoader):

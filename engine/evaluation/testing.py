@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...config import CfgNode
+from ...hooks.common.names import flatten_names as flatten_results_dict
 
 __all__ = ["flatten_results_dict", "format_results", "print_csv_format", "verify_results"]
 
@@ -51,17 +52,6 @@ def verify_results(cfg: CfgNode, results: Mapping[str, Any]) -> bool:
     if cfg.TEST.EXPECTED_RESULTS and not misses:
         logger.info("All %d expected results are met", len(cfg.TEST.EXPECTED_RESULTS))
     return not misses
-
-
-def flatten_results_dict(results: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"digits_test": {"accuracy": 0.99}}`` as ``{"digits_test/accuracy": 0.99}``, at any depth."""
-    flat: dict[str, Any] = {}
-    for name, value in results.items():
-        if isinstance(value, Mapping):
-            flat.update({f"{name}/{inner}": leaf for inner, leaf in flatten_results_dict(value).items()})
-        else:
-            flat[name] = value
-    return flat
 
 
 def format_results(results: Mapping[str, Any]) -> str:

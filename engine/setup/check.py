@@ -8,6 +8,7 @@ import torch
 from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, component, get_cfg, suggest
 from ...config.slots import Slot, errors_at
 from ...hooks import HOOK_REGISTRY, WRITER_REGISTRY, ProgressBar, check_hooks
+from ...hooks.common.rng import preserve_rng
 from ..checkpoint.weights import check_weights
 from ..data import DATASET_REGISTRY, check_data
 from ..evaluation import build_metrics, check_evaluation
@@ -111,15 +112,12 @@ def _check_builds(cfg: CfgNode) -> None:
 
 def _try_model(cfg: CfgNode) -> None:
     """Build the model on the meta device; if that fails, on the CPU, since not every model supports meta."""
-    rng = torch.get_rng_state()
-    try:
+    with preserve_rng():
         try:
             with torch.device("meta"):
                 MODEL_SLOT.build(cfg)
         except Exception:
             MODEL_SLOT.try_build(cfg)
-    finally:
-        torch.set_rng_state(rng)
 
 
 def _check_output_dir(cfg: CfgNode) -> None:

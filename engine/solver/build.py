@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Registry, get_cfg
 from ...config.slots import Slot
-from ...hooks.common.models import random_numbers_left_alone
+from ...hooks.common.rng import gpus_of, preserve_rng
 from ...hooks.common.tensors import is_sharded
 from .clipping import build_grad_clipper
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
@@ -89,7 +89,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         offered["fused"] = True
     if any(is_sharded(parameter) for group in groups for parameter in group["params"]):
         build = partial(OPTIMIZER_SLOT.build, cfg)
-        with random_numbers_left_alone(model):
+        with preserve_rng(gpus_of(model)):
             if offered.get("fused") and _try_sharded(partial(build, **offered), groups) is not None:
                 del offered["fused"]
             error = _try_sharded(partial(build, **offered), groups)

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from ...hooks.common.rng import capture_rng, restore_rng
 from .. import comm
-from ..checkpoint.state import capture_rng, restore_rng
 from ..data.epoch_iterator import EpochIterator
 
 __all__ = ["RandomState"]

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
 from ...config.files.run_folder import is_claimed
-from ..base import HOOK_REGISTRY, Every, HookBase
+from ..base import HOOK_REGISTRY, HookBase
+from ..every import Every
 from ..storage.event_storage import has_event_storage
 from .adapter import adapt
 from .links import link

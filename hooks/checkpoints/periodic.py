@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...config import ConfigError, Duration
-from ..base import HOOK_REGISTRY, Every, HookBase
+from ..base import HOOK_REGISTRY, HookBase
+from ..every import Every
 from .adapter import adapt
 
 __all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer"]

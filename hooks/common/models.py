@@ -1,18 +1,14 @@
-"""Helpers for models of any kind: unwrapping, finding submodules by pattern, preserving random numbers."""
+"""Helpers for models: unwrapping, and finding submodules by pattern."""
 
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import numpy
-import torch
 from torch import nn
 
 from ...config import suggest
 
-__all__ = ["describe_no_match", "matches", "random_numbers_left_alone", "unwrap_model"]
+__all__ = ["describe_no_match", "matches", "unwrap_model"]
 
 # Names that an error lists at most.
 _MAX_LISTED = 20
@@ -27,23 +23,6 @@ def unwrap_model(model: Any) -> Any:
             model = model._orig_mod
         else:
             return model
-
-
-@contextmanager
-def random_numbers_left_alone(model: nn.Module) -> Iterator[None]:
-    """Whatever is drawn inside, of python's, numpy's or torch's random numbers, draws go on as if it had not been.
-
-    Args:
-        model: on the devices whose generators count.
-    """
-    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
-    python_state, numpy_state = random.getstate(), numpy.random.get_state()
-    try:
-        with torch.random.fork_rng(devices=devices):
-            yield
-    finally:
-        random.setstate(python_state)
-        numpy.random.set_state(numpy_state)
 
 
 def matches(pattern: str, name: str, module: nn.Module | None = None) -> bool:

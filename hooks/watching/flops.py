@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.models import random_numbers_left_alone
+from ..common.rng import gpus_of, preserve_rng
 from ..storage.event_storage import EventStorage
 from .throughput import Window
 
@@ -194,7 +194,7 @@ def _left_as_it_is(model: nn.Module) -> Iterator[None]:
     attributes = [(place, dict(place)) for module in model.modules() for place in (module.__dict__, module._buffers)]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
-        with random_numbers_left_alone(model):
+        with preserve_rng(gpus_of(model)):
             yield
     finally:
         for place, before in attributes:

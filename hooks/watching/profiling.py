@@ -12,7 +12,8 @@ from torch.profiler import ProfilerActivity
 
 from ...config import ConfigError, Duration
 from ...config.files.run_folder import claim
-from ..base import HOOK_REGISTRY, Every, HookBase
+from ..base import HOOK_REGISTRY, HookBase
+from ..every import Every
 
 __all__ = ["AutogradProfiler", "GarbageCollection", "MemoryMonitor", "TorchMemoryStats", "TorchProfiler"]
 

@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from ...config import ConfigError, Duration
-from ..base import HOOK_REGISTRY, Every, HookBase
+from ..base import HOOK_REGISTRY, HookBase
 from ..common.models import unwrap_model
+from ..every import Every
 from .weight_average import WeightAverage, has_shapes
 
 __all__ = ["EMA", "EMAHook", "WeightAveraging"]

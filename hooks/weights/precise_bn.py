@@ -12,8 +12,10 @@ import torch
 from torch import nn
 
 from ...config import ConfigError, Duration
-from ..base import Every, HookBase
-from ..common.models import random_numbers_left_alone, unwrap_model
+from ..base import HookBase
+from ..common.models import unwrap_model
+from ..common.rng import gpus_of, preserve_rng
+from ..every import Every
 from ..storage.event_storage import EventStorage
 
 __all__ = ["PreciseBN", "StatisticsData", "batch_norms", "cumulative_statistics", "precise_statistics"]
@@ -94,7 +96,7 @@ class StatisticsData:
         Raises:
             ConfigError: there are none, or nobody knows how many a pass has.
         """
-        with random_numbers_left_alone(trainer.model):
+        with preserve_rng(gpus_of(trainer.model)):
             loader = self._positioned(number)
             try:
                 length: int | None = len(loader)

@@ -9,7 +9,8 @@ from typing import Any
 
 from ...config import ConfigError, Duration, Registry
 from ...config.files.write_error import OnError, WriteError, check_on_error
-from ..base import HOOK_REGISTRY, Every, HookBase
+from ..base import HOOK_REGISTRY, HookBase
+from ..every import Every
 from ..storage.event_storage import EventStorage, Row, get_event_storage, has_event_storage
 from .background import Background
 

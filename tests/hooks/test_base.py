@@ -1,106 +1,44 @@
-"""Hooks themselves: events, callbacks and periods."""
+"""Events, and what a hook may use of the trainer."""
 
-import pytest
+import inspect
 
-from hookline.config import ConfigError
-from hookline.engine import TrainerBase
-from hookline.hooks import EVENTS, CallbackHook, Every, HookBase
+import torch
+from torch import nn
 
+from hookline.engine import SimpleTrainer
+from hookline.hooks import EVENTS, STEP_EVENTS, HookBase
+from hookline.hooks.base import overrides
+from hookline.hooks.trainer_view import RanksView, TrainerView
 
-class Trainer(TrainerBase):
-    def __init__(self, epoch_length=None):
-        super().__init__()
-        self.iters_per_epoch = epoch_length
-
-    def run_step(self):
-        pass
-
-    @property
-    def epoch(self):
-        return self.iter // self.iters_per_epoch if self.iters_per_epoch else 0
-
-    @property
-    def epoch_ended(self):
-        return bool(self.iters_per_epoch) and (self.iter + 1) % self.iters_per_epoch == 0
+ONLY_IN_DEFAULT_TRAINER = {"cfg", "scheduler", "checkpointer", "evaluate"}
 
 
-def test_every_event_is_an_empty_method():
+def members(protocol):
+    return {name for name in {*vars(protocol), *protocol.__annotations__} if not name.startswith("_")}
+
+
+def test_every_event_is_a_method_of_hook_base_and_nothing_else_is():
+    methods = {name for name, _ in inspect.getmembers(HookBase, inspect.isfunction)}
+    assert methods - {"state_dict", "load_state_dict", "reset_state"} == set(EVENTS)
+    assert len(EVENTS) == len(set(EVENTS))
+    assert set(STEP_EVENTS) < set(EVENTS)
+
+
+def test_the_base_class_does_nothing_at_any_event():
     hook = HookBase()
-    assert {"before_train", "after_backward", "on_exception", "before_sanity_check", "after_write"} <= set(EVENTS)
+    assert not any(overrides(hook, event) for event in EVENTS)
     assert hook.before_step() is None
     assert hook.state_dict() == {}
 
 
-def test_callback_hook_takes_any_event_and_passes_the_trainer_first():
-    seen = []
-    trainer = Trainer()
-    trainer.register_hooks([CallbackHook(before_save=lambda t, path: seen.append((t.iter, path)), after_step=None)])
-    trainer.emit("before_save", "x.pth")
-    assert seen == [(0, "x.pth")]
+class Model(nn.Linear):
+    def forward(self, x):
+        return {"loss": super().forward(x).sum()}
 
 
-def test_callback_hook_refuses_what_is_no_event():
-    with pytest.raises(ConfigError, match="no event 'after_stepp'; did you mean 'after_step'"):
-        CallbackHook(after_stepp=print)
-
-
-def test_callback_hook_takes_events_of_ones_own():
-    seen = []
-    trainer = Trainer()
-    trainer.register_hooks([CallbackHook(custom={"verify": lambda t, value: seen.append(value)})])
-    trainer.emit("verify", 3)
-    assert seen == [3]
-
-
-def test_a_callback_hook_works_in_a_second_training():
-    seen = []
-    trainer = Trainer()
-    trainer.register_hooks([CallbackHook(before_train=lambda t: seen.append("begin"))])
+def test_a_trainer_has_everything_that_hooks_may_use():
+    model = Model(1, 1)
+    trainer = SimpleTrainer(model, [torch.ones(1, 1)], torch.optim.SGD(model.parameters(), lr=0.1))
     trainer.train(0, 1)
-    trainer.train(0, 1)
-    assert seen == ["begin", "begin"]
-
-
-def due_at(period, steps=12, epoch_length=None, **kwargs):
-    every, found = Every(period, **kwargs), []
-    trainer = Trainer(epoch_length)
-    trainer.register_hooks([CallbackHook(after_step=lambda t: found.append(t.iter) if every(t) else None)])
-    trainer.train(0, steps)
-    return found
-
-
-@pytest.mark.parametrize(
-    ("period", "epoch_length", "expected"),
-    [
-        (5, None, [4, 9]),
-        ("5it", None, [4, 9]),
-        (0, None, []),
-        ("1ep", 4, [3, 7, 11]),
-        ("2ep", 4, [7]),
-        ("0.5ep", 4, [1, 3, 5, 7, 9, 11]),
-        ("1.5ep", 4, [5, 11]),
-    ],
-)
-def test_periods_end_where_they_say(period, epoch_length, expected):
-    assert due_at(period, epoch_length=epoch_length) == expected
-
-
-def test_the_last_step_ends_a_period_on_request():
-    assert due_at(5, at_end=True) == [4, 9, 11]
-
-
-def test_periods_in_time_follow_the_clock(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("hookline.hooks.base.time.monotonic", lambda: now[0])
-    every = Every("10s")
-    trainer = Trainer()
-    found = []
-    for trainer.iter in range(8):
-        now[0] += 4.0
-        found.append(every(trainer))
-    assert found == [False, False, True, False, False, True, False, False]
-
-
-def test_parts_of_an_epoch_need_its_length():
-    with pytest.raises(ConfigError, match="needs a data loader with a length"):
-        due_at("0.5ep")
+    assert not {name for name in members(TrainerView) if not hasattr(trainer, name)} - ONLY_IN_DEFAULT_TRAINER
+    assert not {name for name in members(RanksView) if not hasattr(trainer.comm, name)}

@@ -4,7 +4,7 @@ import pytest
 
 from hookline.config import ConfigError
 from hookline.engine import TrainerBase
-from hookline.hooks import off, on
+from hookline.hooks import CallbackHook, off, on
 
 
 class Trainer(TrainerBase):
@@ -134,3 +134,33 @@ def test_the_function_itself_is_unchanged():
         return 5
 
     assert on("after_step", trainer=Trainer())(function) is function
+
+
+def test_callback_hook_takes_any_event_and_passes_the_trainer_first():
+    seen = []
+    trainer = Trainer()
+    trainer.register_hooks([CallbackHook(before_save=lambda t, path: seen.append((t.iter, path)), after_step=None)])
+    trainer.emit("before_save", "x.pth")
+    assert seen == [(0, "x.pth")]
+
+
+def test_callback_hook_refuses_what_is_no_event():
+    with pytest.raises(ConfigError, match="no event 'after_stepp'; did you mean 'after_step'"):
+        CallbackHook(after_stepp=print)
+
+
+def test_callback_hook_takes_events_of_ones_own():
+    seen = []
+    trainer = Trainer()
+    trainer.register_hooks([CallbackHook(custom={"verify": lambda t, value: seen.append(value)})])
+    trainer.emit("verify", 3)
+    assert seen == [3]
+
+
+def test_a_callback_hook_works_in_a_second_training():
+    seen = []
+    trainer = Trainer()
+    trainer.register_hooks([CallbackHook(before_train=lambda t: seen.append("begin"))])
+    trainer.train(0, 1)
+    trainer.train(0, 1)
+    assert seen == ["begin", "begin"]

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hookline.config import CfgNode
-from hookline.engine.checkpoint.state import capture_rng, restore_rng, to_plain
+from hookline.engine.checkpoint.state import to_plain
 
 
 class Colour(enum.IntEnum):
@@ -42,27 +42,6 @@ def through_a_file(value):
     torch.save(value, file)
     file.seek(0)
     return torch.load(file, weights_only=True)
-
-
-def draw():
-    return random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(1).item()
-
-
-def test_restored_generators_draw_the_same_numbers():
-    draw()
-    state = through_a_file(capture_rng())
-    expected = [draw() for _ in range(3)]
-    draw()
-    restore_rng(state)
-    assert [draw() for _ in range(3)] == expected
-
-
-def test_a_captured_state_is_not_changed_by_drawing():
-    state = capture_rng()
-    expected = draw()
-    for _ in range(2):
-        restore_rng(state)
-        assert draw() == expected
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import torch
 
 from hookline.config import ConfigError
 from hookline.hooks import EventStorage, get_event_storage, has_event_storage
-from hookline.hooks.storage.event_storage import _fetch_tensors
+from hookline.hooks.storage.pending import fetch_tensors
 
 
 @pytest.fixture
@@ -320,7 +320,7 @@ def test_replaced_values_are_the_ones_that_readers_get_and_that_are_judged():
 def test_numbers_that_come_from_a_device_are_not_rounded():
     values = {"num_items": torch.tensor(2**24 + 1), "loss": torch.tensor(0.5), "double": torch.tensor(0.1).double() / 3}
     expected = {name: value.item() for name, value in values.items()}
-    _fetch_tensors([(0, values, True)])
+    fetch_tensors([(0, values, True)])
     assert values == expected
     assert all(type(value) is float for value in values.values())
 

@@ -1,0 +1,67 @@
+"""Periods: ``Every("2ep")`` says at which steps a hook acts."""
+
+import time
+
+from ..config import ConfigError, Duration
+from .trainer_view import TrainerView
+
+__all__ = ["Every"]
+
+
+class Every:
+    """Returns at the end of a step whether the step ends a period. Call it once in each step.
+
+    Args:
+        period: a duration: ``20``, ``"500it"``, ``"2ep"``, ``"30min"``. 0 never ends. If the loader has no length, the
+            end of an epoch is seen one step late.
+        at_end: whether the run's last step ends a period too.
+    """
+
+    def __init__(self, period: "Duration | int | str | None", at_end: bool = False) -> None:
+        self.period = Duration.parse(period)
+        self.at_end = at_end
+        # Several hooks ask in every step, so the usual cases (iterations, never) are fast.
+        self._iters = int(self.period.value) if self.period and self.period.unit == "it" else 0
+        self._other = bool(self.period) and not self._iters
+        self.start()
+
+    def start(self) -> None:
+        """Start the clock of a period in seconds. Call it in ``before_train``."""
+        self._started = time.monotonic()
+        self._last: float | None = None
+        self._epoch: int | None = None
+
+    def __call__(self, trainer: TrainerView) -> bool:
+        """Return whether the current step ends a period."""
+        done = trainer.iter + 1
+        iters = self._iters
+        if iters and done % iters == 0:
+            return True
+        if self.at_end and done >= trainer.max_iter:
+            return True
+        if iters or not self._other:
+            return False
+        period = self.period
+        if period.unit == "ep":
+            return self._epochs_ended(trainer, period.value)
+        # A trainer's clock gives all ranks the same time, so they act at the same step.
+        now = trainer.clock() if hasattr(trainer, "clock") else time.monotonic() - self._started
+        if self._last is None:
+            self._last = now if trainer.iter > trainer.start_iter else 0.0  # a hook that joins later counts from now on
+        elif now < self._last:  # another run
+            self._last = 0.0
+        if now - self._last < period.value:
+            return False
+        self._last = now
+        return True
+
+    def _epochs_ended(self, trainer: TrainerView, epochs: float) -> bool:
+        if epochs == int(epochs) and trainer.iters_per_epoch:
+            return trainer.epoch_ended and (trainer.epoch + 1) % epochs == 0
+        if epochs == int(epochs):  # without a length, the end of an epoch is seen when the next one has begun
+            before, self._epoch = self._epoch, trainer.epoch
+            return before is not None and trainer.epoch // epochs > before // epochs
+        if not trainer.iters_per_epoch:
+            raise ConfigError(f"a period of {epochs} epochs needs a data loader with a length")
+        steps = epochs * trainer.iters_per_epoch
+        return (trainer.iter + 1) // steps > trainer.iter // steps

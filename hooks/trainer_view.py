@@ -1,0 +1,164 @@
+"""What a hook may use of the trainer, as a typed protocol."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from ..config import CfgNode
+from .storage.event_storage import EventStorage
+
+__all__ = ["RanksView", "TrainerView"]
+
+
+class RanksView(Protocol):
+    """Rank numbers and collectives. All work in a single process too. Every rank must call a collective."""
+
+    def get_rank(self) -> int:
+        """Return this process's rank."""
+
+    def get_world_size(self) -> int:
+        """Return the number of ranks."""
+
+    def get_data_size(self) -> int:
+        """Return the number of ranks that read different batches."""
+
+    def is_main_process(self) -> bool:
+        """Return whether this is rank 0."""
+
+    def synchronize(self) -> None:
+        """Collective. Wait for all ranks."""
+
+    def all_gather(self, data: Any) -> list[Any]:
+        """Collective. Return every rank's ``data``, in the order of ranks."""
+
+    def gather(self, data: Any, dst: int = 0) -> list[Any]:
+        """Collective. Return every rank's ``data`` on rank ``dst``, an empty list on the others."""
+
+    def broadcast_object(self, data: Any, src: int = 0) -> Any:
+        """Collective. Return rank ``src``'s ``data``."""
+
+    def reduce_dict(self, input_dict: Mapping[str, torch.Tensor], average: bool = True) -> dict[str, torch.Tensor]:
+        """Collective. Return the mean (or sum) over ranks of each value, on rank 0."""
+
+    def shared_random_seed(self) -> int:
+        """Collective. Return a random number that is the same on all ranks."""
+
+
+class TrainerView(Protocol):
+    """The trainer as hooks see it."""
+
+    iter: int
+    """The current iteration. In ``after_train``: the number of finished iterations."""
+    start_iter: int
+    """The first iteration of this run; not 0 after a resume."""
+    max_iter: int
+    """The run ends before this iteration. May be changed."""
+    storage: EventStorage
+    """Where metrics are put."""
+    model: nn.Module
+    """The model, wrapped if a strategy (DDP) wraps it."""
+    optimizer: Any
+    """The optimizer, or a list of several."""
+    data_loader: Iterable[Any]
+    """The training data."""
+
+    @property
+    def epoch(self) -> int:
+        """The current pass over the data, from 0."""
+
+    @property
+    def iters_per_epoch(self) -> int | None:
+        """Iterations of one epoch. None: the loader has no length."""
+
+    @property
+    def epoch_ended(self) -> bool:
+        """Whether the current step is the last one of its epoch."""
+
+    @property
+    def finished_iter(self) -> int:
+        """The last finished iteration. A checkpoint holds it; a resume starts one later."""
+
+    @property
+    def completed(self) -> bool:
+        """Whether all iterations are done without an error."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run stops early and can be resumed: after a signal or at a time limit."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run stops early on purpose, as early stopping does."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run ends with an exception."""
+
+    @property
+    def ranks_in_sync(self) -> bool:
+        """Whether several ranks train with the same hooks, so that a hook may call collectives."""
+
+    @property
+    def comm(self) -> RanksView:
+        """Rank numbers and collectives."""
+
+    def clock(self) -> float:
+        """Return the seconds since training began; with several ranks the same on all."""
+
+    def request_stop(self, reason: str = "", exit_code: int = 0, everywhere: bool = False) -> None:
+        """Stop after the current step.
+
+        Args:
+            reason: logged, and returned by ``train()``.
+            exit_code: not 0 if the run is interrupted and can be resumed.
+            everywhere: all ranks make this request in this step, so they need not exchange it.
+        """
+
+    def request_eval(self, everywhere: bool = False) -> None:
+        """Evaluate at the end of the current step."""
+
+    def request_write(self, everywhere: bool = False) -> None:
+        """Write metrics at the end of the current step."""
+
+    def request_save(self, everywhere: bool = False) -> None:
+        """Save a checkpoint at the end of the current step."""
+
+    def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
+        """Call the method ``event`` of every hook that has it."""
+
+    def listens(self, event: str) -> bool:
+        """Return whether any hook has the method ``event``."""
+
+    def find_hook(self, cls: type | str) -> Any:
+        """Return the first hook of a class, given as a class or by name; None if there is none."""
+
+    def find_hooks(self, cls: type | str) -> list[Any]:
+        """Return all hooks of a class, given as a class or by name."""
+
+    def register_hooks(self, hooks: Iterable[Any]) -> None:
+        """Add hooks. While training they start with the next step."""
+
+    def remove_hook(self, hook: Any) -> list[Any]:
+        """Remove a hook, or all hooks of a class. While training they leave before the next step."""
+
+    def hook_costs(self) -> dict[str, tuple[float, int]]:
+        """Return seconds and number of calls of each hook."""
+
+    # Of DefaultTrainer only.
+
+    @property
+    def cfg(self) -> CfgNode:
+        """The config."""
+
+    @property
+    def scheduler(self) -> Any:
+        """The learning rate scheduler."""
+
+    @property
+    def checkpointer(self) -> Any:
+        """The checkpointer."""
+
+    def evaluate(self, max_batches: int | None = None) -> Mapping[str, Any]:
+        """Evaluate now and return the results."""

@@ -1,0 +1,67 @@
+import pytest
+
+from hookline.config import ConfigError
+from hookline.engine import TrainerBase
+from hookline.hooks import CallbackHook, Every
+
+
+class Trainer(TrainerBase):
+    def __init__(self, epoch_length=None):
+        super().__init__()
+        self.iters_per_epoch = epoch_length
+
+    def run_step(self):
+        pass
+
+    @property
+    def epoch(self):
+        return self.iter // self.iters_per_epoch if self.iters_per_epoch else 0
+
+    @property
+    def epoch_ended(self):
+        return bool(self.iters_per_epoch) and (self.iter + 1) % self.iters_per_epoch == 0
+
+
+def due_at(period, steps=12, epoch_length=None, **kwargs):
+    every, found = Every(period, **kwargs), []
+    trainer = Trainer(epoch_length)
+    trainer.register_hooks([CallbackHook(after_step=lambda t: found.append(t.iter) if every(t) else None)])
+    trainer.train(0, steps)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("period", "epoch_length", "expected"),
+    [
+        (5, None, [4, 9]),
+        ("5it", None, [4, 9]),
+        (0, None, []),
+        ("1ep", 4, [3, 7, 11]),
+        ("2ep", 4, [7]),
+        ("0.5ep", 4, [1, 3, 5, 7, 9, 11]),
+        ("1.5ep", 4, [5, 11]),
+    ],
+)
+def test_periods_end_where_they_say(period, epoch_length, expected):
+    assert due_at(period, epoch_length=epoch_length) == expected
+
+
+def test_the_last_step_ends_a_period_on_request():
+    assert due_at(5, at_end=True) == [4, 9, 11]
+
+
+def test_periods_in_time_follow_the_clock(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("hookline.hooks.every.time.monotonic", lambda: now[0])
+    every = Every("10s")
+    trainer = Trainer()
+    found = []
+    for trainer.iter in range(8):
+        now[0] += 4.0
+        found.append(every(trainer))
+    assert found == [False, False, True, False, False, True, False, False]
+
+
+def test_parts_of_an_epoch_need_its_length():
+    with pytest.raises(ConfigError, match="needs a data loader with a length"):
+        due_at("0.5ep")
