@@ -1,1 +1,1 @@
-"""Helpers for models and batches that several rooms share."""
+"""Small helpers that several rooms share: models, optimizers, batches, sharded tensors, random numbers."""

@@ -1,4 +1,4 @@
-"""What can be told of a batch of any form."""
+"""The number of samples in a batch of any form."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,13 +9,13 @@ __all__ = ["is_samples", "samples_in"]
 
 
 def samples_in(batch: Any) -> int | None:
-    """Number of samples in a batch: the first dimension of the first tensor in it, or the length of a list of samples.
+    """Return the number of samples in a batch.
 
     Args:
-        batch: tensors in any nesting of tuples, lists and dicts, or a list of samples of any kind.
+        batch: tensors in any nesting of tuples, lists and dicts, or a list of samples.
 
     Returns:
-        The number; None if there is neither a tensor nor a list in it.
+        The first dimension of the first tensor, or the length of the list of samples; None if there is neither.
     """
     if isinstance(batch, torch.Tensor):
         return batch.shape[0] if batch.ndim else None
@@ -31,5 +31,5 @@ def samples_in(batch: Any) -> int | None:
 
 
 def is_samples(batch: Any) -> bool:
-    """Whether it is a list of samples, as against a list of fields, some of which are tensors over all samples."""
+    """Return whether a batch is a list of samples, not a list of fields with tensors over all samples."""
     return isinstance(batch, list) and not any(isinstance(child, torch.Tensor) for child in batch)

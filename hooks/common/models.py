@@ -15,7 +15,7 @@ _MAX_LISTED = 20
 
 
 def unwrap_model(model: Any) -> Any:
-    """The user's model inside of DistributedDataParallel, DataParallel and torch.compile."""
+    """Return the user's model inside DistributedDataParallel, DataParallel and torch.compile."""
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
