@@ -1,7 +1,7 @@
-"""Ranks and collectives: thin names over torch.distributed that also work in a single process.
+"""Ranks and collectives: short functions over torch.distributed that also work in a single process.
 
-The names are detectron2's. Without a process group there is one rank, 0, and every function may be called.
-Objects, decisions and barriers use gloo and the store that the ranks met in, never the GPUs.
+The names are detectron2's. Without a process group there is one rank, 0. Objects, decisions and barriers use gloo and
+the store, never the GPUs.
 """
 
 import functools
@@ -52,40 +52,40 @@ def _initialized() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-# ---------------------------------------------------------------------- who is there
+# ---------------------------------------------------------------------- ranks
 
 
 def get_world_size() -> int:
-    """Number of processes that train together."""
+    """Return the number of processes."""
     return dist.get_world_size() if _initialized() else 1
 
 
 def get_rank() -> int:
-    """Number of this process among all of them."""
+    """Return the rank of this process among all processes."""
     return dist.get_rank() if _initialized() else 0
 
 
 def get_local_rank() -> int:
-    """Number of this process on its machine (torchrun's ``LOCAL_RANK``)."""
+    """Return the rank of this process on its machine (torchrun's ``LOCAL_RANK``)."""
     return int(os.environ.get("LOCAL_RANK", 0)) if _initialized() else 0
 
 
 def get_local_size() -> int:
-    """Number of processes on this machine (torchrun's ``LOCAL_WORLD_SIZE``)."""
+    """Return the number of processes on this machine (torchrun's ``LOCAL_WORLD_SIZE``)."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if _initialized() else 1
 
 
 def is_main_process() -> bool:
-    """True on rank 0, the one that writes files and prints."""
+    """Whether this is rank 0, which writes files and prints."""
     return get_rank() == 0
 
 
-# ---------------------------------------------------------------------- who shares a batch
+# ---------------------------------------------------------------------- ranks that share a batch
 
 
 @dataclass(frozen=True)
 class _DataRanks:
-    world: Any  # the default group: a new one begins with the default again
+    world: Any  # the default group; a new one starts with the default values
     rank: int
     size: int
     is_first: bool
@@ -94,53 +94,52 @@ class _DataRanks:
 _data_ranks: _DataRanks | None = None
 
 
-def _of_this_world() -> _DataRanks | None:
+def _current_data_ranks() -> _DataRanks | None:
     found = _data_ranks
     return found if found is not None and _initialized() and found.world is dist.group.WORLD else None
 
 
 def get_data_rank() -> int:
-    """Number of this process's share of each global batch; ranks that compute one share together have the same."""
-    found = _of_this_world()
+    """Return which share of each global batch this rank computes. Ranks that share a batch return the same number."""
+    found = _current_data_ranks()
     return get_rank() if found is None else found.rank
 
 
 def get_data_size() -> int:
-    """Number of shares that a global batch is split into: by default one for each rank."""
-    found = _of_this_world()
+    """Return the number of shares of a global batch, by default the number of ranks."""
+    found = _current_data_ranks()
     return get_world_size() if found is None else found.size
 
 
 def is_first_of_data_rank() -> bool:
-    """True on one of the ranks that share a batch: the one whose predictions count. By default on every rank."""
-    found = _of_this_world()
+    """Whether this is the first of the ranks that share a batch, whose predictions count. By default always true."""
+    found = _current_data_ranks()
     return found is None or found.is_first
 
 
 def set_data_ranks(rank: int, size: int) -> None:
-    """Say which ranks share a batch. Samplers and loaders made afterwards, and evaluations, follow it.
+    """Set which ranks share a batch. Samplers and loaders built afterwards, and evaluations, use it.
 
     :class:`~hookline.engine.DefaultTrainer` calls it with ``data_rank`` and ``data_size`` of its strategy. Every rank
-    must call it. It holds for the present process group.
+    must call it. It applies to the current process group.
 
     Args:
         rank: which share of each batch this process has.
         size: the number of shares.
 
     Raises:
-        ConfigError: the ranks' numbers do not go together.
+        ConfigError: the numbers of the ranks are inconsistent.
     """
     global _data_ranks
-    everywhere: list[tuple[int, int]] = all_gather((rank, size))
-    shares = [share for share, _ in everywhere]
+    pairs: list[tuple[int, int]] = all_gather((rank, size))
+    shares = [share for share, _ in pairs]
     per_share = len(shares) // size if size > 0 else 0
-    # Shares are numbered in the order of their first ranks: evaluations write predictions in the order of ranks.
-    if {one for _, one in everywhere} != {size} or sorted(shares) != sorted([*range(size)] * per_share):
+    if {one for _, one in pairs} != {size} or sorted(shares) != sorted([*range(size)] * per_share):
         raise ConfigError(
-            f"data ranks of the strategy: the ranks' (data_rank, data_size) are {everywhere}; data_size must be the "
+            f"data ranks of the strategy: the ranks' (data_rank, data_size) are {pairs}; data_size must be the "
             "same on all, and each data_rank below it must have the same number of ranks"
         )
-    if list(dict.fromkeys(shares)) != list(range(size)):
+    if list(dict.fromkeys(shares)) != list(range(size)):  # predictions are written in the order of ranks
         raise ConfigError(f"data ranks of the strategy: {shares} must be numbered in the order of their first ranks")
     if _initialized():
         _data_ranks = _DataRanks(dist.group.WORLD, rank, size, shares.index(rank) == get_rank())
@@ -150,26 +149,26 @@ def set_data_ranks(rank: int, size: int) -> None:
 
 
 def timeout() -> timedelta:
-    """How long a rank waits for the others, in a collective of any group or at a barrier: ``PARALLEL.TIMEOUT``."""
+    """Return how long a rank waits for the others in collectives and at barriers (``PARALLEL.TIMEOUT``)."""
     store = get_store()
     return store.timeout if store is not None else timedelta(0)  # type: ignore[attr-defined]
 
 
 def new_group(ranks: list[int] | None = None, backend: str | None = None) -> "dist.ProcessGroup":
-    """Make a process group with the run's timeout; torch's own ``new_group`` has 30 minutes. Every rank must call it.
+    """Create a process group with the run's timeout; torch's ``new_group`` has 30 minutes. Every rank must call it.
 
     Args:
         ranks: the members; all ranks by default.
-        backend: "gloo" or "nccl"; that of the default group by default.
+        backend: "gloo" or "nccl"; by default that of the default group.
     """
     return dist.new_group(ranks, timeout=timeout(), backend=backend)
 
 
 def create_local_process_group(num_workers_per_machine: int) -> None:
-    """Make a group for the ranks of each machine, see :func:`get_local_process_group`. Every rank must call it.
+    """Create a group for each machine, see :func:`get_local_process_group`. Every rank must call it.
 
     Args:
-        num_workers_per_machine: processes on each machine; ranks are numbered machine by machine.
+        num_workers_per_machine: number of processes on each machine. Ranks are numbered machine by machine.
     """
     if not _initialized():
         return
@@ -178,22 +177,21 @@ def create_local_process_group(num_workers_per_machine: int) -> None:
 
 
 def get_local_process_group() -> "dist.ProcessGroup | None":
-    """The group of the ranks on this machine. The first call makes it, so every rank must call this.
+    """Return the group of the ranks on this machine, for tensors; None in a single process.
 
-    Returns:
-        A group for collectives of tensors; None in a single process.
+    The first call creates the group, so every rank must make it.
     """
     return _local_group(dist.group.WORLD, get_local_size()) if _initialized() else None
 
 
 def _check_local_size(size: int) -> None:
     if size < 1 or get_world_size() % size:
-        raise ValueError(f"{get_world_size()} ranks cannot be shared out to machines with {size} each")
+        raise ValueError(f"{get_world_size()} ranks cannot be divided into machines with {size} each")
 
 
 @functools.lru_cache(maxsize=1)
 def _local_group(world: Any, size: int) -> "dist.ProcessGroup | None":
-    """This machine's group. ``world`` is part of the cache key: a new default group gets new local groups."""
+    # world is part of the cache key: a new default group gets new local groups.
     _check_local_size(size)
     mine = None
     for first in range(0, dist.get_world_size(), size):
@@ -204,10 +202,10 @@ def _local_group(world: Any, size: int) -> "dist.ProcessGroup | None":
 
 
 def object_group() -> "dist.ProcessGroup | None":
-    """A gloo group for objects, decisions and metrics, separate from the group of the gradients.
+    """Return a gloo group for objects, decisions and metrics, separate from the group of the gradients.
 
-    Collectives of one group must run in the same order on all ranks, and gradients are exchanged in the background.
-    The first call makes the group, so every rank must make that call at the same place.
+    The collectives of a group must run in the same order on all ranks, and gradients are reduced in the background.
+    The first call creates the group, so every rank must make it at the same place.
     """
     return _gloo_group(dist.group.WORLD)
 
@@ -218,7 +216,7 @@ def _gloo_group(world: Any) -> "dist.ProcessGroup":
 
 
 def get_store() -> "dist.Store | None":
-    """The key-value store that the ranks met in; None in a single process."""
+    """Return the key-value store that all ranks share; None in a single process."""
     return dist.distributed_c10d._get_default_store() if _initialized() else None
 
 
@@ -226,10 +224,10 @@ def get_store() -> "dist.Store | None":
 
 
 def synchronize() -> None:
-    """Wait until every rank is here."""
+    """Wait until every rank calls it."""
     if get_world_size() == 1:
         return
-    if dist.get_backend() == "nccl":  # which would otherwise guess the device
+    if dist.get_backend() == "nccl":  # NCCL would guess the device
         dist.barrier(device_ids=[torch.cuda.current_device()])
     else:
         dist.barrier()
@@ -237,7 +235,7 @@ def synchronize() -> None:
 
 @functools.lru_cache(maxsize=1)
 def _turns(world: Any) -> "Counter[str]":
-    """How often this rank has reached each named barrier of a group."""
+    """Count how often this rank has reached each barrier of a group, by name."""
     return Counter()
 
 
@@ -246,16 +244,16 @@ class BarrierTimeoutError(TimeoutError):
 
 
 def barrier(name: str, timeout: timedelta | float | None = None) -> None:
-    """Wait until every rank has reached the barrier of this name. Unlike a collective, it names missing ranks.
+    """Wait until every rank has reached the barrier of this name. The error names missing ranks.
 
-    It uses the store, not the devices, and may be called on any thread.
+    It uses the store, not the devices, and works on any thread.
 
     Args:
-        name: of the place in the program; one name may be used many times.
+        name: of the place in the program. A name may be used many times.
         timeout: how long to wait, in seconds if it is a number; by default the run's :func:`timeout`.
 
     Raises:
-        TimeoutError: some ranks did not come; the message has their numbers.
+        TimeoutError: some ranks did not reach the barrier; the message has their numbers.
     """
     store, world_size = get_store(), get_world_size()
     if store is None or world_size == 1:
@@ -268,7 +266,7 @@ def barrier(name: str, timeout: timedelta | float | None = None) -> None:
     turn = turns[name]
     keys = [f"hookline/barrier/{name}/{turn}/{rank}" for rank in range(world_size)]
     store.set(keys[get_rank()], "here")
-    # Polling leaves the connection to other threads; store.wait() would block it.
+    # store.wait() would block the connection for other threads.
     end, pause = time.monotonic() + limit.total_seconds(), 0.001
     while not store.check(keys):
         if time.monotonic() > end:
@@ -286,11 +284,12 @@ def barrier(name: str, timeout: timedelta | float | None = None) -> None:
 
 @contextmanager
 def main_process_first(local: bool = True, name: str = "main process first") -> Iterator[None]:
-    """Run the body in the main process first, then in the others: to download data or build a cache.
+    """Run the body in the main process first, then in the others, for example to download data.
 
     Args:
-        local: the first process of each machine goes first; otherwise rank 0 alone, for folders all machines share.
-        name: names the place in error messages.
+        local: run first in the first process of each machine. If False, only in rank 0, for folders that all
+            machines share.
+        name: of the barrier, for error messages.
 
     Example::
 
@@ -303,7 +302,7 @@ def main_process_first(local: bool = True, name: str = "main process first") -> 
     try:
         yield
     finally:
-        if first:  # also after an error: the others must not wait for it
+        if first:  # even after an error, so that the others do not wait
             barrier(name)
 
 
@@ -315,7 +314,7 @@ def all_gather(data: Any, group: "dist.ProcessGroup | None" = None) -> list[Any]
 
     Args:
         data: this rank's object.
-        group: the ranks taking part; all of them by default.
+        group: the ranks that take part; by default all.
 
     Returns:
         The objects of all ranks, in rank order, on every rank.
@@ -332,7 +331,7 @@ def gather(data: Any, dst: int = 0, group: "dist.ProcessGroup | None" = None) ->
     """Collect a picklable object from every rank on rank ``dst``.
 
     Returns:
-        On ``dst`` the objects of all ranks in rank order, elsewhere an empty list.
+        The objects of all ranks, in rank order, on ``dst``; an empty list on other ranks.
     """
     if get_world_size() == 1:
         return [data]
@@ -346,12 +345,12 @@ def gather(data: Any, dst: int = 0, group: "dist.ProcessGroup | None" = None) ->
 
 
 def broadcast_object(obj: Any, src: int = 0, group: "dist.ProcessGroup | None" = None) -> Any:
-    """Give every rank the picklable object of rank ``src``.
+    """Send a picklable object from rank ``src`` to every rank.
 
     Args:
-        obj: the object; what other ranks pass is ignored.
-        src: the rank it comes from.
-        group: the ranks taking part; all of them by default.
+        obj: the object. It is ignored on other ranks.
+        src: the rank that sends it.
+        group: the ranks that take part; by default all.
 
     Returns:
         The object of rank ``src``.
@@ -364,7 +363,7 @@ def broadcast_object(obj: Any, src: int = 0, group: "dist.ProcessGroup | None" =
 
 
 def shared_random_seed() -> int:
-    """A random number that is the same on all ranks, drawn from numpy's generator of rank 0."""
+    """Return a random number that is the same on all ranks, drawn from numpy's generator of rank 0."""
     return all_gather(int(np.random.randint(2**31)))[0]
 
 
@@ -372,14 +371,14 @@ def shared_random_seed() -> int:
 
 
 def all_reduce_sum(value: Any) -> Any:
-    """The sum of a number over all ranks, on every rank.
+    """Return the sum of a number over all ranks, on every rank.
 
     Args:
-        value: an int, a float or a scalar tensor; the same kind on every rank. A tensor on a GPU stays there, and
-            nobody waits for it.
+        value: an int, a float or a scalar tensor, of the same type on every rank. A tensor on a GPU stays there,
+            without synchronization.
 
     Returns:
-        The sum, of the same kind.
+        The sum, of the same type.
     """
     if get_world_size() == 1:
         return value
@@ -393,7 +392,7 @@ def all_reduce_sum(value: Any) -> Any:
 
 
 def reduce_dict(input_dict: Mapping[str, torch.Tensor], average: bool = True) -> dict[str, torch.Tensor]:
-    """Sum (or average) a dict of scalar tensors over the ranks; the result is valid on rank 0.
+    """Average or sum a dict of scalar tensors over the ranks. The result is valid on rank 0.
 
     Args:
         input_dict: scalar tensors on one device, the same keys on every rank.
@@ -405,7 +404,7 @@ def reduce_dict(input_dict: Mapping[str, torch.Tensor], average: bool = True) ->
     world_size = get_world_size()
     if world_size == 1:
         return dict(input_dict)
-    names = sorted(input_dict)  # the ranks may have built their dicts in different orders
+    names = sorted(input_dict)  # ranks may have different orders
     with torch.no_grad():
         values = torch.stack([input_dict[name] for name in names])
         dist.reduce(values, dst=0, group=object_group() if values.device.type == "cpu" else None)

@@ -1,4 +1,4 @@
-"""How several processes train one model: strategies, by name."""
+"""Strategies for training one model on several processes."""
 
 import inspect
 import logging
@@ -21,20 +21,20 @@ __all__ = ["DDP", "STRATEGY_REGISTRY", "Strategy", "build_strategy", "check_para
 
 logger = logging.getLogger(__name__)
 
-# The same argument under its new name and its old one.
+# Newer versions of torch renamed the argument.
 _BUFFERS = "forward_sync_buffers"
 if _BUFFERS not in inspect.signature(DistributedDataParallel.__init__).parameters:
     _BUFFERS = "broadcast_buffers"
 
 
 class Strategy:
-    """How several processes train one model. This one exchanges nothing.
+    """How several processes train one model. This base class exchanges nothing.
 
-    A subclass overrides what differs, and is registered with :data:`STRATEGY_REGISTRY`. ``data_rank``, ``data_size``
-    and ``same_state_on_all_ranks`` may be properties or plain attributes; they are read once the strategy is made.
+    A subclass is registered with :data:`STRATEGY_REGISTRY`. ``data_rank``, ``data_size`` and
+    ``same_state_on_all_ranks`` may be properties or plain attributes.
 
     Attributes:
-        averages: whether a backward pass leaves the mean of all ranks' gradients on each rank. Losses are then
+        averages: whether each rank has the mean of all ranks' gradients after a backward pass. Losses are then
             weighted so that this mean is the gradient of the loss over the global batch.
     """
 
@@ -42,69 +42,69 @@ class Strategy:
 
     @property
     def data_rank(self) -> int:
-        """Which share of each global batch this rank computes; ranks with the same number share their batch.
+        """Which share of each global batch this rank computes. By default the rank.
 
-        Samplers, evaluations and seeds follow it. With tensor parallelism over all ranks it is 0 everywhere, with
-        groups of n neighbouring ranks it is ``rank // n``. By default the rank.
+        Ranks with the same number share a batch. Samplers, evaluations and seeds use it. With tensor parallelism over
+        all ranks it is 0 on each rank, with groups of n neighbouring ranks it is ``rank // n``.
         """
         return comm.get_rank()
 
     @property
     def data_size(self) -> int:
-        """The number of shares that a global batch is split into: by default the number of ranks."""
+        """The number of shares of a global batch. By default the number of ranks."""
         return comm.get_world_size()
 
     @property
     def same_state_on_all_ranks(self) -> bool:
-        """Whether rank 0's copy of what is not sharded is every rank's: only then can a checkpoint be resumed.
+        """Whether all ranks have the same state, except for shards. Otherwise a checkpoint cannot be resumed.
 
-        By default true if gradients are averaged, or all ranks compute the same batch. Local SGD, whose weights differ
-        by rank between two averages, has neither.
+        By default true if gradients are averaged or all ranks compute the same batch. With local SGD, for example,
+        the weights of ranks differ between two averages.
         """
         return self.averages or self.data_size == 1
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
-        """The model to be trained; its optimizer is made from what is returned.
+        """Wrap the model for training. The optimizer is built from the returned module.
 
         Args:
-            model: on its device. In a :class:`DefaultTrainer` it has rank 0's weights on all ranks.
-                ``engine.checkpoint.unwrap_model`` must find it in what is returned.
-            device: that device.
+            model: the model, on its device. In a :class:`DefaultTrainer` all ranks have rank 0's weights.
+                ``engine.checkpoint.unwrap_model`` must find it in the returned module.
+            device: the device.
         """
         return model
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        """Within it backward passes leave gradients on their rank: for all micro-batches but the last.
+        """Return a context in which backward passes do not exchange gradients: for all micro-batches but the last.
 
         Args:
-            model: as :meth:`wrap` returned it.
+            model: the return value of :meth:`wrap`.
         """
         return nullcontext()
 
     def clip(
         self, clipper: Callable[[list[nn.Parameter]], torch.Tensor | None], parameters: list[nn.Parameter]
     ) -> torch.Tensor | None:
-        """Clip gradients, over all of a parameter where ranks hold parts of it.
+        """Clip gradients. If ranks hold shards of a parameter, the norm covers all shards.
 
         Args:
-            clipper: of a process that has all gradients; see ``engine.solver.build_grad_clipper``.
-            parameters: the optimizer's.
+            clipper: clips the gradients of a single process; see ``engine.solver.build_grad_clipper``.
+            parameters: the parameters of the optimizer.
 
         Returns:
-            What the clipper returns: the norm of the gradients, the same on all ranks, or None.
+            The norm of the gradients, the same on all ranks, or None, as the clipper returns it.
         """
         return clipper(parameters)
 
     def before_evaluation(self, model: nn.Module) -> None:
-        """Give all ranks the same model to evaluate, where they hold different values, such as running means."""
+        """Make values that differ between ranks equal, such as running means, before an evaluation."""
 
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
-        """An error that says what to do, for one that ``model`` raised in training; None: the error says enough."""
+        """Return a clearer error for one that ``model`` raised in training, or None."""
         return None
 
 
 STRATEGY_REGISTRY = Registry("STRATEGY", Strategy)
-"""Strategies for ``PARALLEL.NAME``: subclasses of :class:`Strategy`, made with ``PARALLEL.ARGS``."""
+"""Strategies for ``PARALLEL.NAME``: subclasses of :class:`Strategy`, built with ``PARALLEL.ARGS``."""
 
 STRATEGY_SLOT = Slot(STRATEGY_REGISTRY, "PARALLEL.NAME")
 
@@ -117,15 +117,15 @@ class DDP(Strategy):
     """Every rank has the whole model; gradients are averaged (torch's DistributedDataParallel).
 
     Args:
-        find_unused_parameters: look in every step for parameters that the losses do not depend on. Costs time;
-            needed only if they differ from step to step.
-        static_graph: the same parameters are used in every step, and in the same order; then DDP finds in the first
-            one what is unused, and activation checkpointing works in all its forms.
-        broadcast_buffers: give all ranks rank 0's buffers, such as running means, before each forward pass.
-        gradient_as_bucket_view: gradients are views of what is sent, which saves their memory once over.
-        bucket_cap_mb: size of the parts gradients are sent in; None: torch's.
-        compression: send gradients as float16 or bfloat16: half the traffic, at the cost of their precision.
-        sync_batch_norm: batch norms use the statistics of all ranks' samples (on GPUs only).
+        find_unused_parameters: find parameters that the losses do not depend on, in every step. It takes time, and is
+            needed only if these parameters differ from step to step.
+        static_graph: every step uses the same parameters in the same order. DDP then finds unused parameters in the
+            first step, and all forms of activation checkpointing work.
+        broadcast_buffers: copy rank 0's buffers, such as running means, to all ranks before each forward pass.
+        gradient_as_bucket_view: gradients are views of the communication buckets, which saves memory.
+        bucket_cap_mb: size of a bucket; None: torch's default.
+        compression: send gradients as float16 or bfloat16, which halves the traffic and lowers the precision.
+        sync_batch_norm: compute batch norm statistics over all ranks (on GPUs only).
     """
 
     averages = True
@@ -172,15 +172,14 @@ class DDP(Strategy):
         if not isinstance(model, DistributedDataParallel):
             return nullcontext()
         if self._options["static_graph"] and not self._graph_seen:
-            # The pass in which DDP learns the graph must be one with an exchange. What was averaged before stays what
-            # it is when it is averaged again, so the gradient is the same.
+            # DDP learns the graph in a pass with an exchange. Averaging the same gradients twice does not change them.
             self._graph_seen = True
             return nullcontext()
         return model.no_sync()
 
     def before_evaluation(self, model: nn.Module) -> None:
         if isinstance(model, DistributedDataParallel):
-            share_tensors(model.module.buffers())  # as a checkpoint has them
+            share_tensors(model.module.buffers())  # a checkpoint has rank 0's buffers
 
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
         if "Expected to have finished reduction" not in str(error):
@@ -191,15 +190,15 @@ class DDP(Strategy):
         unused = [names[index].removeprefix("module.") for index in indices if index < len(names)]
         which = f"these parameters: {', '.join(unused)}" if unused else "all parameters"
         return RuntimeError(
-            f"on rank {comm.get_rank()} the losses of the step before did not depend on {which}. Each rank waits "
-            "for the others' gradients of every parameter. If it is always the same ones, freeze them "
+            f"on rank {comm.get_rank()} the losses of the previous step did not depend on {which}. DDP exchanges the "
+            "gradients of every parameter. If the parameters are always the same, freeze them "
             "(requires_grad_(False)) or set PARALLEL.ARGS.static_graph to True; if they differ from step to step, "
             "set PARALLEL.ARGS.find_unused_parameters to True"
         )
 
 
 def _compressing(dtype: str) -> Callable[[Any, Any], Any]:
-    """torch's hook. DDP refuses bfloat16's by name without NCCL, though gloo can send it; hence one of our own."""
+    """Return torch's compression hook. DDP refuses torch's bfloat16 hook without NCCL, although gloo supports it."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[dtype]
@@ -207,18 +206,18 @@ def _compressing(dtype: str) -> Callable[[Any, Any], Any]:
     def compress(state: Any, bucket: Any) -> Any:
         return hook(state, bucket)
 
-    # DDP looks at the annotations, which are torch's types.
+    # DDP rejects annotations other than its own types.
     compress.__annotations__ = {}
     return compress
 
 
 def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> None:
-    """Check that a strategy, the model it has wrapped and the loader agree on which ranks share a batch.
+    """Check that a strategy, its model and the loader agree on which ranks share a batch.
 
     Logs a warning if checkpoints of the strategy cannot be resumed.
 
     Raises:
-        ConfigError: training would compute something else than the gradient of the global batch.
+        ConfigError: the gradient would not be that of the global batch.
     """
     name = type(strategy).__name__
     if comm.get_world_size() == 1:
@@ -236,7 +235,7 @@ def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> No
         raise ConfigError(
             f"the loader splits each batch into {parts} parts, and the data_size of the strategy {name} is "
             f"{strategy.data_size}: call comm.set_data_ranks(strategy.data_rank, strategy.data_size) before the loader "
-            "is made"
+            "is built"
         )
     if not strategy.same_state_on_all_ranks:
         logger.warning(
@@ -247,7 +246,7 @@ def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> No
 
 
 def share_weights(model: nn.Module) -> None:
-    """Give all ranks rank 0's parameters and buffers: each rank has drawn its own."""
+    """Copy rank 0's parameters and buffers to all ranks."""
     if comm.get_world_size() == 1:
         return
     share_tensors(tensor for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor))
@@ -255,16 +254,16 @@ def share_weights(model: nn.Module) -> None:
 
 @torch.no_grad()
 def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
-    """Give all ranks rank 0's values, of tensors of any dtype and memory format."""
+    """Copy rank 0's tensors, of any dtype and memory format, to all ranks."""
     for tensor in tensors:
-        own = tensor.contiguous()  # the tensor itself, but for other memory formats
-        torch.distributed.broadcast(own.view(-1).view(torch.uint8), src=0)  # gloo and NCCL do not know all dtypes
-        if own is not tensor and not torch.equal(own, tensor):  # an expanded tensor cannot be written to
+        own = tensor.contiguous()  # a copy for other memory formats
+        torch.distributed.broadcast(own.view(-1).view(torch.uint8), src=0)  # gloo and NCCL do not support all dtypes
+        if own is not tensor and not torch.equal(own, tensor):  # expanded tensors are read-only
             tensor.copy_(own)
 
 
 def strategy_of(model: nn.Module) -> Strategy:
-    """The strategy that a model was wrapped by."""
+    """Return the strategy that wrapped a model."""
     return DDP() if isinstance(model, DistributedDataParallel) else Strategy()
 
 

@@ -1,4 +1,4 @@
-"""Sharding a model over the ranks: torch's FSDP2 as a strategy."""
+"""The strategy that shards a model over ranks: torch's FSDP2."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -23,26 +23,25 @@ _Dtype = Literal["", "float32", "bfloat16", "float16"]
 
 @STRATEGY_REGISTRY.register(name="fsdp2")
 class FSDP2(Strategy):
-    """Every rank has a part of each parameter, its gradient and its optimizer state (torch's ``fully_shard``).
+    """Each rank has a shard of each parameter, its gradient and its optimizer state (torch's ``fully_shard``).
 
-    The model is cut into units, whose parameters are gathered together when the unit is computed and freed afterwards:
-    at any time a rank holds its share of the whole, and one unit or two. The rest of the model is a unit as well.
-    Tied parameters stay tied: a submodule that has only one end of a tie is no unit by itself, and its parameters
-    belong to the unit around it. Parameters are sharded in row-major order, so ``MODEL.CHANNELS_LAST`` has no effect.
+    The model is split into units. The parameters of a unit are gathered before it is computed and freed afterwards, so
+    a rank holds its shards and one or two whole units. The rest of the model is one more unit. Tied parameters stay
+    tied: a submodule that shares a parameter with a module outside of it is not a unit; its parameters belong to the
+    unit around it. Parameters are sharded in row-major order, so ``MODEL.CHANNELS_LAST`` has no effect.
 
     Zhao et al., "PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", arXiv:2304.11277.
 
     Args:
-        modules: the submodules that are units, by name ("blocks.*") or class ("TransformerBlock"). Empty: those with
-            ``min_params`` parameters or more, from the inside out.
-        min_params: see ``modules``. Units that are too small make many small messages, the whole model as one unit
-            saves no memory while it is computed.
-        param_dtype: "bfloat16" or "float16": gather and compute in it; the optimizer keeps full precision. Empty: as
-            the parameters are.
-        reduce_dtype: add up gradients in it. Empty: in ``param_dtype``.
-        reshard_after_forward: let a unit's parameters go after the forward pass, and gather them again for the
-            backward one. False: more memory, less traffic. A number: keep them sharded over so many ranks only.
-        cpu_offload: keep parameters, gradients and optimizer state in the host's memory.
+        modules: the submodules that are units, by name ("blocks.*") or class ("TransformerBlock"). Empty: innermost
+            submodules with at least ``min_params`` parameters.
+        min_params: see ``modules``. Small units send many small messages; large units save less memory.
+        param_dtype: "bfloat16" or "float16": gather and compute in this dtype; the optimizer keeps full precision.
+            Empty: the dtype of the parameters.
+        reduce_dtype: sum gradients in this dtype. Empty: ``param_dtype``.
+        reshard_after_forward: free a unit's parameters after the forward pass, and gather them again for the backward
+            pass. False: more memory, less traffic. A number: keep them sharded over this number of ranks only.
+        cpu_offload: keep parameters, gradients and optimizer state in CPU memory.
     """
 
     averages = True
@@ -72,7 +71,7 @@ class FSDP2(Strategy):
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if comm.get_world_size() == 1:
-            logger.info("PARALLEL.NAME: fsdp2 shards nothing in a single process: the model is whole")
+            logger.info("PARALLEL.NAME: fsdp2 does not shard the model, as there is a single process")
             return model
         from torch.distributed.device_mesh import DeviceMesh
         from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
@@ -83,7 +82,7 @@ class FSDP2(Strategy):
         _make_contiguous(model)
         share_weights(model)
         options: dict[str, Any] = {
-            # init_device_mesh() may make a group of its own, with torch's timeout.
+            # init_device_mesh() may create another group, with torch's timeout.
             "mesh": DeviceMesh.from_group(group, device.type),
             "reshard_after_forward": self._reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype),
@@ -101,22 +100,22 @@ class FSDP2(Strategy):
     def clip(
         self, clipper: Callable[[list[nn.Parameter]], torch.Tensor | None], parameters: list[nn.Parameter]
     ) -> torch.Tensor | None:
-        # Norms of sharded gradients are made of those of all parts. Nobody waits for the device.
+        # full_tensor() combines the norms of all shards. It does not synchronize with the device.
         norm = clipper(parameters)
         return norm.full_tensor() if isinstance(norm, _sharded_tensor()) else norm
 
     def before_evaluation(self, model: nn.Module) -> None:
         if comm.get_world_size() > 1:
             sharded = _sharded_tensor()
-            # Checkpoints have rank 0's buffers, too.
+            # Checkpoints have rank 0's buffers as well.
             share_tensors(buffer for buffer in model.buffers() if not isinstance(buffer, sharded))
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
-        """The submodules to be sharded by themselves, inner ones first."""
+        """Return the submodules that are units, inner ones first."""
         owners = _owners(model)
         if not self._modules:
             return _large(model, self._min_params, owners)
-        # In the order of a walk from the inside out, as fully_shard wants it.
+        # fully_shard needs inner modules first.
         found = []
         unused = set(self._modules)
         for name, module in reversed(list(model.named_modules())):
@@ -126,8 +125,8 @@ class FSDP2(Strategy):
                 continue
             if _splits_tie(module, owners):
                 logger.warning(
-                    "PARALLEL.ARGS.modules: %s shares a parameter with a module outside of it, so it is no unit by "
-                    "itself; its parameters belong to the unit around it",
+                    "PARALLEL.ARGS.modules: %s shares a parameter with a module outside of it, so it is not a unit; "
+                    "its parameters belong to the unit around it",
                     name,
                 )
                 continue
@@ -138,7 +137,7 @@ class FSDP2(Strategy):
 
 
 def _sharded_tensor() -> Any:
-    """The class of tensors that ranks hold parts of; to import it takes a while."""
+    """Return the class of sharded tensors. Importing it is slow."""
     from torch.distributed.tensor import DTensor
 
     return DTensor
@@ -148,7 +147,7 @@ _Owners = dict[int, set[int]]
 
 
 def _owners(model: nn.Module) -> _Owners:
-    """For each parameter, by its ``id()``, the ids of the modules that have it: several if it is tied."""
+    """Return the ids of the modules that have each parameter, by its id. A tied parameter has several."""
     owners: _Owners = {}
     for module in model.modules():
         for parameter in module.parameters(recurse=False):
@@ -157,13 +156,13 @@ def _owners(model: nn.Module) -> _Owners:
 
 
 def _splits_tie(unit: nn.Module, owners: _Owners) -> bool:
-    """Whether a parameter in ``unit`` is tied to one outside: ``fully_shard`` keeps ties within one unit only."""
+    """Whether a parameter in ``unit`` is tied to one outside of it; ``fully_shard`` would break the tie."""
     inside = {id(module) for module in unit.modules()}
     return any(not owners[id(parameter)] <= inside for parameter in unit.parameters())
 
 
 def _large(model: nn.Module, min_params: int, owners: _Owners) -> list[nn.Module]:
-    """Submodules with at least ``min_params`` parameters beside those of units inside of them; inner ones first."""
+    """Return submodules with at least ``min_params`` parameters, not counting inner units; inner ones first."""
     found: list[nn.Module] = []
     taken: set[int] = set()
 
@@ -172,7 +171,7 @@ def _large(model: nn.Module, min_params: int, owners: _Owners) -> list[nn.Module
             visit(child)
         own = {id(parameter): parameter.numel() for parameter in module.parameters()}
         rest = {key for key in own if key not in taken}
-        # A list of modules has no forward pass of its own, which is what gathers a unit's parameters.
+        # A unit's parameters are gathered in its forward pass, and a list of modules has none.
         is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
         if sum(own[key] for key in rest) >= min_params and not is_list and not _splits_tie(module, owners):
             found.append(module)
@@ -184,11 +183,11 @@ def _large(model: nn.Module, min_params: int, owners: _Owners) -> list[nn.Module
 
 
 def _make_contiguous(model: nn.Module) -> None:
-    """Store parameters in row-major order, the only one that ``fully_shard`` takes."""
+    """Store parameters in row-major order, the only one that ``fully_shard`` supports."""
     names = [name for name, parameter in model.named_parameters() if not parameter.is_contiguous()]
     if names:
         logger.warning(
-            "PARALLEL.NAME: fsdp2 shards parameters in row-major order: %d of them (%s, ...) lose their memory format, "
+            "PARALLEL.NAME: fsdp2 shards in row-major order: %d parameters (%s, ...) lose their memory format, "
             "and MODEL.CHANNELS_LAST has no effect",
             len(names),
             names[0],

@@ -1,4 +1,4 @@
-"""Metrics that are of all ranks: the losses' means, and how the ranks' times compare."""
+"""Averages losses over ranks, and compares the times of ranks."""
 
 from typing import Any
 
@@ -9,21 +9,21 @@ __all__ = ["share_metrics"]
 
 
 def share_metrics(storage: EventStorage, iteration: int) -> None:
-    """Replace this rank's losses since the last time by the means over all ranks; one exchange for all of them.
+    """Replace this rank's losses since the last call by the means over all ranks, in one exchange.
 
-    Every rank calls it at the same step, and has the same values afterwards. Puts ``ranks/time_max``,
-    ``ranks/time_mean``, ``ranks/data_time_max`` and ``ranks/data_time_mean`` (seconds a step, the largest of the ranks'
-    means and the mean of them), and ``ranks/slowest``: the rank that waits longest for its data.
+    Every rank must call it at the same step. It also puts ``ranks/time_max``, ``ranks/time_mean``,
+    ``ranks/data_time_max`` and ``ranks/data_time_mean`` (seconds per step: the maximum and the mean over ranks), and
+    ``ranks/slowest``, the rank that waits longest for its data.
 
     Args:
-        storage: names to be shared are in its ``over_ranks``.
-        iteration: the last one that is done.
+        storage: its ``over_ranks`` has the names of the losses.
+        iteration: the last finished iteration.
     """
     mine = {name: dict(_reversed(storage.unshared(name))) for name in sorted(storage.over_ranks)}
     times = {name: _mean(points) for name in ("time", "data_time") if (points := storage.unshared(name))}
     parts: list[tuple[dict[str, dict[int, float]], dict[str, float]]] = comm.all_gather((mine, times))
     for name, own in mine.items():
-        # A loss that some rank did not have in a step counts nothing there, as its gradient does.
+        # A loss that a rank did not have in a step counts as 0 there, like its gradient.
         means = {it: sum(part.get(name, {}).get(it, 0.0) for part, _ in parts) / len(parts) for it in own}
         if means:
             storage.replace(name, means)

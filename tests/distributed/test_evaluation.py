@@ -1,4 +1,4 @@
-"""Evaluation over ranks is that of one process: PITFALLS 33."""
+"""Evaluation on several ranks gives the results of one process."""
 
 import pytest
 from ranks import run_ranks
@@ -18,7 +18,7 @@ def evaluations(tmp_path_factory):
 
 @pytest.mark.parametrize("data", ["synthetic", "stream"])
 @pytest.mark.parametrize("size", [1, 7, 64])
-def test_metrics_are_those_of_one_process_on_every_rank(evaluations, data, size):
+def test_metrics_equal_those_of_one_process_on_every_rank(evaluations, data, size):
     alone, first, second = (results[f"{data} {size}"] for results in evaluations)
     assert set(alone) == {"accuracy", "accuracy_top2", "loss", "multiclass_confusion_matrix"}
     assert first == second
@@ -37,13 +37,13 @@ def test_every_sample_is_seen_once_and_no_more_than_a_batch_at_a_time(evaluation
     assert second is None
 
 
-def test_results_of_the_first_rank_are_given_to_all(evaluations):
+def test_results_of_rank_0_are_sent_to_all_ranks(evaluations):
     assert [results["on all ranks"] for results in evaluations] == [{"synthetic": {"accuracy": 0.5}}] * 3
 
 
-def test_expected_results_are_met_on_all_ranks_if_the_evaluator_reports_on_the_first(evaluations):
+def test_expected_results_are_checked_on_all_ranks_if_rank_0_reports_them(evaluations):
     assert [results["met"] for results in evaluations] == [[["seen"], True]] * 3
 
 
-def test_hooks_of_all_ranks_get_the_results_that_an_eval_function_returns_on_the_first(evaluations):
+def test_hooks_of_all_ranks_get_the_results_of_rank_0(evaluations):
     assert [results["hooks"] for results in evaluations] == [[{"accuracy": 0.25}] * 2] * 3

@@ -1,4 +1,4 @@
-"""One, two and four ranks make the same run: PITFALLS 31."""
+"""One, two and four ranks train to the same weights."""
 
 import pytest
 from ranks import run_ranks
@@ -30,13 +30,12 @@ def compare(alone, ranks, folder):
 
 def test_two_ranks_have_the_losses_and_weights_of_one(alone, tmp_path):
     results = compare(alone, 2, tmp_path)
-    # The whole point of accumulating without sync: one exchange an update, not one a micro-batch.
+    # One exchange per update, not per micro-batch.
     assert [result["exchanges"] for result in results] == [12, 12]
-    # bfloat16 has 8 bits: near, and not the same.
+    # bfloat16 has 8 bits of precision.
     for ours, theirs in zip(results[0]["bf16"]["weights"], alone["bf16"]["weights"], strict=True):
         assert ours == pytest.approx(theirs, abs=2e-2)
     assert results[0]["bf16"]["weights"] != results[0]["plain"]["weights"]
-    # How the ranks' times compare is only of interest where there are several. (No hook puts "time" here.)
     assert alone["plain"]["ranks"] == []
     assert results[1]["plain"]["ranks"] == ["ranks/data_time_max", "ranks/data_time_mean", "ranks/slowest"]
 
@@ -46,6 +45,6 @@ def test_four_ranks_have_the_losses_and_weights_of_one(alone, tmp_path):
     compare(alone, 4, tmp_path)
 
 
-def test_the_runs_that_are_compared_do_learn(alone):
+def test_the_compared_runs_learn(alone):
     losses = alone["plain"]["losses"]
     assert sum(losses[-4:]) < sum(losses[:4])

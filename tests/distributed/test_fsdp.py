@@ -1,4 +1,4 @@
-"""Models sharded by FSDP2: the same training as whole ones; checkpoints that fit any number of ranks."""
+"""Models sharded by FSDP2 train like whole models, and resume on any number of ranks."""
 
 import json
 import sys
@@ -30,7 +30,7 @@ def weights(path):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A run of one process, which shards nothing."""
+    """A run of one process."""
     folder = tmp_path_factory.mktemp("whole")
     train(folder, 1, "SOLVER.MAX_ITER", 30)
     return folder / "run"
@@ -38,7 +38,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sharded(tmp_path_factory):
-    """The first 20 of 30 iterations on two ranks: stopped there, as the schedule is for 30."""
+    """The first 20 of 30 iterations on two ranks."""
     folder = tmp_path_factory.mktemp("sharded")
     arguments = tool(*GPT, "--num-gpus", 2, "OUTPUT_DIR", folder / "run", "SOLVER.MAX_ITER", 30, *FSDP)
     code, out = finish(
@@ -54,14 +54,14 @@ def copy_of(run, folder):
     shutil.copytree(run, folder / "run")
 
 
-def test_a_sharded_model_is_trained_as_a_whole_one_is(whole, sharded):
+def test_a_sharded_model_trains_like_a_whole_one(whole, sharded):
     ours, theirs = rows(sharded / "run"), [row for row in rows(whole) if row["iteration"] < 20]
     assert [row["iteration"] for row in ours] == [row["iteration"] for row in theirs]
     for our, their in zip(ours, theirs, strict=True):
         assert our == pytest.approx({name: their[name] for name in our}, rel=1e-4), our["iteration"]
 
 
-def test_each_rank_writes_its_part_of_the_checkpoint(sharded):
+def test_each_rank_writes_its_shard_of_the_checkpoint(sharded):
     folder = sharded / "run/model_0000019.pth"
     names = {path.name for path in folder.iterdir()}
     assert names == {".metadata", "__0_0.distcp", "__1_0.distcp", "state.pth", "checksums.json"}
@@ -78,7 +78,7 @@ def test_each_rank_writes_its_part_of_the_checkpoint(sharded):
         pytest.param(2, ["PARALLEL.NAME", "ddp"], marks=pytest.mark.slow),
     ],
 )
-def test_a_sharded_run_goes_on_in_any_form_and_ends_as_the_whole_one(whole, sharded, tmp_path, ranks, options):
+def test_a_sharded_run_resumes_with_any_strategy(whole, sharded, tmp_path, ranks, options):
     copy_of(sharded / "run", tmp_path)
     out = train(tmp_path, ranks, "SOLVER.MAX_ITER", 30, *options, "--resume")
     assert "model_0000019.pth" in out
@@ -98,14 +98,14 @@ def test_a_sharded_run_goes_on_in_any_form_and_ends_as_the_whole_one(whole, shar
     ],
     ids=["compiled", "activation checkpointing", "accumulation"],
 )
-def test_what_makes_a_step_otherwise_gives_the_same_sharded(whole, tmp_path, options):
+def test_step_options_give_the_same_result_with_shards(whole, tmp_path, options):
     train(tmp_path, 2, "SOLVER.MAX_ITER", 30, *FSDP, *options)
     for our, their in zip(rows(tmp_path / "run"), rows(whole), strict=True):
         assert our == pytest.approx({name: their[name] for name in our}, rel=2e-4), our["iteration"]
 
 
 @pytest.mark.slow
-def test_a_step_that_is_one_graph_is_refused(tmp_path):
+def test_compile_step_is_refused(tmp_path):
     arguments = tool(*GPT, "--num-gpus", 2, "OUTPUT_DIR", "run", *FSDP, "SOLVER.COMPILE_STEP", "True")
     code, out = finish(fork(arguments, tmp_path))
     assert code == 2
@@ -113,7 +113,7 @@ def test_a_step_that_is_one_graph_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_one_file_goes_on_sharded(whole, tmp_path):
+def test_a_checkpoint_file_resumes_with_shards(whole, tmp_path):
     copy_of(whole, tmp_path)
     (tmp_path / "run/last_checkpoint").write_text("model_0000019.pth")
     train(tmp_path, 2, "SOLVER.MAX_ITER", 30, *FSDP, "--resume")
@@ -122,7 +122,7 @@ def test_a_checkpoint_of_one_file_goes_on_sharded(whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sharded_checkpoint_is_exported_and_evaluated_to_the_same_loss(sharded, tmp_path):
+def test_an_exported_sharded_checkpoint_evaluates_to_the_same_loss(sharded, tmp_path):
     export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", sharded / "run/model_0000019.pth"]
     code, out = finish(fork([*export, "--output", tmp_path / "gpt.pth"], tmp_path))
     assert code == 0, out
@@ -134,7 +134,7 @@ def test_a_sharded_checkpoint_is_exported_and_evaluated_to_the_same_loss(sharded
 
 
 @pytest.mark.slow
-def test_damage_to_one_rank_s_part_is_noticed_and_the_checkpoint_before_taken(sharded, tmp_path):
+def test_a_damaged_shard_makes_a_resume_use_the_previous_checkpoint(sharded, tmp_path):
     copy_of(sharded / "run", tmp_path)
     part = tmp_path / "run/model_0000019.pth/__1_0.distcp"
     content = bytearray(part.read_bytes())
@@ -145,7 +145,7 @@ def test_damage_to_one_rank_s_part_is_noticed_and_the_checkpoint_before_taken(sh
     assert "model_0000009" in out
 
 
-def test_units_are_chosen_by_class_name_or_size_and_all_ranks_start_alike(tmp_path):
+def test_units_are_chosen_by_class_name_or_size_and_ranks_start_with_equal_weights(tmp_path):
     code, output, results = run_ranks("fsdp:chosen_units", 2, tmp_path)
     assert code == 0, output
     for result in results:
@@ -157,7 +157,7 @@ def test_units_are_chosen_by_class_name_or_size_and_all_ranks_start_alike(tmp_pa
         assert "did you mean 'TransformerBlock'?" in result["error"]
 
 
-def test_the_log_of_the_run_is_one_run(sharded):
+def test_the_metrics_have_each_iteration_once(sharded):
     iterations = [json.loads(line)["iteration"] for line in (sharded / "run/metrics.json").read_text().splitlines()]
     assert iterations == sorted(set(iterations))
 
@@ -171,7 +171,7 @@ TORCHS = [
 
 @pytest.fixture(scope="module")
 def differences(tmp_path_factory):
-    """For each of torch's optimizers how far sharded weights are from whole ones, or why it is refused."""
+    """The largest difference between sharded and whole weights for each optimizer, or why it is refused."""
     folder = tmp_path_factory.mktemp("optimizers")
     names = [f"torch.optim:{name}" for name in TORCHS]
     code, output, results = run_ranks("fsdp:optimizers", 2, folder, *names)
@@ -181,7 +181,7 @@ def differences(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", TORCHS)
-def test_each_optimizer_updates_shards_as_it_updates_whole_weights_or_is_refused(differences, name):
+def test_each_optimizer_updates_shards_like_whole_weights_or_is_refused(differences, name):
     found = differences[f"torch.optim:{name}"]
     if name in ("Adafactor", "Rprop", "SparseAdam"):  # torch 2.13 cannot step these over shards
         assert f"torch.optim:{name} with ARGS {{}} cannot update parameters that are sharded over ranks" in found
@@ -192,7 +192,7 @@ def test_each_optimizer_updates_shards_as_it_updates_whole_weights_or_is_refused
         assert found < 1e-4
 
 
-def test_a_fused_step_that_was_asked_for_and_cannot_update_shards_is_refused(differences):
+def test_a_fused_step_that_cannot_update_shards_is_refused(differences):
     assert "SGD with ARGS {'fused': True} cannot update parameters" in differences["fused"]
 
 
@@ -203,7 +203,7 @@ def models(tmp_path_factory):
     return results[0]
 
 
-def test_ranks_with_fewer_samples_than_micro_batches_make_as_many_passes_as_the_others(models):
+def test_a_share_smaller_than_the_number_of_micro_batches_does_not_deadlock(models):
     assert models["accumulated"] < 1e-5
     assert models["items accumulated"] < 1e-5
 

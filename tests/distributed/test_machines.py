@@ -1,4 +1,4 @@
-"""Several machines: launchers that meet at an address, also in two network namespaces with a cable between them."""
+"""Several machines: launchers with one address, also in two connected network namespaces."""
 
 import os
 import select
@@ -15,20 +15,20 @@ from ranks import PROGRAMS, SYNTHETIC, finish, fork, rows, start, tool
 
 @pytest.fixture
 def machine(tmp_path):
-    """Starts ``launch()`` as on a machine: ``machine(seconds, processes, machines, machine_rank)``."""
+    """Start ``launch()`` as on one machine: ``machine(timeout, processes, machines, machine_rank)``."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     return lambda *numbers: fork([sys.executable, PROGRAMS / "machine.py", url, *numbers], tmp_path)
 
 
-def test_a_machine_that_does_not_come_is_missed_when_the_timeout_is_over(machine):
+def test_a_missing_machine_is_an_error_after_the_timeout(machine):
     code, output = finish(machine(1, 1, 2, 0), timeout=20)
     assert code == 2
     assert output.startswith("error: rank(s) 1 did not join within 1 s (PARALLEL.TIMEOUT): start all machines")
     assert output.count("\n") == 1
 
 
-def test_a_machine_without_machine_0_waits_no_longer_than_the_timeout(machine):
+def test_a_missing_machine_0_is_an_error_after_the_timeout(machine):
     code, output = finish(machine(1, 1, 2, 1), timeout=20)
     assert code == 2
     assert "did not answer within 1 s (PARALLEL.TIMEOUT); start machine 0 as well" in output
@@ -42,7 +42,7 @@ def test_machines_with_different_numbers_of_processes_are_refused_at_once(machin
         assert "expects 2, 1 of them its own. Start all machines with the same --num-machines and --num-gpus" in output
 
 
-def test_two_machines_with_one_number_are_refused_at_once(machine):
+def test_two_machines_with_the_same_rank_are_refused_at_once(machine):
     first, *others = machine(60, 1, 3, 0), machine(60, 1, 3, 1), machine(60, 1, 3, 1)
     for code, output in [finish(one, timeout=20) for one in (first, *others)]:
         assert code == 2
@@ -56,7 +56,7 @@ def ip(*arguments):
 
 @pytest.fixture
 def namespaces():
-    """Names of the two, in which 10.213.7.1 and 10.213.7.2 are the ends of the cable ``machine0`` and ``machine1``."""
+    """Names of two network namespaces with the addresses 10.213.7.1 and 10.213.7.2."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need ip and root")
     names = [f"hookline-{os.getpid()}-{rank}" for rank in range(2)]
@@ -66,7 +66,7 @@ def namespaces():
             for name in names:
                 ip("netns", "add", name)
                 made.append(name)
-            # Made inside of the first one, so that nothing appears in the system's own network.
+            # Created in the first namespace, so that the system's own network does not change.
             ip("-n", names[0], "link", "add", "machine0", "type", "veth", "peer", "name", "machine1")
             ip("-n", names[0], "link", "set", "machine1", "netns", names[1])
         except subprocess.CalledProcessError as error:
@@ -89,7 +89,7 @@ def namespaces():
         (("--resume",), "--resume is True (rank 0: False)"),
     ],
 )
-def test_machines_with_different_configs_are_refused_and_the_difference_is_named(there, difference, tmp_path):
+def test_machines_with_different_configs_are_refused_with_the_difference(there, difference, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     common = ["--config-file", SYNTHETIC, "--num-machines", 2, "--dist-url", url, "MODEL.DEVICE", "cpu"]
@@ -104,7 +104,7 @@ def test_machines_with_different_configs_are_refused_and_the_difference_is_named
 
 
 @pytest.mark.slow
-def test_two_machines_train_over_a_network_what_one_process_trains(namespaces, tmp_path):
+def test_two_machines_in_a_network_train_like_one_process(namespaces, tmp_path):
     common = ["--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "SEED", "3"]
     code, output = finish(fork(tool(*common, "OUTPUT_DIR", "alone"), tmp_path))
     assert code == 0, output
@@ -127,7 +127,7 @@ def test_two_machines_train_over_a_network_what_one_process_trains(namespaces, t
 
 @pytest.fixture
 def agent(tmp_path):
-    """Starts an agent: ``agent(least, most, restarts, hook, **environment)``, all of them of one run."""
+    """Start an agent of one run: ``agent(least, most, restarts, hook, **environment)``."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     started = []
@@ -163,12 +163,12 @@ def assert_resumed_once(folder):
     assert not (folder / "previous_001").exists()
 
 
-# By default torch's agents share one store, and a machine that joins later never finds it.
+# By default a machine that joins later never finds the store of torch's agents.
 JOINS = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 @pytest.mark.slow
-def test_a_run_that_a_machine_joins_is_resumed(agent, tmp_path):
+def test_a_run_resumes_when_a_machine_joins(agent, tmp_path):
     first = agent(1, 2, 0, "Wait", **JOINS)
     wait_for(tmp_path / "waits.0of1", first)
     second = agent(1, 2, 0, "Wait", **JOINS)
@@ -180,10 +180,10 @@ def test_a_run_that_a_machine_joins_is_resumed(agent, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_in_which_a_machine_is_replaced_is_resumed(agent, tmp_path):
+def test_a_run_resumes_when_a_machine_is_replaced(agent, tmp_path):
     machines = [agent(2, 2, 1, "Wait", **JOINS) for _ in range(2)]
     places = [wait_for(tmp_path / f"waits.{rank}of2", *machines) for rank in range(2)]
-    # The first agent keeps torchrun's store, and has rank 0: the other one is lost.
+    # The first agent keeps torchrun's store and has rank 0. The second one is killed.
     assert int(places[1].read_text().split()[1]) == machines[1].pid
     machines[1].kill()
     for place in places:
@@ -197,14 +197,14 @@ def test_a_run_in_which_a_machine_is_replaced_is_resumed(agent, tmp_path):
 
 
 @pytest.mark.slow
-def test_agents_that_count_restarts_differently_start_their_ranks_again_together(agent, tmp_path):
+def test_agents_with_different_restart_counts_restart_together(agent, tmp_path):
     ended = [finish(process) for process in [agent(2, 2, 2, "KillOnce") for _ in range(2)]]
     assert [code for code, _ in ended] == [0, 0], ended
     assert (tmp_path / "killed").exists()
     assert_resumed_once(tmp_path / "run")
 
 
-def test_ranks_whose_torchrun_agent_is_killed_save_and_end(agent, tmp_path):
+def test_ranks_save_and_exit_when_their_torchrun_agent_is_killed(agent, tmp_path):
     process = agent(1, 1, 0, "Wait")
     rank = os.pidfd_open(int(wait_for(tmp_path / "waits.0of1", process).read_text().split()[0]))
     os.kill(process.pid, signal.SIGKILL)

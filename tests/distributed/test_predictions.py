@@ -1,4 +1,4 @@
-"""Predictions of several ranks stand in one file, in the order of the data set."""
+"""Several ranks write predictions into one file, in the order of the data set."""
 
 import csv
 import json
@@ -8,7 +8,7 @@ import pytest
 from ranks import SYNTHETIC, finish, fork, run_ranks, tool
 
 
-def test_all_samples_are_there_once_and_in_order_on_uneven_shares(tmp_path):
+def test_uneven_shares_are_predicted_once_and_in_order(tmp_path):
     code, output, results = run_ranks("predictions:main", 2, tmp_path)
     assert code == 0, output
     for size in (7, 3, 1):
@@ -28,7 +28,7 @@ def test_all_samples_are_there_once_and_in_order_on_uneven_shares(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_tool_predicts_the_same_in_two_processes_as_in_one(tmp_path):
+def test_two_processes_predict_the_same_as_one(tmp_path):
     common = ["--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "SEED", "3"]
     code, output = finish(fork(tool(*common, "SOLVER.MAX_ITER", "5", "OUTPUT_DIR", "run"), tmp_path))
     assert code == 0, output
@@ -41,7 +41,7 @@ def test_the_tool_predicts_the_same_in_two_processes_as_in_one(tmp_path):
         assert f"p{ranks}/inference/synthetic/predictions.jsonl: 256 samples" in output
         found.append([json.loads(line)["prediction"] for line in path.read_text().splitlines()])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5, atol=1e-6)
-    # A format that is unknown stops before anything is done.
+    # An unknown format is refused at the start.
     code, output = finish(fork(tool(*common, *options, "TEST.PREDICTIONS_FORMAT", "cvs"), tmp_path))
     assert code == 2
     assert output.startswith("error: TEST.PREDICTIONS_FORMAT: unknown format 'cvs'")

@@ -1,4 +1,4 @@
-"""Ranks of ``launch()``: what they know of each other, and how they end together."""
+"""Ranks of ``launch()``: collectives, and how ranks end together."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from ranks import SYNTHETIC, run_ranks
 pytestmark = pytest.mark.timeout(400)
 
 
-def test_ranks_know_each_other_and_exchange_objects_and_numbers(tmp_path):
+def test_ranks_exchange_objects_and_numbers(tmp_path):
     code, output, (first, second) = run_ranks("collectives:collectives", 2, tmp_path)
     assert code == 0, output
     assert (first["ranks"], second["ranks"]) == ([0, 2, 0, 2], [1, 2, 1, 2])
@@ -29,13 +29,12 @@ def assert_gone(pids):
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
 
 
-def test_an_exception_on_one_rank_ends_the_other_which_says_where_it_stood(tmp_path):
+def test_an_exception_on_one_rank_ends_the_other_which_dumps_its_stacks(tmp_path):
     code, output, pids = end("raises", tmp_path)
     assert code == 1
-    # The other one sleeps, and notices nothing by itself.
     assert "rank 0 is ended: rank 1 failed, and this one did not end by itself; stacks of its threads:" in output
     assert 'failures.py", line' in output.partition("stacks of its threads:")[2]
-    assert output.count("ValueError: the reason") == 2  # where it was raised, and last of all
+    assert output.count("ValueError: the reason") == 2  # where it was raised, and at the end
     assert output.rstrip().endswith("ValueError: the reason")
     assert_gone(pids)
 
@@ -48,20 +47,20 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path):
     assert_gone(pids)
 
 
-def test_bad_input_found_by_one_rank_is_one_error_of_the_launcher(tmp_path):
+def test_a_config_error_of_one_rank_is_raised_by_the_launcher(tmp_path):
     code, output, pids = end("refuses", tmp_path)
-    assert code == 1  # of a script that does not catch it
+    assert code == 1
     assert output.rstrip().endswith("ConfigError: SOME.KEY: is wrong")
     assert output.count("SOME.KEY: is wrong") == 1
     assert_gone(pids)
 
 
-def test_an_exit_code_that_all_ranks_end_with_is_the_launchers(tmp_path):
+def test_the_launcher_exits_with_the_exit_code_of_all_ranks(tmp_path):
     code, output, _ = end("stops", tmp_path)
     assert (code, output) == (75, "")
 
 
-def test_a_rank_that_is_done_waits_for_those_that_are_not(tmp_path):
+def test_a_rank_that_is_done_waits_for_the_others(tmp_path):
     code, output, pids = end("is late", tmp_path)
     assert (code, output) == (0, "")
     assert_gone(pids)
@@ -73,14 +72,14 @@ def test_every_group_and_barrier_has_the_timeout_of_the_run(tmp_path):
     assert limits == [[7.0] * 5] * 2
 
 
-def test_a_timeout_of_the_config_that_the_script_does_not_pass_to_launch_is_warned_of(tmp_path):
+def test_a_timeout_that_was_not_passed_to_launch_causes_a_warning(tmp_path):
     code, output, _ = run_ranks("collectives:other_timeout", 2, tmp_path, SYNTHETIC)
     assert code == 0, output
     assert "PARALLEL.TIMEOUT is 20 s, but the ranks were launched with 60 s: pass timeout= to launch()" in output
 
 
 @pytest.mark.parametrize("how", ["objects", "barrier"])
-def test_a_rank_that_hangs_is_found_within_the_timeout_and_shown_where_it_stands(how, tmp_path):
+def test_a_hung_rank_is_named_with_its_stack_after_the_timeout(how, tmp_path):
     code, output, pids = run_ranks("failures:hangs", 3, tmp_path, how, timeout=20, rank_timeout=2)
     assert code == 1
     last = output.rpartition("Rank 1 hung first:")[2]
@@ -92,7 +91,7 @@ def test_a_rank_that_hangs_is_found_within_the_timeout_and_shown_where_it_stands
     assert_gone(pids)
 
 
-def test_a_rank_whose_interpreter_is_blocked_is_shown_where_it_stands(tmp_path):
+def test_a_rank_with_a_blocked_interpreter_is_killed_after_a_stack_dump(tmp_path):
     code, output, pids = run_ranks("blocked:main", 2, tmp_path, timeout=20, rank_timeout=2)
     assert code == 1
     stands = output.partition("rank 1 is killed: its interpreter is blocked; its stack:")[2]
@@ -101,7 +100,7 @@ def test_a_rank_whose_interpreter_is_blocked_is_shown_where_it_stands(tmp_path):
     assert_gone(pids)
 
 
-def test_where_a_rank_hangs_is_shown_when_nccl_aborts_another_one(tmp_path):
+def test_an_abort_by_nccl_shows_the_stack_of_the_hung_rank(tmp_path):
     code, output, _ = run_ranks("failures:aborts", 2, tmp_path, timeout=20)
     assert code == 1
     last = output.rpartition("rank 0 of 2 failed first: process ")[2]
@@ -110,7 +109,7 @@ def test_where_a_rank_hangs_is_shown_when_nccl_aborts_another_one(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["os._exit 3", "os._exit 0", "sys.exit 3", "sys.exit 0", "sys.exit 75", "return"])
-def test_a_rank_that_leaves_before_the_others_is_named_with_its_exit_code(how, tmp_path):
+def test_a_rank_that_leaves_early_is_named_with_its_exit_code(how, tmp_path):
     code, output, pids = run_ranks("failures:leaves", 2, tmp_path, how, timeout=20)  # less than the ranks' timeout
     assert code == 1
     last = output.rpartition("rank 1 of 2 left first: ")[2]
@@ -122,18 +121,18 @@ def test_a_rank_that_leaves_before_the_others_is_named_with_its_exit_code(how, t
     assert_gone(pids)
 
 
-def test_the_first_failure_stands_last_in_the_log_file(tmp_path):
+def test_the_first_failure_is_last_in_the_log_file(tmp_path):
     code, _, _ = run_ranks("failures:logged", 2, tmp_path)
     assert code == 1
     assert "Rank 1 left first:\nprocess " in (tmp_path / "log.txt").read_text().rpartition("[")[2]
 
 
-def test_a_rank_may_work_on_alone_after_the_others_have_left(tmp_path):
+def test_a_rank_may_continue_alone_after_the_others_have_left(tmp_path):
     code, output, _ = run_ranks("failures:works_on", 2, tmp_path, timeout=20)
     assert (code, output) == (0, "")
 
 
-def test_what_ranks_that_failed_have_started_ends_with_them(tmp_path):
+def test_child_processes_of_failed_ranks_are_killed(tmp_path):
     code, output, children = run_ranks("failures:left_behind", 2, tmp_path, timeout=60)
     assert code == 1
     assert "ValueError: the reason" in output

@@ -1,4 +1,4 @@
-"""What a run of several ranks does about a sharded checkpoint that could not be written while it trained."""
+"""A run of several ranks in which a sharded save fails."""
 
 import re
 
@@ -10,7 +10,7 @@ def run(folder, on_error, comes_back=True):
     return code, output, sorted(int(path.stem[6:]) for path in (folder / "run").glob("model_0*.pth"))
 
 
-def test_it_ends_the_run_on_all_ranks_soon_after(tmp_path):
+def test_a_failed_save_ends_the_run_on_all_ranks(tmp_path):
     code, output, saved = run(tmp_path, "stop")
     assert code == 1
     assert saved == []
@@ -19,7 +19,7 @@ def test_it_ends_the_run_on_all_ranks_soon_after(tmp_path):
     assert 79 < int(iteration) < 159
 
 
-def test_it_is_made_up_for_soon_after_if_the_run_is_to_go_on(tmp_path):
+def test_a_failed_save_is_retried_with_on_error_continue(tmp_path):
     code, output, saved = run(tmp_path, "continue")
     assert code == 0, output
     assert "Training goes on without a checkpoint" in output
@@ -28,7 +28,7 @@ def test_it_is_made_up_for_soon_after_if_the_run_is_to_go_on(tmp_path):
     assert (tmp_path / "run/last_checkpoint").read_text() == "model_final.pth"
 
 
-def test_it_is_made_up_for_once_and_then_waits_for_the_next_that_is_due(tmp_path):
+def test_a_failed_save_is_retried_once_until_the_next_period(tmp_path):
     code, output, saved = run(tmp_path, "continue", comes_back=False)
     assert code == 1  # the end cannot be saved either
     assert saved == []

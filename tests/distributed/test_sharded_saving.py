@@ -1,4 +1,4 @@
-"""Sharded checkpoints keep the rules of single files, and training that is sharded those of training that is not."""
+"""Sharded checkpoints, and training with them, follow the rules of checkpoint files."""
 
 import json
 import sys
@@ -19,7 +19,7 @@ def trained(tmp_path_factory):
     return folder, results
 
 
-def test_an_interrupted_run_that_is_averaged_and_saved_asynchronously_ends_to_the_bit_as_one_that_was_not(trained):
+def test_an_interrupted_run_with_ema_and_asynchronous_saves_resumes_to_identical_weights(trained):
     folder, results = trained
     for result in results:
         assert result["started"] == 8
@@ -30,7 +30,7 @@ def test_an_interrupted_run_that_is_averaged_and_saved_asynchronously_ends_to_th
     assert losses[0] == losses[1]
 
 
-def test_folders_are_pruned_and_the_best_ones_kept_like_files(trained):
+def test_old_folders_are_removed_and_the_best_are_kept(trained):
     folder, results = trained
     assert results[0]["stopped"][:1] == ["model_0000007.pth"]
     left = sorted(path.name for path in (folder / "through").glob("*.pth"))
@@ -43,7 +43,7 @@ def test_folders_are_pruned_and_the_best_ones_kept_like_files(trained):
     assert all((folder / "through" / name / ".metadata").is_file() for name in left)
 
 
-def test_averaged_weights_of_a_sharded_run_are_exported_whole(trained):
+def test_averaged_weights_of_a_sharded_run_are_exported(trained):
     folder, _ = trained
     path = folder / "through/model_0000011.pth"
     export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", path, "--weights", "averaged"]
@@ -57,14 +57,14 @@ def test_averaged_weights_of_a_sharded_run_are_exported_whole(trained):
     assert not all(torch.equal(exported[name], checkpoint["model"][name]) for name in saved)
 
 
-def test_a_loss_that_is_nan_on_one_rank_is_treated_alike_by_all(trained):
+def test_all_ranks_handle_a_nan_loss_of_one_rank(trained):
     for result in trained[1]:
         assert result["skipped"] == 1
         assert result["finite"]
         assert result["raised"].startswith("on rank 1 the loss is NaN or infinite at iteration 5")
 
 
-def test_a_loss_scale_accumulation_and_clipping_work_together_and_the_norm_is_one_number(trained):
+def test_a_loss_scale_accumulation_and_clipping_work_together(trained):
     first, second = trained[1]
     assert first["scale"] == second["scale"] > 0
     assert first["norm"] == second["norm"] > 0
@@ -78,14 +78,14 @@ def saved(request, tmp_path_factory):
     return folder, results
 
 
-def test_an_asynchronous_save_is_of_the_state_at_its_call_and_counts_when_it_is_whole(saved):
+def test_an_asynchronous_save_has_the_state_of_its_call_and_becomes_the_last_when_complete(saved):
     for result in saved[1]:
         assert result["last while it is written"] == "old.pth"
         assert result["last"] == "new.pth"
         assert result["of the call"]
 
 
-def test_a_rank_reads_and_holds_its_part_alone_also_of_a_file(saved):
+def test_a_rank_loads_only_its_shards_even_from_a_file(saved):
     results = saved[1]
     for name in ("run/new.pth", "file.pth"):
         assert sum(result[name] for result in results) == results[0]["whole"]
@@ -93,13 +93,13 @@ def test_a_rank_reads_and_holds_its_part_alone_also_of_a_file(saved):
     assert all(result["optimizer unread"] for result in results)
 
 
-def test_each_rank_writes_its_share_and_no_other(saved):
+def test_each_rank_writes_only_its_share(saved):
     folder, results = saved
     sizes = [(folder / f"run/new.pth/__{rank}_0.distcp").stat().st_size for rank in range(len(results))]
     assert max(sizes) < 0.75 * sum(sizes)
 
 
-def test_a_disk_that_fails_on_one_rank_fails_for_all_and_the_checkpoint_before_stays(saved):
+def test_a_disk_error_on_one_rank_fails_on_all_and_keeps_the_previous_checkpoint(saved):
     folder, results = saved
     for result in results:
         assert result["twice"] == "twice.pth"
@@ -112,7 +112,7 @@ def test_a_disk_that_fails_on_one_rank_fails_for_all_and_the_checkpoint_before_s
     assert (folder / "run/last_checkpoint").read_text() == "twice.pth"
 
 
-def test_running_means_are_alike_when_the_model_is_judged(saved):
+def test_evaluations_use_equal_running_means(saved):
     assert all(result["equal buffers"] for result in saved[1])
 
 
@@ -124,7 +124,7 @@ def test_running_means_are_alike_when_the_model_is_judged(saved):
         pytest.param(0, "_write_parts", False, marks=pytest.mark.slow),
     ],
 )
-def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, rank, where, asynchronous):
+def test_a_rank_killed_while_writing_leaves_the_previous_checkpoint(tmp_path, rank, where, asynchronous):
     exit_code, output, _ = run_ranks("sharded:killed", 2, tmp_path, rank, where, asynchronous)
     assert exit_code != 0
     assert "SIGKILL" in output
@@ -146,7 +146,7 @@ def test_a_rank_that_fails_alone_does_not_wait_for_others_to_save(tmp_path):
     assert (run / "last_checkpoint").read_text() == "model_0000002.pth"
 
 
-def test_the_best_by_a_loss_are_chosen_by_its_mean_over_ranks_also_after_a_resume_to_before(tmp_path):
+def test_the_best_checkpoints_are_chosen_by_the_mean_loss_over_ranks(tmp_path):
     code, output, results = run_ranks("sharded:choosing", 2, tmp_path)
     assert code == 0, output
     assert results[0] == results[1]

@@ -1,4 +1,4 @@
-"""Strategies of a third party: ranks that share a batch, ranks whose weights differ."""
+"""User-defined strategies: ranks that share a batch, ranks with different weights."""
 
 import shutil
 
@@ -46,12 +46,12 @@ def assert_same(run, other):
         assert our == pytest.approx(their, rel=1e-5, abs=1e-6), our["iteration"]
 
 
-def test_ranks_that_share_a_batch_train_as_one_rank_does(alone, tensor_parallel):
+def test_ranks_that_share_a_batch_train_like_one_rank(alone, tensor_parallel):
     assert_same(tensor_parallel, alone)
 
 
 @pytest.mark.parametrize(("ranks", "strategy"), [(2, "TensorParallel"), (1, "")])
-def test_a_checkpoint_of_ranks_that_share_a_batch_is_resumed_on_any_number(
+def test_a_checkpoint_of_ranks_that_share_a_batch_resumes_on_any_number_of_ranks(
     alone, tensor_parallel, tmp_path, ranks, strategy
 ):
     shutil.copytree(tensor_parallel, tmp_path / "run")
@@ -62,7 +62,7 @@ def test_a_checkpoint_of_ranks_that_share_a_batch_is_resumed_on_any_number(
     assert_same(tmp_path / "run", alone)
 
 
-def test_shards_without_a_word_on_who_shares_a_batch_are_refused(tmp_path):
+def test_a_sharding_strategy_must_declare_which_ranks_share_a_batch(tmp_path):
     code, output = train(tmp_path, 2, "Undeclared")
     assert code == 2, output
     assert "the strategy Undeclared neither averages gradients nor has ranks share a batch" in output
@@ -71,13 +71,13 @@ def test_shards_without_a_word_on_who_shares_a_batch_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_pairs_of_ranks_that_share_a_batch_train_as_one_rank_does(alone, tmp_path):
+def test_pairs_of_ranks_that_share_a_batch_train_like_one_rank(alone, tmp_path):
     code, output = train(tmp_path, 4, "Grid", "HOOKS", "['strategies:DrawnSame']")
     assert code == 0, output
     assert_same(tmp_path / "run", alone)
 
 
-def test_a_run_whose_weights_differ_by_rank_says_so_and_is_not_resumed(tmp_path):
+def test_a_run_with_different_weights_per_rank_warns_and_cannot_be_resumed(tmp_path):
     code, output = train(tmp_path, 2, "LocalSGD")
     assert code == 0, output
     assert "Strategy LocalSGD: each rank has its own weights" in output
@@ -90,13 +90,13 @@ def test_a_run_whose_weights_differ_by_rank_says_so_and_is_not_resumed(tmp_path)
     assert {path: path.read_bytes() for path in tmp_path.glob("run/*.pth")} == before
 
 
-def test_weights_and_buffers_of_any_kind_begin_as_those_of_rank_0(tmp_path):
+def test_weights_and_buffers_of_any_dtype_start_as_those_of_rank_0(tmp_path):
     code, output, results = run_ranks("shared_batches:weights", 2, tmp_path)
     assert code == 0, output
     assert results == [[72, 3, 3, 3, 3, 3]] * 2
 
 
-def test_samplers_and_predictions_follow_the_data_ranks(tmp_path):
+def test_samplers_and_predictions_use_the_data_ranks(tmp_path):
     code, output, results = run_ranks("shared_batches:samplers", 2, tmp_path)
     assert code == 0, output
     for rank, (before, errors, shared) in enumerate(results):

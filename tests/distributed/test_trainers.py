@@ -1,4 +1,4 @@
-"""Trainers in two ranks: what they decide together, and what hooks see."""
+"""Trainers on two ranks: joint decisions, and what hooks see."""
 
 import pytest
 from ranks import run_ranks
@@ -13,31 +13,31 @@ def both(tmp_path_factory):
     return results
 
 
-def test_a_stop_that_one_rank_asks_for_is_one_of_all_at_the_same_step(both):
+def test_all_ranks_stop_at_the_same_step_when_one_requests_it(both):
     for results in both:
         assert results["stop"] == ["rank 1 had enough", 75, True]
         assert results["raised stop"] == "a hook raised it"
         assert results["two reasons"] == "0"
 
 
-def test_what_all_ranks_ask_for_in_one_step_is_done_at_its_end(both):
+def test_a_request_of_all_ranks_takes_effect_at_the_end_of_the_step(both):
     assert [results["everywhere"] for results in both] == [["all", 8]] * 2
 
 
-def test_what_single_ranks_ask_for_is_done_by_all_in_order(both):
+def test_requests_of_single_ranks_are_served_by_all_in_order(both):
     for results in both:
         assert results["requests"] == ["eval", "write", "save", "write"]  # the last one is that of the end
 
 
-def test_periods_in_seconds_end_at_one_step_on_all_ranks(both):
+def test_periods_in_seconds_end_at_the_same_step_on_all_ranks(both):
     assert [results["periods in seconds"] for results in both] == [2, 2]
 
 
-def test_ranks_do_not_ask_each_other_in_every_step(both):
+def test_ranks_do_not_exchange_requests_in_every_step(both):
     assert both[0]["exchanges"] < 100  # of 600 steps
 
 
-def test_a_step_that_all_ranks_give_up_ends_the_run_in_good_order(both):
+def test_stop_training_in_a_step_of_all_ranks_ends_the_run(both):
     assert [results["given up"] for results in both] == [["given up", 5]] * 2
 
 
@@ -53,12 +53,12 @@ def test_a_hook_registered_on_one_rank_only_is_an_error_on_all_ranks(both):
         )
 
 
-def test_a_nan_that_no_gradient_shows_stops_all_ranks_at_one_step(both):
+def test_a_nan_loss_without_gradient_stops_all_ranks_at_the_same_step(both):
     for results in both:
         assert results["nan beside"].startswith("on rank 1 the loss is NaN or infinite at iteration 4")
 
 
-def test_a_share_without_items_whose_gradient_is_nan_never_reaches_the_weights(both):
+def test_a_nan_gradient_of_a_share_without_items_never_reaches_the_weights(both):
     for results in both:
         message, finite = results["no items, raise"]
         assert message.startswith("the gradient of linear.weight and 1 others is NaN or infinite at iteration 2")
@@ -79,7 +79,7 @@ def alone(folder, how):
     return code, output
 
 
-def test_a_step_that_one_rank_gives_up_is_its_failure_and_what_to_do_instead_is_said_last(tmp_path):
+def test_stop_training_in_a_step_of_one_rank_is_an_error_with_advice(tmp_path):
     code, output = alone(tmp_path, "stop")
     assert code == 1
     last = output.rstrip().splitlines()[-1]
@@ -88,7 +88,7 @@ def test_a_step_that_one_rank_gives_up_is_its_failure_and_what_to_do_instead_is_
     assert "call trainer.request_stop(reason) instead" in last
 
 
-def test_a_hook_registered_on_one_rank_that_asks_before_the_next_exchange_is_an_error(tmp_path):
+def test_a_request_of_a_hook_registered_on_one_rank_only_is_an_error(tmp_path):
     code, output = alone(tmp_path, "hook")
     assert code == 1
     last = output.rstrip().splitlines()[-1]
@@ -97,7 +97,7 @@ def test_a_hook_registered_on_one_rank_that_asks_before_the_next_exchange_is_an_
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_interrupted_alone_is_named_by_the_launcher(tmp_path):
+def test_the_launcher_names_a_rank_that_is_interrupted_alone(tmp_path):
     code, output = alone(tmp_path, "interrupt")
     assert code == 130
     last = output.rpartition("Rank 1 was interrupted first:")[2]
@@ -106,20 +106,20 @@ def test_a_rank_that_is_interrupted_alone_is_named_by_the_launcher(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_nan_that_no_gradient_shows_is_a_failure_of_its_rank_at_once(tmp_path):
+def test_a_nan_loss_without_gradient_fails_on_its_rank_at_once(tmp_path):
     code, output = alone(tmp_path, "nan")
     assert code == 1
     assert "FloatingPointError: on rank 1 the loss is NaN or infinite at iteration 4:" in output.splitlines()[-1]
 
 
-def test_writers_and_checkpointers_on_the_first_rank_alone_work_as_in_detectron2(both):
+def test_writers_and_checkpointers_on_rank_0_only_work_as_in_detectron2(both):
     assert both[0]["detectron2's way"] == [1, 3, 5, 7, 8, 9]
     assert both[0]["files"] == ["model_0000003.pth", "model_0000007.pth", "model_final.pth"]
     assert both[0]["names"] == ["bias", "weight"]
     assert both[1]["detectron2's way"] == []
 
 
-def test_losses_are_the_means_over_ranks_for_all_hooks_of_all_ranks(both):
+def test_hooks_of_all_ranks_see_the_mean_losses_over_ranks(both):
     for results in both:
         assert results["means"] < 1e-6
         assert results["losses of all ranks"] == [7, True]
@@ -132,18 +132,18 @@ def test_losses_are_the_means_over_ranks_for_all_hooks_of_all_ranks(both):
         ]
 
 
-def test_a_strategy_is_chosen_by_its_name_a_third_partys_too(both):
+def test_a_strategy_is_chosen_by_name(both):
     assert [both[0][name] for name in ("auto", "none", "third")] == ["DDP", "Strategy", 0.5]
 
 
-def test_before_an_evaluation_all_ranks_have_the_first_ones_buffers(both):
+def test_before_evaluation_copies_the_buffers_of_rank_0(both):
     assert both[0]["buffers"] == both[1]["buffers"] == [True, True]
 
 
-def test_parameters_that_got_no_gradient_are_named_and_the_keys_that_help_do_help(both):
+def test_parameters_without_gradient_are_named_and_the_suggested_keys_help(both):
     for rank, results in enumerate(both):
         assert results["unused"].startswith(
-            f"on rank {rank} the losses of the step before did not depend on these parameters: "
+            f"on rank {rank} the losses of the previous step did not depend on these parameters: "
             "unused.weight, unused.bias."
         )
         assert "PARALLEL.ARGS.find_unused_parameters" in results["unused"]

@@ -1,4 +1,4 @@
-"""Runs of the real command line in several processes: what they compute, what they leave, how they end."""
+"""Runs of the command line in several processes: results, files and failures."""
 
 import re
 import shutil
@@ -22,7 +22,7 @@ def options(folder, *more, mishap=None):
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
-    """A run of two ranks that nothing happens to."""
+    """An undisturbed run of two ranks."""
     folder = tmp_path_factory.mktemp("two")
     code, output = finish(start(tool(*options("run", "--num-gpus", "2")), folder))
     assert code == 0, output
@@ -38,10 +38,10 @@ def assert_gone(folder, what):
         time.sleep(0.1)
 
 
-# ---------------------------------------------------------------------------- what they compute
+# ---------------------------------------------------------------------------- results
 
 
-def test_two_processes_compute_what_one_computes(two, tmp_path):
+def test_two_processes_compute_the_same_as_one(two, tmp_path):
     code, output = finish(fork(tool(*options("run")), tmp_path))
     assert code == 0, output
     alone, together = rows(tmp_path / "run"), rows(two[0])
@@ -50,7 +50,7 @@ def test_two_processes_compute_what_one_computes(two, tmp_path):
         assert ours == pytest.approx(theirs, abs=1e-5)
 
 
-def test_each_process_has_a_log_and_the_console_is_the_first_ones(two):
+def test_each_process_has_a_log_and_the_console_shows_rank_0(two):
     run, output = two
     assert sorted(path.name for path in run.glob("log.txt*")) == ["log.txt", "log.txt.rank1"]
     assert output.count("Training ended at iteration 160: completed") == 1
@@ -60,7 +60,7 @@ def test_each_process_has_a_log_and_the_console_is_the_first_ones(two):
     assert len(rows(run)) == len({row["iteration"] for row in rows(run)})
 
 
-def test_how_the_ranks_times_compare_is_among_the_metrics(two):
+def test_times_of_ranks_are_among_the_metrics(two):
     row = next(row for row in rows(two[0], leave_out=("eta",)) if "ranks/time_max" in row)
     assert row["ranks/time_max"] >= row["ranks/time_mean"] > 0
     assert row["ranks/data_time_max"] >= row["ranks/data_time_mean"] > 0
@@ -68,7 +68,7 @@ def test_how_the_ranks_times_compare_is_among_the_metrics(two):
 
 
 @pytest.mark.slow
-def test_evaluating_in_two_processes_prints_the_runs_last_results_once(two, tmp_path):
+def test_evaluating_in_two_processes_prints_the_last_results_once(two, tmp_path):
     arguments = options("eval", "--eval-only", "--num-gpus", "2", "MODEL.WEIGHTS", two[0] / "model_final.pth")
     code, output = finish(fork(tool(*arguments), tmp_path))
     assert code == 0, output
@@ -79,7 +79,7 @@ def test_evaluating_in_two_processes_prints_the_runs_last_results_once(two, tmp_
 
 
 @pytest.mark.slow
-def test_digits_are_learnt_in_two_processes_as_in_one(tmp_path):
+def test_two_processes_learn_digits_as_well_as_one(tmp_path):
     accuracy = []
     for ranks in ("1", "2"):
         arguments = ["--config-file", DIGITS, "--num-gpus", ranks, "OUTPUT_DIR", f"run{ranks}", "MODEL.DEVICE", "cpu"]
@@ -87,7 +87,7 @@ def test_digits_are_learnt_in_two_processes_as_in_one(tmp_path):
         assert code == 0, output
         accuracy.append(rows(tmp_path / f"run{ranks}")[-1]["digits_test/accuracy"])
     assert min(accuracy) > 0.95
-    assert accuracy[0] == pytest.approx(accuracy[1], abs=0.01)  # batch norms see half of each batch
+    assert accuracy[0] == pytest.approx(accuracy[1], abs=0.01)  # each batch norm sees half of a batch
 
 
 # ---------------------------------------------------------------------------- agreement
@@ -98,10 +98,12 @@ def test_digits_are_learnt_in_two_processes_as_in_one(tmp_path):
     [
         pytest.param(tool, signal.SIGTERM, 75, id="SIGTERM"),
         pytest.param(tool, signal.SIGINT, 130, id="Ctrl-C", marks=pytest.mark.slow),
-        pytest.param(torchrun, signal.SIGTERM, 1, id="torchrun", marks=pytest.mark.slow),  # which has its own
+        pytest.param(torchrun, signal.SIGTERM, 1, id="torchrun", marks=pytest.mark.slow),  # torchrun's own exit code
     ],
 )
-def test_a_signal_to_the_launcher_stops_all_at_one_step_which_is_saved(tmp_path, command, number, exit_code):
+def test_a_signal_to_the_launcher_stops_all_ranks_at_the_same_step_with_a_checkpoint(
+    tmp_path, command, number, exit_code
+):
     arguments = options("run", "SOLVER.MAX_ITER", "20000")
     process = start(tool(*arguments, "--num-gpus", "2") if command is tool else torchrun(2, *arguments), tmp_path)
     wait_for(tmp_path / "run" / "metrics.json", process)
@@ -113,21 +115,21 @@ def test_a_signal_to_the_launcher_stops_all_at_one_step_which_is_saved(tmp_path,
 
 
 @pytest.mark.slow
-def test_a_launcher_that_is_killed_leaves_no_process_behind_and_its_ranks_save(tmp_path):
+def test_ranks_save_and_exit_when_their_launcher_is_killed(tmp_path):
     process = start(
         tool(*options("run", "--num-gpus", "2", "SOLVER.MAX_ITER", "20000", mishap={"what": "none"})), tmp_path
     )
     wait_for(tmp_path / "none.0", process)
     wait_for(tmp_path / "none.1", process)
     process.kill()
-    process.communicate(timeout=100)  # ends when all have closed their outputs
+    process.communicate(timeout=100)  # returns when all processes have closed their outputs
     assert_gone(tmp_path, "none")
     at = ended(tmp_path / "run", "interrupted by SIGTERM")
     assert (tmp_path / "run" / "last_checkpoint").read_text() == f"model_{at - 1:07d}.pth"
 
 
 def ended(run, reason):
-    """The iteration at which all ranks ended."""
+    """Return the iteration at which all ranks ended."""
     logs = [log.read_text() for log in run.glob("log.txt*")]
     assert len(logs) == 2
     (at,) = {re.findall(rf"Training ended at iteration (\d+): {reason}", log)[0] for log in logs}
@@ -143,7 +145,7 @@ def wait_for(path, process, timeout=150):
 
 
 @pytest.mark.slow
-def test_what_one_rank_asks_for_all_do_at_one_step_and_a_resumed_run_is_the_same(two, tmp_path):
+def test_a_run_stopped_by_one_rank_resumes_to_the_same_metrics(two, tmp_path):
     code, output = finish(fork(tool(*options("run", "--num-gpus", "2", mishap={"what": "stop"})), tmp_path))
     assert code == 75, output
     ended(tmp_path / "run", "one rank asked")
@@ -151,7 +153,7 @@ def test_what_one_rank_asks_for_all_do_at_one_step_and_a_resumed_run_is_the_same
     code, output = finish(fork(tool(*options("run", "--num-gpus", "2", "--resume")), tmp_path))
     assert code == 0, output
     assert rows(tmp_path / "run") == rows(two[0])
-    # On another number of ranks it is the same run too, but for the order that numbers are added in.
+    # Another number of ranks only changes the order of additions.
     code, output = finish(fork(tool(*options("one", "--resume")), tmp_path))
     assert code == 0, output
     for ours, theirs in zip(rows(tmp_path / "one"), rows(two[0]), strict=True):
@@ -161,7 +163,7 @@ def test_what_one_rank_asks_for_all_do_at_one_step_and_a_resumed_run_is_the_same
 # ---------------------------------------------------------------------------- failure
 
 
-def test_an_exception_on_one_rank_stands_first_and_last_in_the_log(tmp_path):
+def test_an_exception_on_one_rank_is_first_and_last_in_the_log(tmp_path):
     code, output = finish(start(tool(*options("run", "--num-gpus", "2", mishap={"what": "raise"})), tmp_path))
     assert code == 1
     assert output.rstrip().splitlines()[-2:] == ["ValueError: the reason", LAST.format("raise", 30)]
@@ -183,7 +185,7 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
     killed = time.monotonic()
     code, output = finish(process)
     assert code == 1
-    assert time.monotonic() - killed < 30  # ten seconds, were this machine not busy
+    assert time.monotonic() - killed < 30  # about ten seconds on a quiet machine
     pid = (tmp_path / "kill.1").read_text()
     assert output.rstrip().endswith(f"rank 1 of 2 failed first: process {pid} was killed by SIGKILL")
     last = (tmp_path / "run" / "log.txt").read_text().rstrip().splitlines()[-2:]
@@ -193,7 +195,7 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_ended_while_it_writes_leaves_whole_checkpoints_to_go_on_from(two, tmp_path):
+def test_a_rank_ended_while_writing_leaves_complete_checkpoints(two, tmp_path):
     saves = ("SOLVER.CHECKPOINT_PERIOD", "20")
     arguments = options("run", "--num-gpus", "2", *saves, mishap={"what": "raise while saving", "at": 60})
     code, output = finish(fork(tool(*arguments), tmp_path))
@@ -210,7 +212,7 @@ def test_a_rank_that_is_ended_while_it_writes_leaves_whole_checkpoints_to_go_on_
 
 
 @pytest.mark.slow
-def test_a_rank_that_does_not_come_to_a_collective_is_shown_where_it_stands(tmp_path):
+def test_a_rank_that_misses_a_collective_is_named_with_its_stack(tmp_path):
     arguments = options("run", "--num-gpus", "2", mishap={"what": "sleep"})
     code, output = finish(fork(tool(*arguments, "PARALLEL.TIMEOUT", "4s"), tmp_path))
     assert code == 1
@@ -227,7 +229,7 @@ def test_a_rank_that_does_not_come_to_a_collective_is_shown_where_it_stands(tmp_
 @pytest.mark.parametrize(
     "policy", ["raise", pytest.param("skip", marks=pytest.mark.slow), pytest.param("stop", marks=pytest.mark.slow)]
 )
-def test_a_loss_that_is_nan_on_one_rank_has_all_do_the_same(tmp_path, policy):
+def test_all_ranks_apply_the_policy_for_a_nan_loss_of_one_rank(tmp_path, policy):
     arguments = options("run", "--num-gpus", "2", mishap={"what": "nan"})
     code, output = finish(fork(tool(*arguments, "SOLVER.NONFINITE_LOSS", policy), tmp_path))
     logs = [(tmp_path / "run" / name).read_text() for name in ("log.txt", "log.txt.rank1")]
@@ -250,7 +252,7 @@ def test_a_loss_that_is_nan_on_one_rank_has_all_do_the_same(tmp_path, policy):
 
 
 def machines(folder, *arguments):
-    """Two launchers that meet at an address, as on two machines."""
+    """Start two launchers with one address, as on two machines."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     common = ("--num-machines", "2", "--dist-url", url, *arguments)
@@ -270,7 +272,7 @@ def test_two_machines_train_together(two, tmp_path):
 
 
 @pytest.mark.slow
-def test_torchrun_starts_again_what_was_killed_and_the_end_is_the_same(two, tmp_path):
+def test_torchrun_restarts_a_killed_rank_with_the_same_result(two, tmp_path):
     arguments = options("run", mishap={"what": "kill once", "at": 110})
     code, output = finish(start(torchrun(2, *arguments, options=("--max-restarts", 1)), tmp_path), timeout=200)
     assert code == 0, output
@@ -281,7 +283,7 @@ def test_torchrun_starts_again_what_was_killed_and_the_end_is_the_same(two, tmp_
 @pytest.mark.slow
 @pytest.mark.parametrize("at", [0, 17, 80, 159])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_whichever_rank_is_killed_and_whenever_the_end_is_the_same(two, tmp_path, rank, at):
+def test_killing_any_rank_at_any_step_gives_the_same_result(two, tmp_path, rank, at):
     arguments = options("run", mishap={"what": "kill once", "at": at, "rank": rank})
     code, output = finish(forked_torchrun(2, *arguments, restarts=1, folder=tmp_path))
     assert code == 0, output
@@ -290,7 +292,7 @@ def test_whichever_rank_is_killed_and_whenever_the_end_is_the_same(two, tmp_path
 
 
 @pytest.mark.slow
-def test_a_rank_that_ends_without_a_word_is_named_in_the_log_under_torchrun_too(tmp_path):
+def test_a_rank_that_exits_silently_under_torchrun_is_named_in_the_log(tmp_path):
     code, output = finish(forked_torchrun(2, *options("run", mishap={"what": "exit"}), restarts=0, folder=tmp_path))
     assert code == 1
     assert re.search(r"Root Cause.*\n.*\n.*\n.*\n *rank *: 1 .*\n *exitcode *: 3 ", output)
@@ -298,16 +300,16 @@ def test_a_rank_that_ends_without_a_word_is_named_in_the_log_under_torchrun_too(
 
 
 @pytest.mark.slow
-def test_torchrun_is_told_of_bad_input_once(tmp_path):
+def test_invalid_input_is_printed_once_under_torchrun(tmp_path):
     code, output = finish(start(torchrun(2, *options("run"), "PARALLEL.ARGS.compresion", "bf16"), tmp_path))
-    assert code == 1  # torchrun's own
+    assert code == 1  # torchrun's own exit code
     assert output.count("error: PARALLEL.ARGS.compresion: DDP takes no argument 'compresion'; did you mean") == 1
     code, output = finish(start(torchrun(2, *options("run"), "SOLVER.BASE_LRR", "1"), tmp_path))
     assert output.count("unknown key 'SOLVER.BASE_LRR'; did you mean 'SOLVER.BASE_LR'?") == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_bad_input_ends_the_tool_with_its_message_alone(tmp_path):
+def test_invalid_input_exits_with_one_line(tmp_path):
     code, output = finish(start(tool(*options("run", "--num-gpus", "2"), "PARALLEL.NAME", "dpd"), tmp_path))
     assert code == 2
     assert output.startswith("error: PARALLEL.NAME: unknown strategy 'dpd'; did you mean 'ddp'?")

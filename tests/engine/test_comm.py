@@ -21,7 +21,7 @@ def test_without_a_process_group_the_environment_does_not_make_ranks(monkeypatch
     assert (comm.get_local_rank(), comm.get_local_size()) == (0, 1)
 
 
-def test_alone_collectives_return_ones_own():
+def test_collectives_in_one_process_return_their_input():
     data = {"a": object()}
     assert comm.all_gather(data) == [data]
     assert comm.gather(data) == [data]
@@ -31,7 +31,7 @@ def test_alone_collectives_return_ones_own():
     assert reduced is not losses
 
 
-def test_alone_nobody_is_waited_for_and_ones_own_is_what_all_have():
+def test_barriers_and_broadcasts_in_one_process_return_at_once():
     comm.barrier("anywhere", timeout=0)
     with comm.main_process_first(), comm.main_process_first(local=False):
         pass
@@ -114,7 +114,7 @@ def test_two_processes_gather_and_reduce(tmp_path):
     assert first["sum"] == {"a": 3.0, "b": 30.0}
 
 
-def test_a_process_group_can_be_destroyed_and_made_anew(tmp_path):
+def test_a_process_group_can_be_destroyed_and_created_again(tmp_path):
     codes, outputs = run_ranks(AGAIN, tmp_path)
     assert outputs == [["[0, 1]", "[0, 1]"]] * 2
     assert codes == [0, 0]

@@ -62,7 +62,7 @@ def test_batch_norms_of_all_ranks_need_gpus(monkeypatch):
         DDP(sync_batch_norm=True).wrap(nn.BatchNorm1d(2), torch.device("cpu"))
 
 
-def test_each_of_several_processes_has_a_gpu_of_its_own(monkeypatch):
+def test_each_process_has_its_own_gpu(monkeypatch):
     monkeypatch.setattr("hookline.engine.comm.get_world_size", lambda: 4)
     monkeypatch.setattr("hookline.engine.comm.get_local_rank", lambda: 1)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)

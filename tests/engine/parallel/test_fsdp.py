@@ -12,16 +12,16 @@ from hookline.engine.evaluation.lockstep import in_step, needs_all_ranks
 from hookline.engine.parallel.fsdp import FSDP2
 
 
-def test_in_one_process_the_model_stays_whole_which_is_told(caplog):
+def test_one_process_does_not_shard_the_model_and_logs_it(caplog):
     model = nn.Linear(2, 2)
     with caplog.at_level(logging.INFO, "hookline"):
         assert FSDP2(modules=["Nothing"]).wrap(model, torch.device("cpu")) is model
     assert not is_sharded(model)
     assert not needs_all_ranks(model)
-    assert "shards nothing in a single process" in caplog.text
+    assert "fsdp2 does not shard the model" in caplog.text
 
 
-def test_a_norm_that_a_clipper_returns_is_what_it_is_in_one_process():
+def test_clipping_in_one_process_returns_the_norm():
     strategy, norm = FSDP2(), torch.tensor(2.0)
     assert strategy.clip(lambda parameters: norm, []) is norm
     assert strategy.clip(lambda parameters: None, []) is None
@@ -31,7 +31,7 @@ def test_a_norm_that_a_clipper_returns_is_what_it_is_in_one_process():
         assert not is_sharded(model)
 
 
-def test_one_process_is_in_step_with_itself():
+def test_before_evaluation_does_nothing_in_one_process():
     assert list(in_step([1, 2])) == [(1, True), (2, True)]
     assert list(in_step([])) == []
 
@@ -44,6 +44,6 @@ def test_one_process_is_in_step_with_itself():
         ({"min_params": 0}, r"PARALLEL\.ARGS\.min_params: must be at least 1"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused(arguments, message):
+def test_invalid_arguments_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         FSDP2(**arguments)
