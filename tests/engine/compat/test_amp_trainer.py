@@ -6,7 +6,7 @@ from hookline.hooks import CallbackHook
 
 
 class Net(torch.nn.Linear):
-    """Its loss; on batches of NaN it is NaN."""
+    """Returns its loss, which is NaN for batches of NaN."""
 
     def forward(self, batch):
         return {"loss": super().forward(batch).pow(2).mean()}
@@ -45,7 +45,7 @@ def test_a_nan_is_an_error_in_its_own_step(cls, async_write_metrics):
 
 
 class Heads(torch.nn.Module):
-    """Two, of which a batch trains those that it names."""
+    """Two heads; each batch names those that it trains."""
 
     def __init__(self):
         super().__init__()
@@ -79,7 +79,7 @@ def test_optimizers_without_a_gradient_do_not_change_their_weights(scaled, clip)
 
 
 def test_no_step_waits_for_the_device():
-    # Tensors on "meta" have no values: reading one is an error. Only the end of the run wants to.
+    # Tensors on "meta" have no values, and reading one is an error. Only the end of the run reads some.
     made = trainer(SimpleTrainer, [batch.to("meta") for batch in data()], device="meta")
     made.clip_gradients = lambda parameters: torch.nn.utils.clip_grad_norm_(parameters, 1.0)
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):

@@ -1,4 +1,4 @@
-"""Steps that are one compiled graph: the results of ordinary steps, with hooks around them."""
+"""Steps that run as one compiled graph: same results as ordinary steps, with hooks around them."""
 
 import gc
 import logging
@@ -19,7 +19,7 @@ from hookline.hooks import CallbackHook, LRScheduler
 
 
 class Graphs:
-    """A backend that runs graphs as they are, and counts them."""
+    """A backend that runs graphs uncompiled, and counts them."""
 
     def __init__(self):
         self.count = 0
@@ -40,7 +40,7 @@ def convnet():
 
 
 def batches(shape=(6,), sizes=(8, 8, 8, 5)):
-    """Of an epoch whose last batch is smaller."""
+    """Return the batches of an epoch whose last batch is smaller."""
     generator = torch.Generator().manual_seed(1)
     return [
         (torch.randn(size, *shape, generator=generator), torch.randint(4, (size,), generator=generator))
@@ -79,7 +79,7 @@ def cosine(of):
 
 
 def compare(steps=10, rtol=1e-4, atol=1e-5, prepare=lambda trainer: None, **kwargs):
-    """Train in both ways; the trainer whose steps were compiled, and its number of graphs."""
+    """Train both ways and compare; return the trainer with compiled steps, and its number of graphs."""
     graphs = Graphs()
     ordinary, compiled = trainer(False, **kwargs), trainer({"backend": graphs}, **kwargs)
     losses = []
@@ -140,7 +140,7 @@ def test_gradients_are_accumulated():
 
 
 class Counted(nn.Module):
-    """Returns two losses, means over items that are counted."""
+    """Returns two losses, and the number of items that they are means over."""
 
     def __init__(self):
         super().__init__()
@@ -351,11 +351,11 @@ def test_an_ordinary_step_between_compiled_steps_skips_nonfinite_updates_on_the_
             return "cuda"
 
     made = trainer({"backend": Graphs()}, cls=OnDevice, optimizer="AdamW", nonfinite="skip")
-    told = []
-    hook = CallbackHook(after_step=lambda t: told.append(t.optimizer.__dict__.pop("found_inf", None)))
+    flags = []
+    hook = CallbackHook(after_step=lambda t: flags.append(t.optimizer.__dict__.pop("found_inf", None)))
     made.register_hooks([hook])
     made.train(0, 3)
-    assert told == [0.0, None, None]  # compiled ones see to it themselves
+    assert flags == [0.0, None, None]  # compiled steps undo their update themselves
 
 
 # ---------------------------------------------------------------------------- runs of a config
@@ -363,7 +363,7 @@ def test_an_ordinary_step_between_compiled_steps_skips_nonfinite_updates_on_the_
 
 @pytest.fixture
 def make(tmp_path):
-    """Trainers of runs, each in a folder of its own."""
+    """Create trainers of runs, each in its own folder."""
 
     def make(folder, *overrides, resume=False, compile_step=True):
         cfg = get_cfg()
@@ -394,7 +394,7 @@ def make(tmp_path):
 
 
 def until(made, iteration):
-    """Train, and stop after an iteration, as if the process ended there."""
+    """Train, and stop after an iteration as if the process were killed."""
 
     def stop(t):
         if t.iter == iteration:

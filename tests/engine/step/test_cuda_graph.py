@@ -1,6 +1,6 @@
-"""Which steps are captured, replayed or run as they are; on the CPU, with captures that call what was captured again.
+"""Which steps are captured, replayed or run without a graph, tested on the CPU with functions in place of graphs.
 
-What needs a GPU is in ``test_gpu.py``.
+Tests that need a GPU are in ``test_gpu.py``.
 """
 
 import logging
@@ -17,7 +17,7 @@ from hookline.hooks import CallbackHook, LRScheduler
 
 
 class Calls:
-    """Instead of CUDA graphs: a replay is a call, which reads and fills the same tensors each time, as theirs."""
+    """Replaces CUDA graphs: a replay calls the function, and reads and fills the same tensors each time."""
 
     device_type = "cpu"
 
@@ -88,7 +88,7 @@ def cosine(of):
 
 def test_a_shape_is_captured_after_its_warm_up_and_other_shapes_run_without_a_graph():
     _, log = compare(prepare=cosine)
-    # Batches of 8, 8, 8, 5 again and again: those of 5 have their own warm-up, and no graph.
+    # Batches of 8, 8, 8, 5, repeated: those of 5 have their own warm-up, and no graph.
     assert log[:3] == ["warm up"] * 3
     assert log.count("capture") == 1
     assert log.count("warm up") == 3 + 3
@@ -108,7 +108,7 @@ def test_each_step_has_its_own_loss():
     compare(hooks=[CallbackHook(after_step=lambda t: seen.append(t.storage.latest()["loss"][0]))])
     ordinary, graphed = seen[:14], seen[14:]
     assert graphed == pytest.approx(ordinary, rel=1e-5)
-    assert len(set(graphed)) == 14  # a graph's loss is copied out before the next replay writes over it
+    assert len(set(graphed)) == 14  # a graph's loss is copied before the next replay overwrites it
 
 
 def test_gradients_may_be_kept():

@@ -1,4 +1,4 @@
-"""Each shortcut gives the bits of the public call, and steps aside where the two could be told apart."""
+"""Each shortcut gives the same bits as the public call, and falls back to it where the difference could be seen."""
 
 import pytest
 import torch
@@ -92,13 +92,13 @@ def test_a_step_gives_the_same_bits(name, scheduled, recwarn):
 
 
 def taken(optimizer, call="step"):
-    """Whether the public method is what is called."""
+    """Return whether the public method is called."""
     calls = []
     fast = FastOptimizer(optimizer)
     original = getattr(type(optimizer), call)
     try:
         wrapper = lambda self, *args: (calls.append(1), original(self, *args))[1]  # noqa: E731
-        wrapper.hooked = True  # torch's own mark, so that it is not wrapped once more
+        wrapper.hooked = True  # torch's own mark, so that torch does not wrap it again
         setattr(type(optimizer), call, wrapper)
         getattr(fast, call)()
     finally:

@@ -19,7 +19,7 @@ GOOD, BAD_GRADIENT, BAD_LOSS = 1.0, 3e38, math.nan
 
 
 class Net(nn.Module):
-    """Its gradient is the sum of a batch's four rows: infinite for rows of ``BAD_GRADIENT``, where the loss is 3."""
+    """Its gradient is the sum of a batch's four rows, infinite for ``BAD_GRADIENT``; its loss is 3."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class Net(nn.Module):
 
 
 class Late(SimpleTrainer):
-    """Its steps are those of a GPU, as far as they can be here: nobody waits for what is found."""
+    """Takes its steps as on a GPU: they do not wait for the check."""
 
     def _device_type(self):
         return "cuda"
@@ -85,7 +85,7 @@ def test_an_infinite_gradient_of_a_finite_loss_is_an_error_and_does_not_reach_th
     trainer = make(way, data(*VALUES))
     with pytest.raises(FloatingPointError, match=r"gradient.* is NaN or infinite at iteration 4"):
         trainer.train(0, 6)
-    done = 5 if way.startswith("late") else 4  # late, the last step was made before anybody looked
+    done = 5 if way.startswith("late") else 4  # late: another step ran before the flags were read
     assert weights(trainer) == after_good_steps(way, done)
 
 
@@ -160,7 +160,7 @@ def test_the_check_does_not_change_gradients(late):
 
 
 class Normed(Net):
-    """With statistics, and a count of its batches, which see what a batch has before anybody knows."""
+    """Has batch norm's statistics, which a forward pass changes before the step is checked."""
 
     def __init__(self):
         super().__init__()
