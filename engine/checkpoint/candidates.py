@@ -1,5 +1,6 @@
-"""Which of a run's checkpoints to go on from."""
+"""Chooses the checkpoint to resume from."""
 
+import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
@@ -10,28 +11,92 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
+from ...config.files.atomic import put_back
+from .. import comm
 from .checkpoint_file import verify_checkpoint
+from .folder import is_local, read_tag
 from .matching import plain_name
 from .torch_files import load_torch_file
 
-__all__ = ["OtherModelError", "check_resumable", "iterations", "newest_first", "saved_config"]
+__all__ = ["OtherModelError", "check_resumable", "find_resumable", "iterations", "newest_first", "saved_config"]
+
+logger = logging.getLogger(__name__)
 
 
 class OtherModelError(ConfigError):
-    """A checkpoint is whole, and of another model."""
+    """A checkpoint is undamaged, but of another model."""
+
+
+def find_resumable(checkpointer: Any) -> str:
+    """Return the checkpoint to resume from: the last one, or else the newest that verifies; empty if there is none.
+
+    The main process searches, so that all ranks resume from the same one.
+
+    Args:
+        checkpointer: a :class:`~hookline.engine.checkpoint.Checkpointer`.
+
+    Raises:
+        ConfigError: ``last_checkpoint`` exists, and no checkpoint can be resumed from.
+    """
+    found = ("", "")
+    if comm.is_main_process():
+        try:
+            found = (_find_resumable(checkpointer), "")
+        except ConfigError as error:
+            found = ("", str(error))
+    path, message = comm.broadcast_object(found)
+    if message:
+        raise ConfigError(message)
+    return path
+
+
+def _find_resumable(checkpointer: Any) -> str:
+    folder = checkpointer.save_dir
+    if is_local(folder):
+        for name in put_back(folder):
+            logger.warning("Restored %s: a run was killed while it replaced it", name)
+    tagged, last = checkpointer.has_checkpoint(), checkpointer.get_checkpoint_file()
+    if tagged and not last:
+        logger.warning("%s names no file", os.path.join(folder, "last_checkpoint"))
+    # Without last_checkpoint, a file of weights only may be from elsewhere.
+    needed = checkpointer.checkpointables.keys() or ({"iteration"} if not tagged else set())
+    files: list[str] = []
+    with suppress(OSError, NotImplementedError):  # no folder, or a handler that cannot list one
+        files = checkpointer.get_all_checkpoint_files()
+    others = newest_first(path for path in files if path != last)
+    other_model = False
+    for candidate in [last, *others] if last else others:
+        try:
+            # The last checkpoint is this run's even if the model has changed. Others may have been copied there.
+            model = None if candidate == last else checkpointer.model
+            check_resumable(checkpointer.fetch(candidate), needed, name=candidate, model=model)
+        except ConfigError as error:
+            logger.warning("%s; trying the checkpoint before it", error)
+            other_model |= isinstance(error, OtherModelError)
+            continue
+        if candidate != last:
+            logger.warning("Resuming from %s, the newest that is whole", candidate)
+        return candidate
+    if tagged and other_model:
+        raise ConfigError(
+            f"{folder}: no checkpoint of this model is whole there; resume with the model that the run had (MODEL), "
+            "or start without --resume, from its weights (MODEL.WEIGHTS) if you like"
+        )
+    if tagged:
+        raise ConfigError(f"{folder}: no checkpoint there is whole; start without --resume")
+    return ""
 
 
 def newest_first(paths: Iterable[str]) -> list[str]:
-    """The checkpoints that a resume may go on from, in the order they are to be tried in.
+    """Sort the checkpoints that a resume may use by the iteration they hold, newest first.
 
-    By the iteration that they hold; files that cannot be read come last. Copies of the best weights and what was saved
-    at a failure are left out: a run does not go on exactly from those. Of files behind a URI the numbers in their
-    names count.
+    Files that cannot be read come last. Behind a URI the number in the name counts. Best weights and checkpoints saved
+    at a failure are left out: a run does not continue from them exactly.
     """
-    return sorted(filter(_is_of_the_course, paths), key=_age, reverse=True)
+    return sorted(filter(_is_resumable_name, paths), key=_age, reverse=True)
 
 
-def _is_of_the_course(path: str) -> bool:
+def _is_resumable_name(path: str) -> bool:
     return not any(word in os.path.basename(path) for word in ("_best", "_exception"))
 
 
@@ -45,19 +110,19 @@ def _age(path: str) -> tuple[int, int, str]:
 
 
 def _iteration(path: str) -> int:
-    """The iteration that a local checkpoint says it holds; -1 if it does not."""
+    """Return the iteration in a local checkpoint; -1 if it has none."""
     os.stat(path)
     try:
-        return max(iterations(load_torch_file(_state_of(path), mmap=True)), default=-1)
+        return max(iterations(load_torch_file(_state_file(path), mmap=True)), default=-1)
     except ConfigError:
         return -1
 
 
 def iterations(content: Any) -> list[int]:
-    """The iterations that a checkpoint gives, its own and its trainer's.
+    """Return the iterations in a checkpoint: its own and its trainer's, where it has them.
 
     Raises:
-        ConfigError: one is not an iteration. A trainer that has finished none has -1.
+        ConfigError: one is not an iteration. -1 is allowed: the trainer has finished none.
     """
     content = content if isinstance(content, dict) else {}
     trainer = content.get("trainer", {})
@@ -71,24 +136,24 @@ def iterations(content: Any) -> list[int]:
     return found
 
 
-def _state_of(path: str) -> str:
-    """The file of a checkpoint that is no sharded tensors."""
+def _state_file(path: str) -> str:
+    """Return the ``torch.save`` file of a checkpoint, which may be a sharded one's folder."""
     from .sharded import STATE_FILE
 
     return os.path.join(path, STATE_FILE) if os.path.isdir(path) else path
 
 
 def check_resumable(path: str, needed: Collection[str], name: str = "", model: nn.Module | None = None) -> None:
-    """Make sure that a local checkpoint is whole, and holds all that a resume needs.
+    """Check that a local checkpoint is undamaged and holds everything a resume needs.
 
     Args:
-        path: the file, or the folder of sharded ones.
-        needed: names of what it must hold beside the model.
-        name: what to call it, where that is not the path.
-        model: the weights must be of this one, if it is given. (Those of a folder are not looked at.)
+        path: the file, or a sharded checkpoint's folder.
+        needed: what it must hold beside the model.
+        name: what error messages call it; by default the path.
+        model: the weights must be this model's, if it is given. Weights in folders are not compared.
 
     Raises:
-        ConfigError: it does not; the message says what is wrong. OtherModelError, which is one: it is whole.
+        ConfigError: it cannot be resumed from; the message says why. An OtherModelError if only the model differs.
     """
     try:
         if os.path.isdir(path):
@@ -97,7 +162,7 @@ def check_resumable(path: str, needed: Collection[str], name: str = "", model: n
             verify_folder(path)
         else:
             verify_checkpoint(path)
-        content = load_torch_file(_state_of(path), mmap=True)
+        content = load_torch_file(_state_file(path), mmap=True)
         if not isinstance(content, dict):
             raise ConfigError(f"{path} is not a checkpoint: it holds a {type(content).__name__}")
         missing = {"model", *needed} - content.keys()
@@ -107,26 +172,26 @@ def check_resumable(path: str, needed: Collection[str], name: str = "", model: n
             iterations(content)
         except ConfigError as error:
             raise ConfigError(f"{path} cannot be resumed from: {error}") from None
-        if model is not None and not os.path.isdir(path) and not _is_of(content["model"], model):
+        if model is not None and not os.path.isdir(path) and not _fits(content["model"], model):
             raise OtherModelError(f"{path} is a checkpoint of another model")
     except ConfigError as error:
         raise type(error)(str(error).replace(path, name or path)) from None
 
 
-def _is_of(weights: Any, model: nn.Module) -> bool:
-    """Whether weights have the names of a model's, and the shapes. Buffers may grow in training."""
+def _fits(weights: Any, model: nn.Module) -> bool:
+    """Return whether weights have a model's names and its parameters' shapes. Buffers may grow in training."""
     own = {plain_name(name): value for name, value in model.state_dict(keep_vars=True).items()}
     if not isinstance(weights, Mapping) or weights.keys() != own.keys():
         return False
     pairs = [(weights[name], value) for name, value in own.items() if isinstance(value, nn.Parameter)]
-    return all(is_lazy(value) or getattr(there, "shape", None) == value.shape for there, value in pairs)
+    return all(is_lazy(value) or getattr(saved, "shape", None) == value.shape for saved, value in pairs)
 
 
 def saved_config(folder: str) -> str:
-    """The config in a run's last checkpoint, or in the newest that has one; what is damaged is passed over.
+    """Return the config in a run's last checkpoint, or in the newest undamaged one that has a config.
 
     Args:
-        folder: a run's, local.
+        folder: a run's local folder.
 
     Returns:
         The dump of the config; empty if no checkpoint has one.
@@ -134,13 +199,10 @@ def saved_config(folder: str) -> str:
     paths = []
     with suppress(OSError):
         paths = newest_first(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
-    tag = os.path.join(folder, "last_checkpoint")
-    with suppress(OSError, UnicodeDecodeError):
-        if os.path.isfile(tag):
-            with open(tag) as file:
-                paths.insert(0, os.path.join(folder, os.path.basename(file.read(4096).strip())))
+    if name := read_tag(folder):
+        paths.insert(0, os.path.join(folder, name))
     for path in paths:
         with suppress(ConfigError, OSError, KeyError, TypeError):
-            verify_checkpoint(_state_of(path))
-            return str(load_torch_file(_state_of(path), mmap=True)["trainer"]["run"]["config"])
+            verify_checkpoint(_state_file(path))
+            return str(load_torch_file(_state_file(path), mmap=True)["trainer"]["run"]["config"])
     return ""

@@ -22,8 +22,8 @@ from .sharded import (
     with_parts,
     write_folder,
 )
+from .staging import compact
 from .state import to_plain
-from .storages import compact
 from .weights import read_checkpoint
 
 __all__ = ["ShardedCheckpointer"]
@@ -76,7 +76,7 @@ class ShardedCheckpointer(Checkpointer):
         def write() -> None:
             with fail_together(self._group):
                 if comm.is_main_process():
-                    self._prepare_folder()
+                    self._folder.prepare()
             write_folder(path, rest, shards, self._group)
 
         return write

@@ -8,6 +8,7 @@ import torch
 from ranks import ROOT, finish, fork, run_ranks
 
 from hookline.engine.checkpoint import Checkpointer
+from hookline.engine.checkpoint.candidates import find_resumable
 from hookline.engine.checkpoint.weights import averaged_weights, read_checkpoint
 
 
@@ -132,7 +133,7 @@ def test_a_rank_killed_while_writing_leaves_the_previous_checkpoint(tmp_path, ra
     assert (run / "last_checkpoint").read_text() == "model_0000000.pth"
     assert not (run / "model_0000001.pth").exists()
     keeper = Checkpointer(torch.nn.Linear(1, 1), str(run))
-    assert keeper._last_whole() == str(run / "model_0000000.pth")
+    assert find_resumable(keeper) == str(run / "model_0000000.pth")
     keeper.save("model_0000002")
     assert not list(run.glob(".hookline-*"))
 

@@ -265,14 +265,14 @@ def make(scenario: str, folder: Path, overrides: Iterable[Any] = ()) -> DefaultT
 
 def kill_in_save(trainer: DefaultTrainer) -> None:
     """Have the run die when the checkpoint is whole, and the one that is to go is still there."""
-    remove = trainer.checkpointer._remove
+    remove = trainer.checkpointer._folder.remove
 
-    def remove_or_die(path: str) -> None:
+    def remove_or_die(path: str, path_manager: Any) -> None:
         if os.path.basename(path) == "model_0000004.pth":
             raise Killed
-        remove(path)
+        remove(path, path_manager)
 
-    trainer.checkpointer._remove = remove_or_die
+    trainer.checkpointer._folder.remove = remove_or_die
 
 
 # ---------------------------------------------------------------------- what they leave behind

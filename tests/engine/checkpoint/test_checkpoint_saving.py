@@ -225,7 +225,7 @@ def test_an_empty_folder_in_the_place_of_the_one_there_was_is_told(folder, log):
     for iteration in (2, 3):
         checkpointer.save(f"model_{iteration}", iteration=iteration)
     (warning,) = messages(log, logging.WARNING)
-    assert "last_checkpoint is gone, which this run has written" in warning
+    assert "last_checkpoint, which this run wrote, is gone" in warning
     assert resumed(folder) == (3, 1.0)
 
 
