@@ -1,4 +1,4 @@
-"""What happens around each step: hooks, the storage metrics travel through, the writers they leave by."""
+"""Hooks, the storage that collects metrics, and the writers that report them."""
 
 from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, HookBase, StopTraining
 from .checkpoints.best import BestCheckpointer

@@ -1,4 +1,4 @@
-"""Evaluating while training."""
+"""Evaluation during training."""
 
 import logging
 import time
@@ -17,16 +17,16 @@ logger = logging.getLogger(__name__)
 
 @HOOK_REGISTRY.register()
 class EvalHook(HookBase):
-    """Calls an evaluation every ``eval_period``, on request, and after the last iteration.
+    """Evaluates every ``eval_period``, on request, and after the last iteration.
 
-    What it returns is put into the storage, under names such as ``"digits_test/accuracy"``, as it is: not smoothed.
-    Emits ``before_eval``, ``on_eval_end`` and ``after_eval(results)``. A run that failed or was stopped is not
-    evaluated at its end.
+    Puts the results into the storage, not smoothed, under names such as ``"digits_test/accuracy"``. Emits
+    ``before_eval``, ``on_eval_end`` and ``after_eval(results)``. Does not evaluate at the end of a run that failed or
+    was stopped.
 
     Args:
-        eval_period: a duration; 0: only at the end.
-        eval_function: takes nothing; returns a dict, or nested dicts, of numbers, or None. If several ranks train with
-            the same hooks, all ranks use what it returns on the first one.
+        eval_period: a duration. 0: only at the end.
+        eval_function: takes no arguments. Returns a dict or nested dicts of numbers, or None. If several ranks train
+            with the same hooks, rank 0's results are used on all.
         eval_after_train: whether to evaluate after the last iteration.
     """
 
@@ -54,7 +54,7 @@ class EvalHook(HookBase):
             results = self._func()
         finally:
             trainer.emit("on_eval_end")
-        if getattr(trainer, "ranks_in_sync", False):  # hooks decide by the results, so all ranks need the same
+        if getattr(trainer, "ranks_in_sync", False):  # hooks make decisions from the results
             results = trainer.comm.broadcast_object(results)
         if results is None:
             results = {}
@@ -74,7 +74,7 @@ class EvalHook(HookBase):
 
     def after_step(self) -> None:
         trainer = self.trainer
-        # The end of the last step is left to after_train, so that its metrics stand at max_iter.
+        # After the last step after_train evaluates, so that the metrics are put at max_iter.
         if self._every(trainer) and not (self._eval_after_train and trainer.iter + 1 == trainer.max_iter):
             self._do_eval()
 
@@ -83,19 +83,19 @@ class EvalHook(HookBase):
             self._do_eval()
 
     def on_eval(self) -> None:
-        if self.trainer.iter != self._evaluated_at:  # a period may have ended with the step that it was asked for in
+        if self.trainer.iter != self._evaluated_at:  # not if after_step has evaluated in this step
             self._do_eval()
 
 
 @HOOK_REGISTRY.register()
 class SanityCheck(HookBase):
-    """Evaluates a few batches of each test set before training, so that a mistake there shows in the first seconds.
+    """Evaluates a few batches of each test set before training, so that an error there appears in the first seconds.
 
-    The results are not put into the storage. Emits ``before_sanity_check`` and ``after_sanity_check(results)``.
+    Does not put the results into the storage. Emits ``before_sanity_check`` and ``after_sanity_check(results)``.
 
     Args:
-        num_batches: batches of each set.
-        evaluate: called as ``evaluate(num_batches)``; by default the trainer's ``evaluate``.
+        num_batches: number of batches of each set.
+        evaluate: called as ``evaluate(num_batches)``. Default: the trainer's ``evaluate``.
     """
 
     single = True

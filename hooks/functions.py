@@ -11,7 +11,7 @@ __all__ = ["CallbackHook", "FunctionHook", "off", "on"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Events at which a period may end: those of a step, from before_step to after_epoch.
+# Events at which a period may end: those of a step.
 _PERIODIC = EVENTS[EVENTS.index("before_epoch") : EVENTS.index("after_zero_grad") + 1]
 
 
@@ -46,20 +46,18 @@ class CallbackHook(HookBase):
 
 
 class FunctionHook(HookBase):
-    """A function, called as ``function(trainer, *what the event passes)`` at one event.
-
-    Saves whether it has been called, if it is to be called only once.
+    """Calls ``function(trainer, *event_arguments)`` at one event. With ``once`` it saves whether it has been called.
 
     Args:
         function: the function.
-        event: an event of :class:`HookBase`, or one of your own (see ``trainer.emit``) if ``custom``.
-        every: a duration: only in steps that end such a period.
-        once: only the first time.
-        when: only if ``when(trainer)`` is true.
-        custom: whether the event is one of your own.
+        event: an event of :class:`HookBase`; with ``custom``, any name (see ``trainer.emit``).
+        every: a duration. Call the function only in steps that end such a period.
+        once: call the function only the first time.
+        when: call the function only if ``when(trainer)`` is true.
+        custom: whether the event is a custom one.
 
     Raises:
-        ConfigError: there is no such event, or it has no periods.
+        ConfigError: there is no such event, or ``every`` cannot be used with it.
     """
 
     def __init__(
@@ -74,11 +72,11 @@ class FunctionHook(HookBase):
     ) -> None:
         if event not in EVENTS and not custom:
             raise ConfigError(
-                f"there is no event {event!r}{suggest(event, EVENTS)}. For one of your own say custom=True"
+                f"there is no event {event!r}{suggest(event, EVENTS)}. For a custom event pass custom=True"
             )
         if every is not None and event not in _PERIODIC:
             raise ConfigError(
-                f"every={every!r} means nothing at {event}: periods end in steps ({', '.join(_PERIODIC)})"
+                f"every={every!r} cannot be used with {event}, only with events of a step: {', '.join(_PERIODIC)}"
             )
         self.function = function
         self.event = event
@@ -118,12 +116,12 @@ class FunctionHook(HookBase):
 
 
 class _Waiting:
-    """A decorated function that trainers take up when they train."""
+    """A decorated function that trainers register when training starts."""
 
     def __init__(self, trainer: str | None, make: Callable[[], FunctionHook]) -> None:
         self.trainer = trainer
         self.make = make
-        self.function = make().function  # made once now, so that a mistake shows at the decorator
+        self.function = make().function  # created now, so that a wrong argument fails at the decorator
 
 
 _WAITING: list[_Waiting] = []
@@ -138,15 +136,15 @@ def on(
     trainer: Any = None,
     custom: bool = False,
 ) -> Callable[[F], F]:
-    """Have a function called at an event.
+    """Decorate a function to be called at an event.
 
     Args:
         event, every, once, when, custom: see :class:`FunctionHook`.
-        trainer: whose event: a trainer; the name of a trainer (its ``name`` or its class); None: every trainer
-            in this process that starts to train from now on. :func:`off` takes it back.
+        trainer: a trainer, or the name of one (its ``name`` or its class). None: every trainer of this process that
+            starts training from now on, until :func:`off`.
 
     Returns:
-        A decorator, which returns the function as it is.
+        A decorator that returns the function unchanged.
 
     Example::
 
@@ -169,12 +167,12 @@ def on(
 
 
 def off(function: Callable[..., Any]) -> None:
-    """Take back what :func:`on` did without a trainer or with a name; trainers that have the function keep it."""
+    """Undo :func:`on` without a trainer or with a name. Trainers that have registered the function keep it."""
     _WAITING[:] = [waiting for waiting in _WAITING if waiting.function is not function]
 
 
 def functions_for(names: Iterable[str], present: Iterable[HookBase]) -> list[HookBase]:
-    """New hooks for the decorated functions that mean a trainer with one of ``names`` and are not among ``present``."""
+    """Return new hooks for functions decorated for a trainer with one of ``names``, unless they are in ``present``."""
     origins = {id(getattr(hook, "origin", None)) for hook in present}
     hooks: list[HookBase] = []
     for waiting in _WAITING:

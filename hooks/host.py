@@ -1,4 +1,4 @@
-"""What holds hooks and calls them: the half of a trainer that knows nothing of training."""
+"""``HookHost``: the part of a trainer that holds hooks and calls them."""
 
 import inspect
 import logging
@@ -18,44 +18,44 @@ __all__ = ["HookHost"]
 
 logger = logging.getLogger(__name__)
 
-# A hook's method for an event, what it cost so far as [seconds, calls], and the hook.
+# A hook's method for an event, its cost so far as [seconds, calls], and the hook.
 Listener = tuple[Callable[..., None], list[float], HookBase]
 
 
 class HookHost:
-    """Registers hooks, and calls those that listen to an event, in the order they were registered in.
+    """Registers hooks, and at each event calls those that override it, in the order of registration.
 
-    For every event there is a table of the hooks that override it, made when hooks are registered or removed and at
-    the start of training. Each call is timed: reading the clock takes less than a tenth of a microsecond.
+    A table of the methods to call for each event is built when hooks are registered or removed, and when training
+    starts. Each call is timed, which takes less than 0.1 µs.
     """
 
     iter: int
     name: str = ""
-    """What ``@on(..., trainer="name")`` may call this trainer, beside the name of its class."""
+    """A name for ``@on(..., trainer="name")``, in addition to the names of the trainer's classes."""
 
     def __init__(self) -> None:
         self._hooks: list[HookBase] = []
         self._listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys(EVENTS, ())
-        # By identity: hooks may define equality, and need not be hashable.
+        # By identity, since hooks may define equality and need not be hashable.
         self._costs: dict[tuple[int, str], tuple[HookBase, list[float]]] = {}
-        # While training: hooks whose changes take effect at the next step, as (joined, left).
+        # While training: hooks that join or leave before the next step.
         self._running = False
         self._joined: list[HookBase] = []
         self._left: list[HookBase] = []
 
-    # ------------------------------------------------------------------ who is there
+    # ------------------------------------------------------------------ registration
 
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
-        """Add hooks; at each event they are called in the order in which they were added.
+        """Add hooks. At each event hooks are called in the order of registration.
 
-        While training it takes effect with the next step, before which a new hook gets its ``before_train``.
+        While training, new hooks get ``before_train`` before the next step, and take part from then on.
 
         Args:
-            hooks: the hooks; None is skipped.
+            hooks: the hooks. None is skipped.
 
         Raises:
             TypeError: one is not a HookBase.
-            HookOrderError: they cannot work in this order; the message shows one that works.
+            HookOrderError: the order violates a hook's ``after`` or ``before``; the message shows a valid order.
         """
         new = [hook for hook in hooks if hook is not None]
         for hook in new:
@@ -63,7 +63,7 @@ class HookHost:
                 raise TypeError(f"a hook must be a HookBase, not {hook!r}")
         check_hooks([*self._hooks, *new])
         for hook in new:
-            # A weak reference: trainer and hooks must not keep each other, and GPU memory, alive.
+            # A weak reference, since a cycle of trainer and hooks would keep GPU memory in use.
             hook.trainer = weakref.proxy(self)
         self._hooks.extend(new)
         if self._running:
@@ -79,43 +79,43 @@ class HookHost:
             raise
 
     def remove_hook(self, hook: HookBase | type[HookBase]) -> list[HookBase]:
-        """Take hooks out.
+        """Remove hooks.
 
-        While training this takes effect before the next step, when the hooks get ``after_train`` and ``after_run``. A
-        hook that was registered in the same step leaves at once, and gets no event.
+        While training, the hooks get ``after_train`` and ``after_run`` before the next step. A hook that was registered
+        in the same step gets no event.
 
         Args:
-            hook: a hook, or a class: then all hooks of it.
+            hook: a hook; or a class, to remove all its hooks.
 
         Returns:
-            The hooks taken out; empty if there were none.
+            The removed hooks.
         """
         found = [h for h in self._hooks if h is hook or (isinstance(hook, type) and isinstance(h, hook))]
         self._hooks = [h for h in self._hooks if not any(h is f for f in found)]
         if not self._running:
             self._bind_hooks()
             return found
-        # A hook that registered in this very step has not joined the run: it leaves without any event.
+        # A hook that was registered in this step has not joined the run, so it gets no event.
         self._left.extend(hook for hook in found if not _is_among(hook, self._joined))
         self._joined = [hook for hook in self._joined if not _is_among(hook, found)]
         return found
 
     def find_hook(self, cls: type | str) -> Any:
-        """The first hook of a class (or of a class with that name); None if there is none."""
+        """Return the first hook of a class, given as a class or by name; None if there is none."""
         return next(iter(self.find_hooks(cls)), None)
 
     def find_hooks(self, cls: type | str) -> list[Any]:
-        """All hooks of a class, given as such or by its name."""
+        """Return all hooks of a class, given as a class or by name."""
         if isinstance(cls, str):
             return [hook for hook in self._hooks if any(base.__name__ == cls for base in type(hook).__mro__)]
         return [hook for hook in self._hooks if isinstance(hook, cls)]
 
     def listens(self, event: str) -> bool:
-        """Whether any hook has something to do at ``event``; to skip the making of what nobody would look at."""
+        """Return whether any hook has the method ``event``, so that its arguments need not be computed if not."""
         return bool(self._listeners_of(event))
 
     def describe_hooks(self) -> str:
-        """The hooks in their order, each with the events it listens to."""
+        """Return a text with the hooks in their order, and the events that each overrides."""
         lines = []
         for number, hook in enumerate(self._hooks):
             events = [event for event in EVENTS if overrides(hook, event)]
@@ -123,7 +123,7 @@ class HookHost:
         return "\n".join(lines) or "  none"
 
     def hook_costs(self) -> dict[str, tuple[float, int]]:
-        """What each hook cost in the present or last run: seconds and number of calls, by hook, dearest first."""
+        """Return the seconds and the number of calls of each hook in the current or last run, most expensive first."""
         totals: dict[int, tuple[str, float, int]] = {}
         for hook, (seconds, calls) in self._costs.values():
             name, before, count = totals.get(id(hook), (hook_name(hook), 0.0, 0))
@@ -137,17 +137,17 @@ class HookHost:
             costs[key] = (seconds, calls)
         return costs
 
-    # ------------------------------------------------------------------ calling them
+    # ------------------------------------------------------------------ calls
 
     def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
-        """Call the method ``event`` of every hook that has it; for events of one's own.
+        """Call the method ``event`` of every hook that has it. The event need not be declared.
 
         Example: ``trainer.emit("verify_batch", batch)``
         """
         self._run(self._listeners_of(event), event, args, kwargs)
 
     def request_stop(self, reason: str = "", exit_code: int = 0) -> None:
-        """What a hook that raises :class:`StopTraining` asks for."""
+        """Stop training. Called for a hook that raises :class:`StopTraining`."""
         raise NotImplementedError
 
     def _listeners_of(self, event: str) -> tuple[Listener, ...]:
@@ -177,9 +177,9 @@ class HookHost:
             start = end
 
     def _asking_hook(self) -> dict[str, Any] | None:
-        """The hook whose event is being handled, as its state key and its arguments; None if there is none.
+        """Return the state key and arguments of the hook that is being called, or None.
 
-        Found on the call stack, so that nothing is noted at each call of a hook.
+        Searches the call stack, so that calls of hooks need not be recorded.
         """
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
@@ -191,7 +191,7 @@ class HookHost:
         return None
 
     def _bind_hooks(self) -> None:
-        """Note for every event who listens, so that a step calls nobody else."""
+        """Build the table of the methods to call for each event."""
         table: dict[str, tuple[Listener, ...]] = {}
         for event in EVENTS:
             table[event] = tuple(self._listener(hook, event) for hook in self._hooks if overrides(hook, event))
@@ -201,15 +201,15 @@ class HookHost:
         _, cost = self._costs.setdefault((id(hook), event), (hook, [0.0, 0]))
         return getattr(hook, event), cost, hook
 
-    # ------------------------------------------------------------------ in the course of a run
+    # ------------------------------------------------------------------ during a run
 
     def _reset_hooks(self) -> None:
-        """A run starts over: hooks forget the earlier one."""
+        """Reset all hooks, for a run that does not continue the earlier one."""
         for hook in self._hooks:
             hook.reset_state()
 
     def _start_hooks(self) -> None:
-        """A run begins: hooks may have been put into the list by hand, and functions be waiting for a trainer."""
+        """Prepare for a run: add functions of ``@on``, and hooks that were put into the list by hand."""
         self._join_functions()
         check_hooks(self._hooks)
         for hook in self._hooks:
@@ -219,7 +219,7 @@ class HookHost:
         self._joined, self._left, self._running = [], [], True
 
     def _change_hooks(self) -> None:
-        """Before a step: hooks that were registered or removed since the last step join and leave the run."""
+        """Before a step, let hooks that were registered or removed since the last step join and leave the run."""
         joined, left = self._joined, self._left
         self._joined, self._left = [], []
         self._bind_hooks()
@@ -228,11 +228,11 @@ class HookHost:
                 self._run((self._listener(hook, event),), event, (), {})
 
     def _join_functions(self) -> None:
-        """Register hooks for the functions decorated with ``@on`` that mean this trainer."""
+        """Register hooks for the functions that ``@on`` decorated for this trainer."""
         names = {self.name, *(cls.__name__ for cls in type(self).__mro__)}
         self.register_hooks(functions_for(names, self._hooks))
 
-    # ------------------------------------------------------------------ their state
+    # ------------------------------------------------------------------ state
 
     def _hooks_state(self) -> dict[str, Any]:
         states = {key: hook.state_dict() for key, hook in self._keyed_hooks().items()}
@@ -249,7 +249,7 @@ class HookHost:
                 hooks[key].load_state_dict(state)
             except ConfigError:
                 raise
-            except Exception as error:  # of any kind, as the state happens to be
+            except Exception as error:  # a damaged state raises any kind of error
                 raise ConfigError(
                     f"the state of the hook {key} in the checkpoint cannot be loaded ({type(error).__name__}: {error})"
                 ) from error
@@ -258,7 +258,7 @@ class HookHost:
                 logger.info("The checkpoint holds no state of hook %s: it starts fresh", key)
 
     def _keyed_hooks(self) -> dict[str, HookBase]:
-        """The hooks by the names their states are saved under."""
+        """Return the hooks by the keys of their states."""
         keyed: dict[str, HookBase] = {}
         for hook in self._hooks:
             base = hook.state_key or hook_name(hook)
@@ -271,7 +271,7 @@ class HookHost:
 
 
 def arguments_of(hook: HookBase) -> dict[str, str]:
-    """The constructor's arguments that the hook keeps in attributes of their names, as text."""
+    """Return the constructor's arguments, as text, that the hook keeps in attributes of the same names."""
     arguments = {}
     for name in inspect.signature(type(hook).__init__).parameters:
         for attribute in (name, f"_{name}"):
@@ -283,10 +283,10 @@ def arguments_of(hook: HookBase) -> dict[str, str]:
 
 
 def _is_among(hook: HookBase, hooks: Iterable[HookBase]) -> bool:
-    """Whether this very hook is in the list: hooks may define equality."""
+    """Return whether the hook is in the list, by identity, since hooks may define equality."""
     return any(hook is other for other in hooks)
 
 
 def hook_name(hook: Any) -> str:
-    """What to call a hook in messages: its class, or the function it was made of."""
+    """Return a hook's name for messages: its class, or the function it was made of."""
     return getattr(hook, "display_name", None) or type(hook).__name__

@@ -1,4 +1,4 @@
-"""The order hooks must stand in: what their classes declare, checked."""
+"""Checks the order of hooks that their classes declare."""
 
 from collections.abc import Sequence
 
@@ -9,15 +9,15 @@ __all__ = ["HookOrderError", "check_hooks"]
 
 
 class HookOrderError(ConfigError):
-    """Hooks are in an order that one of them cannot work in, or one stands twice that must not."""
+    """Hooks are in an invalid order, or a hook is registered twice."""
 
 
 def check_hooks(hooks: Sequence[HookBase]) -> None:
-    """Check ``after``, ``before``, ``single`` and ``state_key`` of hooks that stand in one list.
+    """Check ``after``, ``before``, ``single`` and ``state_key`` of a list of hooks.
 
     Raises:
-        HookOrderError: a hook stands on the wrong side of another (the message shows an order that works), a hook
-            that must be single stands twice, or two hooks have one ``state_key``.
+        HookOrderError: the order is wrong (the message shows a valid one), a ``single`` class has two hooks, or two
+            hooks have the same ``state_key``.
     """
     _check_single(hooks)
     place = {id(hook): number for number, hook in enumerate(hooks)}
@@ -42,28 +42,28 @@ def _check_single(hooks: Sequence[HookBase]) -> None:
     for index, hook in enumerate(hooks):
         for other in hooks[:index]:
             if other is hook:
-                raise HookOrderError(f"hook {hook!r} is registered twice; make another one")
+                raise HookOrderError(f"hook {hook!r} is registered twice; create a second one")
             if hook.single and type(other) is type(hook):
                 raise HookOrderError(
                     f"there is a {type(hook).__name__} already, and there can be only one: remove it first "
-                    f"(trainer.remove_hook({type(hook).__name__})), or leave out the second"
+                    f"(trainer.remove_hook({type(hook).__name__})), or do not register the second"
                 )
             if hook.state_key and hook.state_key == other.state_key:
                 raise HookOrderError(
                     f"hooks {type(other).__name__} and {type(hook).__name__} have the same state_key, "
-                    f"{hook.state_key!r}: their states could not be told apart in a checkpoint"
+                    f"{hook.state_key!r}: a checkpoint can hold only one of their states"
                 )
 
 
 def _is(hook: HookBase, name: type | str) -> bool:
-    """Whether a hook is of a class, given as such or by its name."""
+    """Return whether a hook is an instance of a class, given as a class or by name."""
     if isinstance(name, str):
         return any(cls.__name__ == name for cls in type(hook).__mro__)
     return isinstance(hook, name)
 
 
 def _constraints(hooks: Sequence[HookBase]) -> list[tuple[HookBase, HookBase]]:
-    """Pairs of hooks of which the first must come earlier."""
+    """Return pairs of hooks. The first of a pair must come earlier."""
     pairs = []
     for hook in hooks:
         for other in hooks:
@@ -77,7 +77,7 @@ def _constraints(hooks: Sequence[HookBase]) -> list[tuple[HookBase, HookBase]]:
 
 
 def _sorted(hooks: Sequence[HookBase]) -> list[HookBase]:
-    """The hooks in an order that keeps all constraints, as near to the present one as can be; empty: there is none."""
+    """Return the hooks in the valid order that is nearest to the current one; an empty list if there is none."""
     pairs = _constraints(hooks)
     left, order = list(hooks), []
     while left:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ...hooks.control.interruption import STOP_SIGNALS, leave_signals_to_parent, tell_workers_of_the_end
+from ...hooks.control.interruption import STOP_SIGNALS, announce_exit_to_workers, leave_signals_to_parent
 
 __all__ = ["WorkerLoader", "swapped"]
 
@@ -22,7 +22,7 @@ class WorkerLoader(DataLoader[Any]):
     def __iter__(self) -> Any:
         if not self.num_workers or getattr(self, "_iterator", None) is not None:  # persistent workers are there
             return super().__iter__()
-        tell_workers_of_the_end()
+        announce_exit_to_workers()
         with swapped(self, worker_init_fn=_Init(self.worker_init_fn)), _blocked_signals():
             return super().__iter__()
 

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from ...config import ConfigError
-from ...hooks.control.interruption import EXIT_AGAIN, tell_workers_of_the_end
+from ...hooks.control.interruption import EXIT_AGAIN, announce_exit_to_workers
 from .failures import CLEAN_EXIT_CODES, LOG_FILE, Failure, busy_ranks, has_left
 from .process import DUMP_SIGNAL, Place, run_rank, watch_parent
 
@@ -136,7 +136,7 @@ def _child(
 ) -> None:
     os.setpgrp()  # Ctrl-C reaches the launcher only, which passes it on once to all ranks
     watch_parent()
-    tell_workers_of_the_end()
+    announce_exit_to_workers()
     # Loader workers start with the launcher's own start method (on Linux, fork), as under torchrun.
     multiprocessing.set_start_method(workers, force=True)
     os.environ.update(  # as torchrun does, for libraries that read them

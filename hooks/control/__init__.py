@@ -1,1 +1,1 @@
-"""Hooks that steer a run: learning rate, signals, time limit, loss spikes."""
+"""Hooks that control a run: learning rate, early stopping, signals, time limit, loss spikes."""

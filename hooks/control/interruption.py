@@ -1,4 +1,4 @@
-"""What ends a run before its time: signals, and the time that a job has."""
+"""Stops a run early: signals, and a time limit."""
 
 import contextlib
 import logging
@@ -29,27 +29,26 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 EXIT_AGAIN = 75
-"""Exit code of a run that was stopped before its end and is to be started again with ``--resume`` (EX_TEMPFAIL)."""
+"""Exit code of an interrupted run, to be restarted with ``--resume`` (EX_TEMPFAIL)."""
 EXIT_INTERRUPTED = 130
-"""Exit code of a run that somebody ended with Ctrl-C: 128 + SIGINT, as shells have it."""
+"""Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 
-# SIGUSR1 is what Slurm is asked to send ahead of time (--signal=USR1@60); there is none on Windows.
+# Slurm can send SIGUSR1 before the time limit (--signal=USR1@60). Windows does not have it.
 STOP_SIGNALS = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 
 
 class StopSignals:
     """Catches SIGINT (Ctrl-C), SIGTERM and SIGUSR1, from :meth:`catch` to :meth:`release`, or in a ``with`` block.
 
-    A second Ctrl-C is KeyboardInterrupt again. Works in the main thread only, where Python delivers signals;
-    elsewhere it does nothing.
+    A second Ctrl-C raises KeyboardInterrupt. Works only in the main thread, to which Python delivers signals.
 
     Args:
-        then: called with the reason and the exit code when the first one comes. It runs between two instructions of
-            whatever the program is doing, so it should do no more than take a note.
+        then: called with the reason and the exit code at the first signal. It interrupts the program at any
+            instruction, so it should only store them.
 
     Attributes:
-        reason: such as "interrupted by SIGTERM"; empty as long as there was none.
-        exit_code: 75 or, after Ctrl-C, 130; 0 as long as there was none.
+        reason: such as "interrupted by SIGTERM"; empty before the first signal.
+        exit_code: 130 after Ctrl-C, 75 after other signals; 0 before the first signal.
     """
 
     def __init__(self, then: Callable[[str, int], Any] | None = None) -> None:
@@ -59,19 +58,19 @@ class StopSignals:
         self._before: dict[int, Any] = {}
 
     def catch(self) -> None:
-        """Begin."""
+        """Install the signal handlers."""
         self.reason, self.exit_code = "", 0
         self._process = os.getpid()
-        tell_workers_of_the_end()
+        announce_exit_to_workers()
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
                 self._before[number] = signal.signal(number, self._handle)
 
     def release(self) -> None:
-        """End: what was done about the signals before is done again."""
+        """Restore the earlier signal handlers."""
         before, self._before = self._before, {}
         for number, handler in before.items():
-            # None: it was not set from Python, and cannot be put back.
+            # None: the handler was not set from Python, so it cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def __enter__(self) -> "StopSignals":
@@ -82,14 +81,14 @@ class StopSignals:
         self.release()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a loader's worker that was forked: it goes on for the present step
+        if os.getpid() != self._process:  # a forked loader worker, which the current step still needs
             return
         name = signal.Signals(number).name
         if number == signal.SIGINT:
             signal.signal(number, signal.default_int_handler)
-            _tell("Ctrl-C: stopping after this step. Press it again to stop at once, without saving")
+            _write_line("Ctrl-C: stopping after this step. Press it again to stop at once, without saving")
         else:
-            _tell(f"{name}: stopping after this step")
+            _write_line(f"{name}: stopping after this step")
         if self.reason:
             return
         self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_AGAIN
@@ -99,87 +98,86 @@ class StopSignals:
 
 
 def leave_signals_to_parent(worker_id: int = 0) -> None:
-    """Have a data loader's worker ignore signals: the process that trains decides when to end.
+    """Make a data loader's worker ignore signals. The training process decides when to end.
 
-    Called first in each worker; can be a ``worker_init_fn``. Schedulers and terminals signal all processes of a job. If
-    a worker ended at once, the step that is to be finished would fail. After SIGTERM a worker stays for a minute, or
-    until the program ends, which sends it SIGTERM too. If the process that trains is killed, the worker ends with it:
-    torch's own watch begins later, and may miss that.
+    Call it first in each worker; it can be a ``worker_init_fn``. Schedulers and terminals send signals to all processes
+    of a job. If a worker ended at once, the step that is being finished would fail. After SIGTERM a worker stays for a
+    minute, or until the program exits. If the training process is killed, the worker exits too: torch's own check
+    starts later and may miss that.
 
     Args:
         worker_id: not used.
     """
     for number in STOP_SIGNALS:
-        # Not SIG_IGN for SIGTERM: a loader that gives up a worker that hangs sends it this, too.
-        signal.signal(number, _end_in_a_minute if number == signal.SIGTERM else signal.SIG_IGN)
+        # SIGTERM is not ignored, since a loader also sends it to a worker that hangs.
+        signal.signal(number, _exit_in_a_minute if number == signal.SIGTERM else signal.SIG_IGN)
     if hasattr(signal, "SIGALRM"):
-        signal.signal(signal.SIGALRM, _end_now)
+        signal.signal(signal.SIGALRM, _exit_now)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_end_with, args=(parent,), name="hookline-parent", daemon=True).start()
+        threading.Thread(target=_exit_with, args=(parent,), name="hookline-parent", daemon=True).start()
 
 
-# One byte that a process shares with the workers it forks: whether it is about to end.
-_ending = mmap.mmap(-1, 1)
-_at_the_end: multiprocessing.util.Finalize | None = None
+# One byte that a process shares with the workers it forks: whether it is about to exit.
+_exiting = mmap.mmap(-1, 1)
+_finalizer: multiprocessing.util.Finalize | None = None
 _process = 0
 
 
-def tell_workers_of_the_end() -> None:
-    """Have the loader workers that this process starts from now on know when it is about to end.
+def announce_exit_to_workers() -> None:
+    """Make this process announce its exit to the loader workers that it starts from now on.
 
-    Called before workers are started. What an import registers for the end of a process is lost in a process that
-    multiprocessing has started, and is the parent's alone in one that was forked otherwise.
+    Call it before workers are started. A finalizer that was registered at import does not run in a process that
+    multiprocessing or a fork has started.
     """
-    global _ending, _at_the_end, _process
-    if _process != os.getpid() or _at_the_end is None or not _at_the_end.still_active():
+    global _exiting, _finalizer, _process
+    if _process != os.getpid() or _finalizer is None or not _finalizer.still_active():
         _process = os.getpid()
-        _ending = mmap.mmap(-1, 1)  # another than that of the process which this one was forked from
-        # Of a high priority: called before multiprocessing ends its workers.
-        _at_the_end = multiprocessing.util.Finalize(None, _say_that_it_ends, exitpriority=100)
+        _exiting = mmap.mmap(-1, 1)  # not the one of the process that this one was forked from
+        # A high priority, so that it runs before multiprocessing terminates its workers.
+        _finalizer = multiprocessing.util.Finalize(None, _announce_exit, exitpriority=100)
 
 
-def _say_that_it_ends() -> None:
-    _ending[0] = 1
+def _announce_exit() -> None:
+    _exiting[0] = 1
 
 
-tell_workers_of_the_end()
+announce_exit_to_workers()
 
 
-def _end_in_a_minute(number: int, frame: FrameType | None) -> None:
-    if _ending[0] or not hasattr(signal, "alarm"):
-        _end_now(number, frame)
+def _exit_in_a_minute(number: int, frame: FrameType | None) -> None:
+    if _exiting[0] or not hasattr(signal, "alarm"):
+        _exit_now(number, frame)
     signal.alarm(60)
 
 
-def _end_with(parent: Any) -> None:
+def _exit_with(parent: Any) -> None:
     parent.join()
     os._exit(0)
 
 
-def _end_now(number: int, frame: FrameType | None) -> None:
-    # Without an error, which torch would report of a worker that a signal has ended.
+def _exit_now(number: int, frame: FrameType | None) -> None:
+    # Exit code 0: torch reports an error for a worker that a signal has ended.
     os._exit(0)
 
 
-def _tell(text: str) -> None:
-    """Write a line at once. The log could be in the middle of writing one, where the signal came."""
-    if os.environ.get("LOCAL_RANK", "0") != "0":  # all processes of a run get it; one of each machine says so
+def _write_line(text: str) -> None:
+    """Write a line to stderr directly, since the signal may have interrupted the log."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":  # one process per machine reports it
         return
-    with contextlib.suppress(OSError):  # nobody reads it
-        # In a terminal the cursor may stand behind a progress bar, or behind the ^C that was typed.
+    with contextlib.suppress(OSError):  # stderr may be closed
+        # In a terminal the cursor may be behind a progress bar or the typed ^C.
         begin = "\n" if os.isatty(2) else ""
         os.write(2, f"{begin}{text}\n".encode())
 
 
 @HOOK_REGISTRY.register()
 class SignalHandler(HookBase):
-    """Ctrl-C, SIGTERM or SIGUSR1 ends training in good order after the present step; a second Ctrl-C at once.
+    """Stops training after the current step on Ctrl-C, SIGTERM or SIGUSR1. A second Ctrl-C stops at once.
 
-    In good order means: the step is finished, with the evaluation it may end with; metrics are written; a checkpoint
-    is saved that ``--resume`` goes on from; the result's ``exit_code`` is 130 after Ctrl-C, otherwise 75. Signals are
-    looked after until the very end of the run, its last evaluation and checkpoint included: one that comes when all
-    steps are done changes nothing. Works in the main thread only; elsewhere it does nothing.
+    After the first signal the step is finished, including an evaluation that is due; metrics are written; a checkpoint
+    for ``--resume`` is saved; the result's ``exit_code`` is 130 after Ctrl-C, otherwise 75. Signals are caught until
+    the end of the run. A signal after the last step has no effect. Works only in the main thread.
     """
 
     single = True
@@ -198,22 +196,21 @@ class SignalHandler(HookBase):
 
 @HOOK_REGISTRY.register()
 class TimeLimit(HookBase):
-    """Stops training, as :class:`SignalHandler` does, while there is still time to save.
+    """Stops training before a time limit, early enough to save a checkpoint.
 
-    At the end of each step it looks whether another one fits: the longest step, evaluation and checkpoint seen in this
-    run, each once, and ``margin``. If not, training stops with exit code 75, after this step's checkpoint. The first
-    step, in which things are compiled and loaded, is not taken for a usual one. Saves nothing: a resumed run is
-    another job, and has the whole limit again.
+    After each step it checks that the longest step, evaluation and checkpoint of this run still fit, and ``margin``. If
+    they do not, training stops with exit code 75 and saves a checkpoint. The first step is not measured, since it
+    includes compilation and loading. Has no state: a resumed run has the whole limit again.
 
     Args:
         limit: a time, such as ``"2h"``.
-        margin: a time to leave on top, for what is not seen in time: a first evaluation or checkpoint, the end of the
-            program. By default a twentieth of the limit, but no more than a minute.
-        since: from when the limit counts: "train", the start of training; or "process", the start of this process,
-            which is what a cluster's limit for a job counts from.
+        margin: extra time for what has not been measured: the first evaluation or checkpoint, the end of the program.
+            Default: a twentieth of the limit, at most a minute.
+        since: when the limit starts: "train", at the start of training; "process", at the start of this process, as a
+            cluster counts a job's limit.
 
     Raises:
-        ConfigError: limit or margin is no time, or the limit is not positive.
+        ConfigError: ``limit`` or ``margin`` is not a time, or ``limit`` is not larger than ``margin`` and 0.
     """
 
     single = True
@@ -232,18 +229,18 @@ class TimeLimit(HookBase):
             raise ConfigError(f'TimeLimit: since must be "train" or "process", not {since!r}')
         self.margin = min(seconds / 20, 60.0) if margin is None else Duration.parse_time(margin).seconds
         if self.margin >= seconds:
-            raise ConfigError(f"TimeLimit: the margin, {self.margin:g} s, leaves nothing of the limit, {self.limit}")
+            raise ConfigError(f"TimeLimit: the margin, {self.margin:g} s, is not smaller than the limit, {self.limit}")
         self._since = since
         self._reset()
 
     def _reset(self) -> None:
         self._last = time.monotonic()
         self._first = True
-        # The longest so far, in seconds.
+        # The longest ones so far, in seconds.
         self._step = self._eval = self._save = 0.0
-        # Of the present step: what was no part of it.
-        self._apart = 0.0
-        # When the present evaluation and checkpoint began, and in which iteration.
+        # Time of evaluations and checkpoints in the current step, which is not part of the step.
+        self._excluded = 0.0
+        # The time and iteration at which the last evaluation and checkpoint began.
         self._eval_began = self._save_began = (0.0, -1)
 
     def before_train(self) -> None:
@@ -253,10 +250,10 @@ class TimeLimit(HookBase):
 
     def after_step(self) -> None:
         now = time.monotonic()
-        step = now - self._last - self._apart
+        step = now - self._last - self._excluded
         if not self._first and step > self._step:
             self._step = step
-        self._first, self._last, self._apart = False, now, 0.0
+        self._first, self._last, self._excluded = False, now, 0.0
         if now + self._step + self._eval + self._save <= self._end:
             return
         self.trainer.request_stop(f"the time limit of {self.limit} is near", EXIT_AGAIN)
@@ -281,8 +278,8 @@ class TimeLimit(HookBase):
 
     def _since_began(self, began: tuple[float, int]) -> float:
         took = time.monotonic() - began[0]
-        if began[1] == self.trainer.iter:  # steps waited for it: it was not saved in the background
-            self._apart += took
+        if began[1] == self.trainer.iter:  # steps waited for it, so it did not run in the background
+            self._excluded += took
         return took
 
 
@@ -290,10 +287,10 @@ _imported = time.monotonic()
 
 
 def _process_start() -> float:
-    """When this process began, on the clock of ``time.monotonic``; where no one can tell, when this was imported."""
+    """Return when this process started, on ``time.monotonic``'s clock; if unknown, when this module was imported."""
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
-            ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22, since the machine's boot
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # field 22: start time since boot
         age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError, AttributeError):  # not Linux
         return _imported

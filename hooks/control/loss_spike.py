@@ -1,4 +1,4 @@
-"""Losses that jump."""
+"""``LossSpike``: detect sudden jumps of a loss."""
 
 import logging
 import math
@@ -13,33 +13,33 @@ __all__ = ["LossSpike"]
 
 logger = logging.getLogger(__name__)
 
-# 1.4826 times the MAD of normally distributed values is their standard deviation.
+# For normally distributed values, 1.4826 * MAD is the standard deviation.
 _MAD_TO_SIGMA = 1.4826
-# Deviations below this share of the median are never a spike: a loss that hardly moves has no scale of its own.
+# The smallest sigma, as a share of the median, for a loss that hardly changes.
 _LEAST_SIGMA = 0.01
 
 
 @HOOK_REGISTRY.register()
 class LossSpike(HookBase):
-    """Notices values of a loss that are far above those before them: beyond median + ``factor`` * sigma of a window.
+    """Detects spikes of a loss: values above median + ``factor`` * sigma of a window of earlier values.
 
-    Sigma is 1.4826 times the median absolute deviation from the median (MAD), at least 1 % of the median: neither
-    is moved by the outliers that are looked for (Leys et al., "Detecting outliers: Do not use standard deviation
-    around the mean, use absolute deviation around the median", 2013). NaN and infinities count too. Values
-    join the window whatever they are, so a loss that stays high is the new normal after half a window. The limit is
-    renewed each time a fifth of the window is new; nothing is judged before the window is half full.
+    Sigma is 1.4826 times the median absolute deviation (MAD), at least 1 % of the median. Outliers hardly affect median
+    and MAD (Leys et al., "Detecting outliers: Do not use standard deviation around the mean, use absolute deviation
+    around the median", 2013). NaN and infinity are spikes. Spikes join the window too, so a loss that stays high is
+    normal after half a window. The limit is computed again when a fifth of the window is new, first when the window is
+    half full.
 
-    Acts when metrics are written, so a spike is seen up to that much later, and before a checkpoint is saved. Reads
-    ``metric``, writes ``loss_spikes``: how many there were so far. Saves window, limit and count.
+    Checks new values when metrics are written, and before a checkpoint is saved. Reads ``metric``. Writes
+    ``loss_spikes``, the number of spikes so far. Saves window, limit and count.
 
     Args:
         metric: name of the loss in the storage.
-        window: how many values the median runs over.
-        factor: how many sigmas above the median a value must be.
-        action: "warn" logs a warning; "save" asks for a checkpoint too; "stop" ends training in good order.
+        window: number of values in the window.
+        factor: number of sigmas above the median.
+        action: "warn" logs a warning; "save" also requests a checkpoint; "stop" also stops training.
 
     Attributes:
-        count: spikes so far.
+        count: number of spikes so far.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class LossSpike(HookBase):
         self._action = action
         self._values: deque[float] = deque(maxlen=window)
         self._limit = math.inf
-        self._age = 0  # values since the limit was made
+        self._age = 0  # values since the limit was computed
         self._seen = -1
         self._ending = False
 
@@ -71,16 +71,16 @@ class LossSpike(HookBase):
         self._ending = True
 
     def before_save(self, path: str) -> None:
-        self._look()  # what is saved knows of every step before it
+        self._check_new_values()  # the saved state must include all steps before it
 
     def before_write(self) -> None:
         trainer = self.trainer
         before = self._seen
-        self._look()
+        self._check_new_values()
         if self._seen > before:
             trainer.storage.put_scalar("loss_spikes", self.count, smoothing_hint=False, cur_iter=self._seen)
 
-    def _look(self) -> None:
+    def _check_new_values(self) -> None:
         history = self.trainer.storage.histories().get(self.metric)
         new = history.count_since(self._seen) if history is not None else 0
         if history is None or not new:
@@ -108,9 +108,9 @@ class LossSpike(HookBase):
 
     def _react(self, spikes: list[tuple[float, int, float]]) -> None:
         value, iteration, limit = max(spikes, key=lambda spike: math.inf if math.isnan(spike[0]) else spike[0])
-        more = f" (and {len(spikes) - 1} more since the last writing)" if len(spikes) > 1 else ""
+        more = f" (and {len(spikes) - 1} more since the last check)" if len(spikes) > 1 else ""
         message = f"{self.metric} jumped to {value:.4g} at iteration {iteration}{more}"
-        logger.warning("%s; its limit was %.4g, spikes so far: %d", message, limit, self.count)
+        logger.warning("%s; the limit was %.4g; %d spikes so far", message, limit, self.count)
         if self._ending:
             return
         if self._action == "save":

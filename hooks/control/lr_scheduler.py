@@ -1,4 +1,4 @@
-"""What changes in the course of training."""
+"""``LRScheduler``: step a learning rate scheduler."""
 
 import logging
 from collections import Counter
@@ -22,21 +22,21 @@ logger = logging.getLogger(__name__)
 
 @HOOK_REGISTRY.register()
 class LRScheduler(HookBase):
-    """Steps a learning-rate scheduler once each iteration, and puts the rate that was used as ``lr``.
+    """Steps a learning rate scheduler after each iteration, and puts the rate that was used as ``lr``.
 
-    torch's ``ReduceLROnPlateau`` goes by a metric: it is stepped after each evaluation that puts one more value of it.
+    ``ReduceLROnPlateau`` is stepped with a metric instead, after each evaluation that puts a new value of it.
 
-    Saves the scheduler's state, and the iteration of the last value that it was given.
+    Saves the scheduler's state, and the iteration of the last metric value.
 
     Args:
-        optimizer: by default the trainer's.
-        scheduler: a torch scheduler that counts iterations, or ``ReduceLROnPlateau``, or an fvcore ParamScheduler
-            giving multiples of the optimizer's learning rates; by default the trainer's ``scheduler``.
-        name: of the rate among the metrics, where several optimizers have a schedule each.
-        metric: for ``ReduceLROnPlateau``, the full name of the metric it goes by, such as ``"digits_test/loss"``.
+        optimizer: the optimizer. Default: the trainer's.
+        scheduler: a torch scheduler that counts iterations, a ``ReduceLROnPlateau``, or an fvcore ParamScheduler that
+            returns factors of the optimizer's learning rates. Default: the trainer's ``scheduler``.
+        name: the metric name of the rate, for several optimizers with a schedule each.
+        metric: for ``ReduceLROnPlateau``: the full name of its metric, such as ``"digits_test/loss"``.
 
     Raises:
-        ConfigError: before training, if scheduler, optimizer and metric do not go together.
+        ConfigError: before training, if scheduler, optimizer and metric do not fit together.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class LRScheduler(HookBase):
     ) -> None:
         self._name = name
         self._metric = metric
-        self._judged_iter: int | None = None
+        self._metric_iter: int | None = None
         self._warned = False
         self._optimizer = optimizer
         self._scheduler = scheduler
@@ -65,7 +65,7 @@ class LRScheduler(HookBase):
         for other in getattr(self.trainer, "find_hooks", lambda cls: [])(LRScheduler):
             if other is not self and other.scheduler is self.scheduler:
                 raise ConfigError(
-                    "two LRScheduler hooks step the same scheduler: it would run twice as fast; leave one out"
+                    "two LRScheduler hooks step the same scheduler: it would run twice as fast; remove one of them"
                 )
         self._group = self.get_best_param_group_id(self._optimizer)
 
@@ -74,24 +74,24 @@ class LRScheduler(HookBase):
         if isinstance(scheduler, ReduceLROnPlateau):
             if not self._metric:
                 raise ConfigError(
-                    "LRScheduler: ReduceLROnPlateau goes by a metric: give its name, as in "
+                    "LRScheduler: ReduceLROnPlateau needs a metric; pass its name, as in "
                     'LRScheduler(metric="digits_test/loss"); in a config, SOLVER.LR_SCHEDULER_METRIC'
                 )
-            if self._metric not in self.trainer.storage.latest():  # a new run, not one that goes on
-                self._judged_iter = None
+            if self._metric not in self.trainer.storage.latest():  # a new run, not a resumed one
+                self._metric_iter = None
         elif self._metric:
             raise ConfigError(
                 f"LRScheduler: metric={self._metric!r} is for ReduceLROnPlateau; {type(scheduler).__name__} counts "
-                "iterations: leave it out"
+                "iterations, so remove the argument"
             )
 
     def _multiply(self, multiplier: ParamScheduler) -> _TorchScheduler:
-        """A torch scheduler that applies ``multiplier`` from the trainer's present iteration on."""
+        """Return a torch scheduler that applies ``multiplier`` from the run's first iteration on."""
         optimizer = self._optimizer
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
                 f"LRScheduler: a {type(multiplier).__name__} sets the rates of one torch optimizer, not of "
-                f"{type(optimizer).__name__}; where there are several, register one LRScheduler for each, as "
+                f"{type(optimizer).__name__}; for several optimizers register one LRScheduler each, as "
                 'LRScheduler(optimizer, scheduler, name="lr_head")'
             )
         trainer, start_iter = self.trainer, self.trainer.start_iter
@@ -107,8 +107,7 @@ class LRScheduler(HookBase):
     def set_max_iter(self, max_iter: int) -> None:
         """Follow the schedule of a run of another length from the next step on.
 
-        Moves a schedule that was made for the length before: an fvcore ParamScheduler, or an ``LRMultiplier``. Others
-        have no length that is known here, and continue as they are.
+        Only an fvcore ParamScheduler and an ``LRMultiplier`` have a length that can change. Others continue unchanged.
         """
         before, self._length = self._length, max_iter
         scheduler = self.scheduler
@@ -121,11 +120,11 @@ class LRScheduler(HookBase):
         self._set_rates()
 
     def _set_rates(self) -> None:
-        """Set the optimizer's rates to those of the scheduler's present iteration."""
+        """Set the optimizer's rates to those of the scheduler's current iteration."""
         scheduler: Any = self.scheduler
         if self._multiplier is None:
             rates = scheduler.get_lr()
-        else:  # get_lr() of torch's warns outside of step()
+        else:  # torch's get_lr() warns outside of step()
             factor = scheduler.lr_lambdas[0](scheduler.last_epoch)
             rates = [base * factor for base in scheduler.base_lrs]
         for group, rate in zip(self._optimizer.param_groups, rates, strict=True):  # type: ignore[union-attr]
@@ -136,15 +135,14 @@ class LRScheduler(HookBase):
 
     @staticmethod
     def get_best_param_group_id(optimizer: torch.optim.Optimizer) -> int:
-        """The parameter group whose rate stands for all: the largest of those with the most common base rate.
+        """Return the index of the parameter group whose rate is reported.
 
-        With separate groups for biases or norms, the rate most groups share is the one people mean by "the" rate.
+        This is the largest group, or a group with the most common rate if all groups have one parameter.
         """
         groups = optimizer.param_groups
         largest = max(len(group["params"]) for group in groups)
         if largest > 1:
             return next(i for i, group in enumerate(groups) if len(group["params"]) == largest)
-        # One parameter a group: take a group that has the most common rate.
         lr = Counter(group["lr"] for group in groups).most_common(1)[0][0]
         return next(i for i, group in enumerate(groups) if group["lr"] == lr)
 
@@ -156,22 +154,22 @@ class LRScheduler(HookBase):
             (self._scheduler or trainer.scheduler).step()
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
-        if self._metric is None or not has_event_storage():  # an evaluation beside training is nothing to go by
+        if self._metric is None or not has_event_storage():  # not for an evaluation without training
             return
         latest = self.trainer.storage.latest()
         if self._metric not in latest:
             self._warn(latest)
             return
         value, iteration = latest[self._metric]
-        if iteration == self._judged_iter:  # this evaluation was of something else
+        if iteration == self._metric_iter:  # this evaluation did not put the metric
             return
-        self._judged_iter = iteration
+        self._metric_iter = iteration
         before = [float(group["lr"]) for group in self._optimizer.param_groups]  # type: ignore[union-attr]
         self.scheduler.step(value)
         after = [float(group["lr"]) for group in self._optimizer.param_groups]  # type: ignore[union-attr]
         if after != before:
             logger.info(
-                "%s is %.5g, no better for some time: the learning rate is %g from now on, instead of %g",
+                "%s is %.5g and has not improved: the learning rate is now %g instead of %g",
                 self._metric,
                 value,
                 after[self._group],
@@ -182,7 +180,7 @@ class LRScheduler(HookBase):
         if not self._warned:
             self._warned = True
             logger.warning(
-                "LRScheduler goes by %r, which is not among the metrics put so far (%s)%s",
+                "LRScheduler needs %r, which is not among the metrics put so far (%s)%s",
                 self._metric,
                 ", ".join(latest) or "none",
                 suggest(str(self._metric), latest),
@@ -190,34 +188,34 @@ class LRScheduler(HookBase):
 
     @property
     def scheduler(self) -> Any:
-        """The scheduler that is stepped."""
+        """The scheduler."""
         return self._scheduler or self.trainer.scheduler
 
     def state_dict(self) -> dict[str, Any]:
         if not isinstance(self.scheduler, _TorchScheduler):
             return {}
         state = self.scheduler.state_dict()
-        return state if self._metric is None else {"scheduler": state, "judged_iter": self._judged_iter}
+        return state if self._metric is None else {"scheduler": state, "judged_iter": self._metric_iter}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if isinstance(self.scheduler, _TorchScheduler):
             logger.debug("Loading scheduler from state_dict ...")
             if self._metric is not None:
-                self._judged_iter = state_dict["judged_iter"]
+                self._metric_iter = state_dict["judged_iter"]
                 state_dict = state_dict["scheduler"]
             self.scheduler.load_state_dict(state_dict)
 
     def reset_state(self) -> None:
-        self._judged_iter = None
+        self._metric_iter = None
         if self._multiplier is not None:
-            self._scheduler = self._multiplier  # before_train() makes a new torch scheduler of it
+            self._scheduler = self._multiplier  # before_train() creates a new torch scheduler from it
         elif hasattr(self.scheduler, "_max_iter"):
             self.scheduler.last_epoch = self.trainer.start_iter
             self._optimizer = self._optimizer or self.trainer.optimizer
             self._set_rates()
         else:
             logger.warning(
-                "%s continues from where the earlier run left it: it cannot be set to iteration %d. Register a new "
+                "%s continues from its position in the earlier run: it cannot be set to iteration %d. Register a new "
                 "LRScheduler to train from there",
                 type(self.scheduler).__name__,
                 self.trainer.start_iter,

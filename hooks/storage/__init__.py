@@ -1,1 +1,1 @@
-"""Where metrics live during a run: the EventStorage and its histories."""
+"""EventStorage and its histories: the metrics of a run."""

@@ -477,7 +477,7 @@ def test_a_schedule_that_cannot_start_over_is_named(caplog):
     trainer.train(4, 6)
     assert "StepLR continues" not in caplog.text
     trainer.train(0, 4)
-    assert "StepLR continues from where the earlier run left it" in caplog.text
+    assert "StepLR continues from its position in the earlier run" in caplog.text
 
 
 def test_the_hook_that_stopped_a_run_is_in_the_state_with_its_arguments():

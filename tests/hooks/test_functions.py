@@ -123,7 +123,7 @@ def test_events_pass_their_arguments():
 def test_mistakes_show_at_the_decorator():
     with pytest.raises(ConfigError, match="no event 'after_stp'; did you mean 'after_step'"):
         on("after_stp")(print)
-    with pytest.raises(ConfigError, match="means nothing at before_train"):
+    with pytest.raises(ConfigError, match="cannot be used with before_train"):
         on("before_train", every=3)(print)
     with pytest.raises(ConfigError, match="not a duration"):
         on("after_step", every="3 parsecs")(print)

@@ -335,7 +335,7 @@ def test_the_start_of_the_process_is_before_now_and_after_its_parents():
         ({"limit": 100}, "100 is not a time"),
         ({"limit": "2ep"}, "'2ep' is not a time"),
         ({"limit": 0}, "not 0"),
-        ({"limit": "10s", "margin": "10s"}, "leaves nothing"),
+        ({"limit": "10s", "margin": "10s"}, "not smaller than the limit"),
         ({"limit": "10s", "since": "boot"}, "since must be"),
     ],
 )

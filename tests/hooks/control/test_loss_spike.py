@@ -78,7 +78,7 @@ def test_a_spike_is_told_once_with_its_iteration(log):
 def test_spikes_of_one_writing_are_told_together(log):
     Losses({50: 30.0, 51: math.inf, 52: 40.0}, LossSpike(window=20)).train(0, 80)
     assert log.text.count("jumped") == 1
-    assert "jumped to inf at iteration 51 (and 2 more since the last writing)" in log.text
+    assert "jumped to inf at iteration 51 (and 2 more since the last check)" in log.text
 
 
 def test_the_first_spikes_do_not_hide_later_ones():

@@ -203,7 +203,7 @@ def test_a_metric_that_no_evaluation_puts_is_told_once_with_the_nearest(caplog):
     train_by_metric(LOSSES, metric="test/los")
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
-    assert "goes by 'test/los'" in warnings[0]
+    assert "needs 'test/los'" in warnings[0]
     assert "did you mean 'test/loss'" in warnings[0]
 
 
@@ -232,7 +232,7 @@ def make_two():
 def test_one_param_scheduler_for_several_optimizers_is_refused():
     trainer, _ = make_two()
     trainer.register_hooks([LRScheduler(scheduler=LinearParamScheduler(1.0, 0.0))])
-    with pytest.raises(ConfigError, match="one LRScheduler for each"):
+    with pytest.raises(ConfigError, match="register one LRScheduler each"):
         trainer.train(0, 4)
 
 
