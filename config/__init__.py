@@ -1,4 +1,4 @@
-"""What a run is: the tree of settings and its defaults, registries, ``@configurable``, durations. Without torch."""
+"""Config of a run: keys and defaults, registries, ``@configurable``, durations. Does not import torch."""
 
 from .components import component, components
 from .configurable import configurable

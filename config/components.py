@@ -1,7 +1,7 @@
-"""Components: a name and its arguments, side by side under two keys or together in one entry of a list.
+"""Components: a name and its arguments.
 
-Under keys, a component is a pair such as ``NAME``/``ARGS`` or ``LR_SCHEDULER_NAME``/``LR_SCHEDULER_ARGS``. In a
-list it is the name alone, or ``{NAME: ..., ARGS: {...}}``.
+A component is a pair of keys such as ``NAME``/``ARGS`` or ``LR_SCHEDULER_NAME``/``LR_SCHEDULER_ARGS``. In a list it is
+the name alone, or ``{NAME: ..., ARGS: {...}}``.
 """
 
 from collections.abc import Mapping
@@ -9,18 +9,18 @@ from typing import Any
 
 from .errors import ConfigError, suggest
 
-# Pairs that do not follow the pattern (X_)NAME, (X_)ARGS.
+# Pairs with other names than (X_)NAME, (X_)ARGS.
 _IRREGULAR = {"SAMPLER_TRAIN": "SAMPLER_ARGS"}
 
 
 def args_key(key: str) -> str | None:
-    """The key of the arguments that belong to the component named by ``key``.
+    """The key of the arguments of the component that ``key`` names.
 
     Args:
-        key: the last component of a config key, such as ``"NAME"`` or ``"LR_SCHEDULER_NAME"``.
+        key: the last part of a config key, such as ``"NAME"`` or ``"LR_SCHEDULER_NAME"``.
 
     Returns:
-        Its sibling, such as ``"ARGS"`` or ``"LR_SCHEDULER_ARGS"``; None if ``key`` does not name a component.
+        The key, such as ``"ARGS"`` or ``"LR_SCHEDULER_ARGS"``; None if ``key`` does not name a component.
     """
     if key == "NAME" or key.endswith("_NAME"):
         return key.removesuffix("NAME") + "ARGS"
@@ -34,7 +34,7 @@ def name_key(key: str) -> str:
         key: the full key of a component's arguments, such as ``"MODEL.ARGS"``.
 
     Returns:
-        The full key of its name, such as ``"MODEL.NAME"``; ``key`` itself if it follows no pattern.
+        The full key of its name, such as ``"MODEL.NAME"``; ``key`` itself if it is not such a key.
     """
     section, dot, last = key.rpartition(".")
     for name, args in _IRREGULAR.items():
@@ -46,13 +46,13 @@ def name_key(key: str) -> str:
 
 
 def component(entry: Any) -> tuple[str, dict[str, Any]]:
-    """Take an entry of a list of components apart.
+    """Split an entry of a list of components into name and arguments.
 
     Args:
         entry: a name, or a mapping ``{NAME: name, ARGS: mapping}`` whose ``ARGS`` may be missing or None.
 
     Returns:
-        The name, and the arguments (a new dict).
+        The name and the arguments (a new dict).
 
     Raises:
         ConfigError: ``entry`` has another form.
@@ -77,7 +77,7 @@ def component(entry: Any) -> tuple[str, dict[str, Any]]:
 
 
 def components(value: Any) -> None:
-    """Validate a list of components; the kind of keys such as ``HOOKS`` (see :class:`~hookline.config.Typed`).
+    """Validate a list of components, for :class:`~hookline.config.Typed` keys such as ``HOOKS``.
 
     Args:
         value: the list or tuple.

@@ -1,4 +1,4 @@
-"""``@configurable``: arguments out of a config, or given directly, for the same class or function."""
+"""``@configurable``: call a class or function with a config, or with explicit arguments."""
 
 import functools
 import inspect
@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 from yacs.config import CfgNode as _YacsCfgNode
 
 _F = TypeVar("_F", bound=Callable[..., Any])
-# On what the decorator returns: its from_config, or True where each class has its own.
+# Attribute of decorated functions: their from_config, or True for an __init__.
 _MARK = "_configurable_from"
 
 
@@ -17,7 +17,7 @@ def configurable(init_func: _F, *, from_config: None = None) -> _F: ...
 @overload
 def configurable(init_func: None = None, *, from_config: Callable[..., dict[str, Any]]) -> Callable[[_F], _F]: ...
 def configurable(init_func: Any = None, *, from_config: Callable[..., dict[str, Any]] | None = None) -> Any:
-    """Let a class or a function be called with a config.
+    """Make a class or function callable with a config.
 
     On the ``__init__`` of a class, which has a class method ``from_config(cls, cfg, ...)``::
 
@@ -35,18 +35,18 @@ def configurable(init_func: Any = None, *, from_config: Callable[..., dict[str, 
 
     On a function: ``@configurable(from_config=lambda cfg: {"width": cfg.MODEL.WIDTH})``.
 
-    The config is the first positional argument, or ``cfg=``. ``from_config`` is given the arguments that it names;
-    the others go to the target, and win over what ``from_config`` returns.
+    The config is the first positional argument, or ``cfg=``. ``from_config`` receives the arguments that it
+    names. The others go to the target, and override what ``from_config`` returns.
 
     Args:
         init_func: the ``__init__``, when used without parentheses.
-        from_config: for a function, what makes its arguments out of a config; its first parameter is ``cfg``.
+        from_config: for a function: returns its arguments from a config. The first parameter is ``cfg``.
 
     Returns:
         The decorated function, or the decorator.
 
     Raises:
-        TypeError: it is put on something else, or ``from_config`` is not as described.
+        TypeError: the target or ``from_config`` is not as described.
         AttributeError: the class has no ``from_config``.
     """
     if init_func is not None:
@@ -68,7 +68,7 @@ def source_of(target: Any) -> Callable[..., dict[str, Any]] | None:
         target: a class or function.
 
     Returns:
-        Its ``from_config`` (bound, for a class); None if it has not been decorated.
+        Its ``from_config`` (bound, for a class); None if it is not decorated.
     """
     if not inspect.isclass(target):
         return getattr(target, _MARK, None)

@@ -12,7 +12,7 @@ _FORMS = "an int (iterations), '500it', '2ep', '45s', '30min' or '2h'"
 _TIME_FORMS = "'45s', '30min' or '2h'"
 _LENGTH_FORMS = "an int (iterations), '500it' or '2ep'"
 
-# Each spelling's unit, and how many of that unit one of it is.
+# Spelling: (unit, size in that unit).
 _SPELLINGS: dict[str, tuple[str, int]] = {
     **dict.fromkeys(("", "it", "iter", "iters", "iteration", "iterations"), ("it", 1)),
     **dict.fromkeys(("ep", "epoch", "epochs"), ("ep", 1)),
@@ -20,7 +20,7 @@ _SPELLINGS: dict[str, tuple[str, int]] = {
     **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), ("s", 60)),
     **dict.fromkeys(("h", "hour", "hours"), ("s", 3600)),
 }
-# Counters on a device, and the deadlines that torch computes in nanoseconds, are 64-bit integers.
+# Device counters, and torch's deadlines in nanoseconds, are 64-bit integers.
 _MOST_COUNTED = 2**63 - 1
 _MOST_SECONDS = 10**9
 _PATTERN = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([a-zA-Z]*)\s*")
@@ -31,7 +31,7 @@ class Duration:
     """A length or a period, in iterations, epochs or seconds; 0 means never.
 
     Attributes:
-        value: how many; whole for iterations.
+        value: the number; whole for iterations.
         unit: ``"it"`` (iterations), ``"ep"`` (epochs) or ``"s"`` (seconds).
     """
 
@@ -46,21 +46,21 @@ class Duration:
         if isinstance(self.value, float) and not math.isfinite(self.value):
             raise ConfigError(f"a duration needs a finite number, not {self.value!r}")
         if self.value < 0:
-            raise ConfigError(f"a duration cannot be negative, as {self.value!r} is; 0 means never")
+            raise ConfigError(f"a duration cannot be negative: {self.value!r}; 0 means never")
         most = _MOST_SECONDS if self.unit == "s" else _MOST_COUNTED
         if self.value > most:
-            raise ConfigError(f"the longest duration is {most}{self.unit}, {self.value!r} is longer")
-        # 500.0 and 500 iterations are the same, and compare and print the same.
+            raise ConfigError(f"a duration is at most {most}{self.unit}, not {self.value!r}")
+        # 500.0 and 500 iterations compare and print the same.
         value = int(self.value) if self.value == int(self.value) else float(self.value)
         if self.unit == "it" and isinstance(value, float):
-            raise ConfigError(f"iterations are whole, {value!r} is not")
+            raise ConfigError(f"iterations must be a whole number, not {value!r}")
         object.__setattr__(self, "value", value)
         if value == 0:
             object.__setattr__(self, "unit", "it")
 
     @classmethod
     def parse(cls, x: Any) -> "Duration":
-        """Read a duration.
+        """Parse a duration.
 
         Args:
             x: an int (iterations), a string such as ``"500"``, ``"500it"``, ``"0.5ep"``, ``"45s"``, ``"30min"``,
@@ -70,13 +70,13 @@ class Duration:
             The duration.
 
         Raises:
-            ConfigError: ``x`` is none of these; the message lists the forms.
+            ConfigError: it is none of these; the message lists the forms.
         """
         return cls._parse(x, _FORMS)
 
     @classmethod
     def parse_length(cls, x: Any) -> "Duration":
-        """Read a duration that can be counted beforehand: as :meth:`parse`, without the units of time.
+        """Parse a duration in iterations or epochs, as :meth:`parse` without units of time.
 
         Args:
             x: as for :meth:`parse`.
@@ -85,7 +85,7 @@ class Duration:
             The duration, in iterations or epochs.
 
         Raises:
-            ConfigError: ``x`` is not a duration, or it is a time.
+            ConfigError: it is not a duration, or a time.
         """
         duration = cls._parse(x, _LENGTH_FORMS)
         if duration.unit == "s":
@@ -94,16 +94,16 @@ class Duration:
 
     @classmethod
     def parse_time(cls, x: Any) -> "Duration":
-        """Read a duration that is a time: as :meth:`parse`, without iterations and epochs.
+        """Parse a time, as :meth:`parse` without iterations and epochs.
 
         Args:
             x: as for :meth:`parse`.
 
         Returns:
-            The duration, in seconds; 0 is 0 of anything.
+            The duration, in seconds; 0 has no unit.
 
         Raises:
-            ConfigError: ``x`` is not a duration, or no time.
+            ConfigError: it is not a duration, or not a time.
         """
         duration = cls._parse(x, _TIME_FORMS)
         if duration and duration.unit != "s":
@@ -112,10 +112,10 @@ class Duration:
 
     @classmethod
     def parse_lengths(cls, values: Any) -> "list[Duration]":
-        """Read a list or tuple of durations, each as :meth:`parse_length`.
+        """Parse a list or tuple of durations, each as :meth:`parse_length`.
 
         Raises:
-            ConfigError: it is not a list, or one of it is no length.
+            ConfigError: it is not a list of lengths.
         """
         if not isinstance(values, list | tuple):
             raise ConfigError(f"{values!r} is not a list; write lengths as (3000, 4000) or ('10ep', '15ep')")
@@ -146,23 +146,23 @@ class Duration:
             raise ConfigError(f"{problem} ({error})") from None
 
     def iterations(self, iters_per_epoch: int | None = None) -> int:
-        """Count the iterations in this duration.
+        """Convert to iterations.
 
         Args:
-            iters_per_epoch: iterations in one epoch; None where epochs have no known length.
+            iters_per_epoch: iterations in one epoch; None if unknown.
 
         Returns:
             The iterations; parts of an epoch are rounded, to at least one iteration.
 
         Raises:
-            ConfigError: it is a time, or it is in epochs and their length is not known.
+            ConfigError: it is a time, or in epochs of unknown length.
         """
         if self.unit == "it":
             return int(self.value)
         if self.unit == "s":
             raise ConfigError(f"'{self}' is a time: it has no fixed number of iterations; write {_LENGTH_FORMS}")
         if iters_per_epoch is None:
-            raise ConfigError(f"'{self}' needs epochs of a known length, which this data does not have; use iterations")
+            raise ConfigError(f"'{self}': the length of an epoch of this data is unknown; use iterations")
         return max(1, round(self.value * iters_per_epoch))
 
     @property

@@ -1,19 +1,19 @@
-"""Errors that a user's input causes, and the suggestions that go with them."""
+"""Errors of user input, and suggestions for them."""
 
 import os
 from collections.abc import Iterable
 from difflib import SequenceMatcher
 
-# Below this similarity (0 to 1) a suggestion confuses more than it helps.
+# The least similarity (0 to 1) of a suggestion.
 _CUTOFF = 0.6
 
 
 class ConfigError(ValueError):
-    """Bad input of a user: a key, a value, a file, a name, an argument. Tools print its message and exit with 2."""
+    """Bad user input: a key, value, file, name or argument. Tools print the message and exit with 2."""
 
 
 class UnknownKeyError(ConfigError, KeyError):
-    """A config key or a registry's name that does not exist."""
+    """An unknown config key or name of a registry."""
 
     def __str__(self) -> str:
         # KeyError prints the repr of its argument, quotes and escapes included.
@@ -21,17 +21,16 @@ class UnknownKeyError(ConfigError, KeyError):
 
 
 def suggest(name: str, candidates: Iterable[str]) -> str:
-    """Propose the candidate that was most likely meant.
+    """Suggest the most similar candidate.
 
-    Case does not count. A dotted candidate is also compared by its last component, so that a key under the
-    wrong section is found.
+    Case is ignored. Dotted candidates are also compared by their last part, which finds a key in another section.
 
     Args:
         name: what the user wrote.
         candidates: the valid names.
 
     Returns:
-        ``"; did you mean 'X'?"``, to be put at the end of a clause, or ``""`` when nothing is near.
+        ``"; did you mean 'X'?"``, or ``""`` if nothing is similar.
     """
     wanted = str(name).lower()
     wanted_last = wanted.rpartition(".")[2]
@@ -47,9 +46,9 @@ def suggest(name: str, candidates: Iterable[str]) -> str:
 
 
 def suggest_file(path: str) -> str:
-    """Propose the file or folder that was most likely meant by a path that is not there: as :func:`suggest`."""
+    """Suggest an existing file or folder for a missing path, as :func:`suggest`."""
     folder = os.path.dirname(path)
-    while folder and not os.path.isdir(folder):  # the folder may be what is misspelt
+    while folder and not os.path.isdir(folder):  # the folder may be misspelt
         path, folder = folder, os.path.dirname(folder)
     near = suggest(os.path.basename(path), os.listdir(folder or "."))
     return near.replace("'", f"'{os.path.join(folder, '')}", 1)
@@ -57,7 +56,7 @@ def suggest_file(path: str) -> str:
 
 def _similarity(a: str, b: str) -> float:
     matcher = SequenceMatcher(None, a, b, autojunk=False)
-    # The upper bounds are cheap, and nearly every pair stops at them.
+    # The upper bounds are cheap and rule out most pairs.
     if matcher.real_quick_ratio() < _CUTOFF or matcher.quick_ratio() < _CUTOFF:
         return 0.0
     return matcher.ratio()

@@ -1,4 +1,4 @@
-"""What values a key takes: as its default shows, or as declared with :class:`Typed`."""
+"""The values that a key takes: of its default's type, or as declared with :class:`Typed`."""
 
 import math
 from collections.abc import Callable
@@ -16,16 +16,15 @@ _ANY = object
 
 @dataclass(frozen=True)
 class Typed:
-    """Declares what a key takes, where its default does not show it: ``cfg.SCALE = Typed(None, float)``.
+    """Declares what a key takes if its default does not show it: ``cfg.SCALE = Typed(None, float)``.
 
     Attributes:
-        default: the value the key gets.
-        kind: a type; or a validator, called with a value and raising ``ValueError`` if it is not a good one. What a
-            validator returns is not used: the key keeps what was written. To be pickled with the config, a
-            validator must be a module's function, or an instance of a module's class.
-        optional: whether the key also takes None. It does in any case if the default is None.
-        least: the smallest number that the key takes. With it or ``most``, NaN and infinity are refused.
-        most: the largest one.
+        default: the default value.
+        kind: a type, or a validator: a function that raises ``ValueError`` for a bad value. Its return value is
+            ignored. The config can be pickled if the validator is defined at module level.
+        optional: whether the key also takes None; always true if the default is None.
+        least: the smallest allowed number. With ``least`` or ``most``, NaN and infinity are errors.
+        most: the largest allowed number.
     """
 
     default: Any
@@ -36,7 +35,7 @@ class Typed:
 
     @property
     def type(self) -> type:
-        """The type that strings are decoded for, and that lists and tuples are converted to."""
+        """The type that strings are parsed as, and that lists and tuples are converted to."""
         if isinstance(self.kind, type):
             return self.kind
         if isinstance(self.kind, _OneOf) and len(set(map(type, self.kind.choices))) > 1:
@@ -50,10 +49,10 @@ class Typed:
             value: the value.
 
         Returns:
-            The value as the key keeps it: an int for a float becomes one, lists and tuples the one that is declared.
+            The value, converted: an int to float, lists and tuples to the declared type.
 
         Raises:
-            ConfigError: it is not one that the key takes; the message does not name the key.
+            ConfigError: the key does not take it; the message does not name the key.
         """
         if value is None:
             if self.optional or self.default is None:
@@ -97,29 +96,29 @@ class _OneOf:
 
 
 def one_of(*choices: Any) -> Callable[[Any], None]:
-    """A validator for :class:`Typed` that takes some values only.
+    """A validator for :class:`Typed` that allows only the given values.
 
     Args:
         choices: the values.
 
     Returns:
-        The validator; its error lists the choices, and suggests the nearest.
+        The validator. Its error lists the choices and suggests the nearest.
     """
     return _OneOf(choices)
 
 
 def convert(value: Any, expected: Any) -> Any:
-    """Fit a value to a type: the same type, an int for a float, a list for a tuple or a tuple for a list.
+    """Convert a value to a type: an int to float, a list to tuple or a tuple to list. Others must match.
 
     Args:
         value: a value of plain types.
-        expected: the type; ``object`` and ``NoneType`` stand for any.
+        expected: the type; ``object`` and ``NoneType`` mean any.
 
     Returns:
         The value, converted.
 
     Raises:
-        ConfigError: it does not fit.
+        ConfigError: it cannot be converted.
     """
     if type(value) is expected or expected in (_ANY, type(None)):
         return value
@@ -130,18 +129,18 @@ def convert(value: Any, expected: Any) -> Any:
 
 
 def coerce(value: Any, declared: Typed | None, expected: type) -> Any:
-    """Make of a merged value what its key keeps.
+    """Parse, check and convert a merged value for its key.
 
     Args:
         value: from a file (unquoted scalars are :class:`Plain`), a command line (all strings are) or another config.
-        declared: what is declared for the key, if anything is.
-        expected: without it, the type of the key's present value (``object``: any).
+        declared: the key's declaration, or None.
+        expected: without a declaration, the type of the key's present value (``object``: any).
 
     Returns:
-        The value, decoded, checked and converted.
+        The value for the key.
 
     Raises:
-        ConfigError: it is not one that the key takes; the message does not name the key.
+        ConfigError: the key does not take it; the message does not name the key.
     """
     if declared is not None:
         expected, check = declared.type, declared.check
@@ -158,7 +157,7 @@ def coerce(value: Any, declared: Typed | None, expected: type) -> Any:
 
 
 def _readings(value: Any, expected: type) -> list[Any]:
-    """What a string may stand for, the likeliest first."""
+    """The possible values of a string, the most likely first."""
     if not isinstance(value, str):
         return [value]
     text = str(value)

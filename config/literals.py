@@ -1,4 +1,4 @@
-"""Values written as text: which strings stand for a number, a tuple or None, and how a tuple is written as one."""
+"""Values as text: parse numbers, tuples and None, and write tuples."""
 
 import math
 from ast import literal_eval
@@ -7,28 +7,28 @@ from typing import Any
 
 from .errors import ConfigError
 
-# What people write on a command line, where no YAML parser reads it.
+# YAML words, for the command line.
 _WORDS = {"true": True, "false": False, "null": None}
 _SCALARS = (type(None), bool, int, float, str)
 
 
 class Plain(str):
-    """A string whose quotes, if any, did not say "I am text": an unquoted YAML scalar, or a command-line value.
+    """An unquoted YAML scalar, or a command-line value.
 
-    Unless its key is a string, it is read as the Python literal that it spells.
+    It is parsed as a Python literal, unless its key takes a string.
     """
 
     __slots__ = ()
 
 
 def literal(text: str) -> Any:
-    """The value that ``text`` spells as a Python literal (or as ``true``, ``false``, ``null``).
+    """Parse ``text`` as a Python literal, or as ``true``, ``false``, ``null``.
 
     Args:
         text: such as ``"1e-3"``, ``"(1, 2)"``, ``"None"``, ``"resnet"``.
 
     Returns:
-        The value, or ``text`` as a plain ``str`` where it spells nothing that a config can hold.
+        The value, or ``text`` as a plain ``str`` if it is not a literal that a config can hold.
     """
     if text in _WORDS:
         return _WORDS[text]
@@ -39,7 +39,7 @@ def literal(text: str) -> Any:
 
 
 def clean(value: Any) -> Any:
-    """A deep copy of ``value`` out of plain types only; unquoted scalars in it are read as literals.
+    """Deep-copy ``value`` into plain types; unquoted scalars in it are parsed as literals.
 
     Args:
         value: None, bool, int, float, str, or a list, tuple or mapping of these.
@@ -48,7 +48,7 @@ def clean(value: Any) -> Any:
         The copy; mappings (config nodes included) become dicts.
 
     Raises:
-        ConfigError: there is something else in it.
+        ConfigError: it holds another type.
     """
     if type(value) is Plain:
         return literal(value)
@@ -65,13 +65,13 @@ def clean(value: Any) -> Any:
 
 
 def spell(value: Any) -> str:
-    """Write a value as a Python literal which, unlike ``repr``, YAML takes as one unquoted scalar.
+    """Write a value as a Python literal that is one unquoted scalar in YAML, unlike ``repr``.
 
     Args:
         value: plain data (see :func:`clean`).
 
     Returns:
-        Text without ``": "`` and ``" #"`` from which :func:`literal` makes the same value.
+        Text without ``": "`` and ``" #"``; :func:`literal` gives the same value back.
     """
     if isinstance(value, dict):
         return "{" + ", ".join(f"{spell(key)}:{spell(item)}" for key, item in value.items()) + "}"

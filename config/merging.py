@@ -1,4 +1,4 @@
-"""Merging into a config tree: all problems are reported together, and then nothing changes."""
+"""Merging into a config tree. All problems are reported together; the tree is then unchanged."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][^\s=]*=")
 class Merge:
     """One merge into a tree, all or nothing.
 
-    Use it as a context manager; on leaving, all problems are raised together, the tree being as it was before.
+    Use it as a context manager. On exit, it restores the tree and raises all problems together, if there are any.
 
-    A component (see :mod:`~hookline.config.components`) that gets another name loses the arguments that were given
-    to the former one. Within one mapping or list, names are therefore merged first.
+    A new name of a component (see :mod:`~hookline.config.components`) clears its arguments. Names are therefore merged
+    first within one mapping or list.
 
     Args:
         root: the tree; full keys are relative to it.
-        source: where the values come from, put in front of messages; may be changed on the way.
+        source: where the values come from, the prefix of messages. May change during the merge.
     """
 
     def __init__(self, root: Node, source: str = "") -> None:
@@ -54,13 +54,13 @@ class Merge:
         Args:
             node: a node of the tree.
             values: keys and values, nested.
-            path: the components of the node's full key.
+            path: the parts of the node's full key.
         """
         for key in sorted(values, key=_names_first):
             self._item(node, key, values[key], path)
 
     def overrides(self, pairs: Iterable[tuple[str, Any]]) -> None:
-        """Merge values with full keys, in the order given (the names of components first).
+        """Merge values with full keys, in order, names of components first.
 
         Args:
             pairs: full keys and values.
@@ -123,7 +123,7 @@ class Merge:
         self._fail(f"unknown key '{full_key}'{hint}", UnknownKeyError)
 
     def _is_outdated(self, full_key: str) -> bool:
-        """Whether a key is of the past; if it has a new name that is an error, otherwise a warning."""
+        """Whether a key is renamed (an error) or deprecated (a warning)."""
         if self._root.key_is_renamed(full_key):
             try:
                 self._root.raise_key_rename_error(full_key)
@@ -143,10 +143,10 @@ class Merge:
 
 
 def pairs_of(overrides: Sequence[Any]) -> list[tuple[str, Any]]:
-    """Take a list of overrides apart.
+    """Split a list of overrides into pairs.
 
     Args:
-        overrides: ``KEY, VALUE, ...`` or ``"KEY=VALUE"``, mixed. Values that are strings may spell anything.
+        overrides: ``KEY, VALUE, ...`` or ``"KEY=VALUE"``, mixed.
 
     Returns:
         Pairs of full key and value.
@@ -173,13 +173,13 @@ def pairs_of(overrides: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def merge_mappings(layers: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
-    """Merge plain mappings, later ones over earlier ones, as they would be merged into a tree.
+    """Merge plain mappings, later over earlier, by the rules of a merge into a tree.
 
     Args:
         layers: nested mappings.
 
     Returns:
-        A new nested dict; unquoted scalars are left as text.
+        A new nested dict; unquoted scalars stay text.
     """
     merged: dict[Any, Any] = {}
     for layer in layers:
@@ -209,7 +209,7 @@ def _names_first(key: Any) -> bool:
 
 
 def _as_section(value: Any) -> Mapping[str, Any] | None:
-    """A value as a mapping of keys, if it is one (or spells one); a mapping with other keys is a value like any."""
+    """The value as a mapping with string keys, or None. Text such as ``{a: 1}`` is parsed."""
     if type(value) is Plain and value.startswith("{"):
         value = literal(value)
     is_section = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import IO, Any
 
 from fvcore.common.config import CfgNode as _FvcoreCfgNode
@@ -23,13 +23,14 @@ __all__ = ["MISSING", "CfgNode", "Typed", "components", "global_cfg", "one_of", 
 logger = logging.getLogger(__name__)
 
 _LEAF_TYPES = (type(None), bool, int, float, str, list, tuple)
-# Where a node keeps its state beside yacs's own: what is declared of its keys, and which keys merges brought along.
+# The attribute with the declared type of each key, beside yacs's own attributes.
 _DECLARED = "__declared__"
-_UNTYPED = "__untyped__"
+# Declared for keys that merges may set to any value.
+_FREE = Typed(None, object)
 
 
 class _Missing:
-    """Stands for the value of a key that is not there."""
+    """The value of a key that does not exist."""
 
     def __repr__(self) -> str:
         return "MISSING"
@@ -42,22 +43,22 @@ MISSING = _Missing()
 
 
 class CfgNode(_FvcoreCfgNode):
-    """A tree of settings: yacs's node, strict where yacs is lenient.
+    """A tree of settings: yacs's node with strict checks.
 
-    - A key that does not exist is an error that proposes the nearest one; a value of the wrong type is one that says
-      what is expected. A merge reports all its errors together, and then changes nothing.
-    - Files are safe YAML, ``_BASE_`` included, and reading one executes nothing. Running one does: it names the
-      modules to import and the functions to call.
-    - A frozen tree does not change, whichever way it is tried.
-    - A component that gets another ``NAME`` loses the ``ARGS`` of the former one.
+    - An unknown key is an error that suggests the nearest key. A value of the wrong type is an error that names the
+      expected type. A merge reports all errors together, and then changes nothing.
+    - Files are safe YAML with ``_BASE_``. Loading a file executes nothing. Running it does: it names modules to import
+      and functions to call.
+    - A frozen tree cannot be changed in any way.
+    - Setting another ``NAME`` of a component clears its ``ARGS``.
 
-    A key takes values of its default's type (an int for a float, a list for a tuple); :class:`Typed` declares
-    anything else. A key whose default is None takes everything. In a node made with ``new_allowed`` merges may add
-    keys; those take everything, too.
+    A key takes values of the type of its default (also an int for a float, a list for a tuple). :class:`Typed`
+    declares other types. A key whose default is None takes any value, and so do keys that merges add to a node made
+    with ``new_allowed``.
 
     Args:
-        init_dict: nested keys and values to start from.
-        key_list: the components of the node's full key, for error messages.
+        init_dict: nested keys and values.
+        key_list: the parts of the node's full key, for error messages.
         new_allowed: whether merges may add keys to the node.
     """
 
@@ -69,7 +70,6 @@ class CfgNode(_FvcoreCfgNode):
     ) -> None:
         super().__init__(init_dict, list(key_list or ()), new_allowed)
         self.__dict__[_DECLARED] = {}
-        self.__dict__[_UNTYPED] = set()
 
     @classmethod
     def _create_config_tree_from_dict(cls, dic: Mapping[str, Any], key_list: list[str]) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class CfgNode(_FvcoreCfgNode):
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
-        # Python itself looks for many such names (copying, pickling, displaying): no suggestions for these.
+        # Copying, pickling and displaying look up many private names: no suggestions for these.
         hint = "" if name.startswith("_") else suggest(name, self.full_keys())
         raise AttributeError(f"the config has no key '{name}' here{hint}" if hint else f"no config key '{name}' here")
 
@@ -125,47 +125,26 @@ class CfgNode(_FvcoreCfgNode):
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from None
             self._declarations[key] = declared
-        elif isinstance(value, _YacsCfgNode) and not isinstance(value, CfgNode):
+        if isinstance(value, _YacsCfgNode) and not isinstance(value, CfgNode):
             value = type(self)(value, new_allowed=value.is_new_allowed())
         super().__setitem__(key, value)
 
     def _set_computed(self, key: str, value: Any) -> None:
-        """fvcore's rule: also a frozen config takes a computed key, once."""
+        """Set a ``COMPUTED_`` key: as in fvcore, allowed once, also in a frozen config."""
         if key not in self:
             super().__setitem__(key, value)
         elif self[key] != value:
-            raise KeyError(f"{key} is computed already, as {self[key]!r}; it cannot become {value!r}")
+            raise KeyError(f"{key} is already computed as {self[key]!r}; it cannot be set to {value!r}")
 
     def __delitem__(self, key: str) -> None:
         self._check_mutable(key)
         super().__delitem__(key)
         self._declarations.pop(key, None)
-        self._untyped.discard(key)
 
-    def update(self, *args: Any, **kwargs: Any) -> None:
-        """As ``dict.update``."""
-        for key, value in dict(*args, **kwargs).items():
-            self[key] = value
-
-    def __ior__(self, other: Any) -> CfgNode:
-        self.update(other)
-        return self
-
-    def setdefault(self, key: str, default: Any = None) -> Any:
-        """As ``dict.setdefault``."""
-        self._check_mutable(key)
-        if key not in self:
-            self[key] = default
-        return self[key]
-
-    def pop(self, key: str, *default: Any) -> Any:
-        """As ``dict.pop``."""
-        self._check_mutable(key)
-        if key not in self and default:
-            return default[0]
-        value = self[key]
-        del self[key]
-        return value
+    # dict's own methods would bypass __setitem__ and __delitem__.
+    update = MutableMapping.update
+    setdefault = MutableMapping.setdefault
+    clear = MutableMapping.clear
 
     def popitem(self) -> tuple[str, Any]:
         """As ``dict.popitem``."""
@@ -174,10 +153,17 @@ class CfgNode(_FvcoreCfgNode):
         key = next(reversed(self))
         return key, self.pop(key)
 
-    def clear(self) -> None:
-        """As ``dict.clear``."""
-        for key in list(self):
-            del self[key]
+    def pop(self, key: str, *default: Any) -> Any:
+        """As ``dict.pop``."""
+        if key not in self and default:
+            return default[0]
+        value = self[key]
+        del self[key]
+        return value
+
+    def __ior__(self, other: Any) -> CfgNode:
+        self.update(other)
+        return self
 
     def _check_mutable(self, key: Any) -> None:
         if self.is_frozen():
@@ -206,7 +192,7 @@ class CfgNode(_FvcoreCfgNode):
 
     @classmethod
     def load_yaml_with_base(cls, filename: str | os.PathLike[str], allow_unsafe: bool = False) -> dict[str, Any]:
-        """Read a YAML file merged over the files that its ``_BASE_`` names.
+        """Read a YAML file, merged over the files in its ``_BASE_``.
 
         Args:
             filename: a path or URI.
@@ -221,7 +207,7 @@ class CfgNode(_FvcoreCfgNode):
         return merge_mappings(mapping for _, mapping in load_layers(filename, cls._open_cfg))
 
     def merge_from_file(self, cfg_filename: str | os.PathLike[str], allow_unsafe: bool = False) -> None:
-        """Merge a YAML file, after the files that its ``_BASE_`` names.
+        """Merge a YAML file, after the files in its ``_BASE_``.
 
         Args:
             cfg_filename: a path or URI.
@@ -230,7 +216,7 @@ class CfgNode(_FvcoreCfgNode):
         Raises:
             UnknownKeyError: keys do not exist.
             ConfigError: a file is missing, not YAML, or bases form a circle; values do not fit their keys. The message
-                has a line for each problem, which names the file. Nothing is changed then.
+                has one line per problem, with the file. The config is then unchanged.
             AttributeError: the config is frozen.
         """
         layers = load_layers(cfg_filename, self._open_cfg)
@@ -269,7 +255,7 @@ class CfgNode(_FvcoreCfgNode):
 
     @classmethod
     def load_cfg(cls, cfg_file_obj_or_str: str | IO[str]) -> CfgNode:
-        """Make a new config of YAML.
+        """Create a config from YAML.
 
         Args:
             cfg_file_obj_or_str: YAML text, or an open file with it.
@@ -291,7 +277,7 @@ class CfgNode(_FvcoreCfgNode):
         return cls(load_text(text, source))
 
     def key_is_deprecated(self, full_key: str) -> bool:
-        """Whether a key is registered as deprecated; if so, that is logged as a warning.
+        """Whether a key is registered as deprecated. Logs a warning if it is.
 
         Args:
             full_key: the key.
@@ -302,7 +288,7 @@ class CfgNode(_FvcoreCfgNode):
         return deprecated
 
     def raise_key_rename_error(self, full_key: str) -> None:
-        """Raise the error for a key that has a new name.
+        """Raise the error for a renamed key.
 
         Args:
             full_key: the old name.
@@ -336,7 +322,7 @@ class CfgNode(_FvcoreCfgNode):
         """All values by their full keys, in order.
 
         Returns:
-            ``{"SOLVER.BASE_LR": 0.1, ...}``; a section without keys does not occur.
+            ``{"SOLVER.BASE_LR": 0.1, ...}``; empty sections are left out.
         """
         flat: dict[str, Any] = {}
         for key, value in self.items():
@@ -347,21 +333,21 @@ class CfgNode(_FvcoreCfgNode):
         return flat
 
     def diff(self, other: CfgNode) -> dict[str, tuple[Any, Any]]:
-        """What is different here from another config, such as the defaults.
+        """Compare with another config, such as the defaults.
 
         Args:
             other: the config to compare with.
 
         Returns:
-            ``{full key: (value in other, value here)}`` in the order of the keys; :data:`MISSING` stands for the
-            value of a key that one side does not have.
+            ``{full key: (value in other, value here)}`` of keys that differ, in order; :data:`MISSING` if a side does
+            not have the key.
         """
         old, new = other.flatten(), self.flatten()
         pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in [*new, *old]}
         return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
     def to_dict(self) -> dict[str, Any]:
-        """The tree as nested dicts, a deep copy.
+        """Return the tree as nested dicts, a deep copy.
 
         Raises:
             ConfigError: a key holds something that a config file cannot; the message names it.
@@ -369,7 +355,7 @@ class CfgNode(_FvcoreCfgNode):
         return self._exported(for_yaml=False)
 
     def dump(self, **kwargs: Any) -> str:
-        """Write the tree as YAML. Merged into the defaults, it gives an equal tree (``COMPUTED_`` keys are left out).
+        """Return the tree as YAML. Merged into the defaults, it gives an equal tree. ``COMPUTED_`` keys are left out.
 
         Args:
             kwargs: options of ``yaml.dump``.
@@ -394,23 +380,19 @@ class CfgNode(_FvcoreCfgNode):
                 exported[key] = clean(value)
             except ConfigError as error:
                 raise ConfigError(f"{path}{key}: {error}") from None
-            # A list reads better, and a key that has the type of a tuple makes one of it.
+            # A list is easier to read, and a key of type tuple converts it back.
             if for_yaml and type(value) is tuple and not self.takes_anything(key) and not self.is_new_allowed():
                 exported[key] = list(exported[key])
         return exported
 
-    # ------------------------------------------------------------------ what Merge needs to know and to do
+    # ------------------------------------------------------------------ used by Merge
 
     @property
     def _declarations(self) -> dict[str, Typed]:
         return self.__dict__.setdefault(_DECLARED, {})
 
-    @property
-    def _untyped(self) -> set[str]:
-        return self.__dict__.setdefault(_UNTYPED, set())
-
     def declared(self, key: str) -> Typed | None:
-        """What is declared for a key of this node, if anything is."""
+        """The declared type of a key of this node, or None."""
         return self._declarations.get(key)
 
     def is_section(self, key: str) -> bool:
@@ -418,42 +400,39 @@ class CfgNode(_FvcoreCfgNode):
         return isinstance(self.get(key), CfgNode)
 
     def takes_anything(self, key: str) -> bool:
-        """Whether nothing restricts the type that a merge may give a key of this node."""
+        """Whether merges may set a key of this node to a value of any type."""
         if key in self._declarations:
-            return False
-        if key not in self:
-            return self.is_new_allowed()
-        return key in self._untyped or self[key] is None
+            return self._declarations[key] == _FREE
+        return self[key] is None if key in self else self.is_new_allowed()
 
     def new_section(self) -> CfgNode:
-        """An empty node that can be put below this one, and takes any key."""
+        """An empty node that takes any key."""
         return type(self)(new_allowed=True)
 
     def put(self, key: str, value: Any) -> None:
-        """Set a key as a merge does: if its type was free, it stays free."""
+        """Set a key as a merge does: a key that takes any value continues to do so."""
         if self.takes_anything(key):
-            self._untyped.add(key)
+            self._declarations[key] = _FREE
         self[key] = value
 
-    def content(self) -> tuple[dict[str, Any], set[str], dict[str, Typed]]:
+    def content(self) -> tuple[dict[str, Any], dict[str, Typed]]:
         """All that a merge may change of this node itself, for :meth:`restore`."""
-        return dict(self), set(self._untyped), dict(self._declarations)
+        return dict(self), dict(self._declarations)
 
-    def restore(self, content: tuple[dict[str, Any], set[str], dict[str, Typed]]) -> None:
+    def restore(self, content: tuple[dict[str, Any], dict[str, Typed]]) -> None:
         """Undo all changes since :meth:`content`."""
-        items, untyped, declarations = content
+        items, declarations = content
         dict.clear(self)
         dict.update(self, items)
-        self.__dict__[_UNTYPED] = untyped
         self.__dict__[_DECLARED] = declarations
 
 
-#: For code that cannot be handed a config, as in detectron2; :func:`set_global_cfg` fills it.
+#: A config for code that does not receive one, as in detectron2. :func:`set_global_cfg` fills it.
 global_cfg = CfgNode()
 
 
 def set_global_cfg(cfg: CfgNode) -> None:
-    """Let :data:`global_cfg` point to the values of ``cfg``.
+    """Replace the content of :data:`global_cfg` by the values of ``cfg``.
 
     Args:
         cfg: a config.

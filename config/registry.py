@@ -1,4 +1,4 @@
-"""Names for classes and functions, and calls of them that are checked beforehand."""
+"""Registries of classes and functions, with calls that are checked before they are made."""
 
 import functools
 import importlib
@@ -16,7 +16,7 @@ from .errors import ConfigError, UnknownKeyError, suggest
 from .signatures import Plan, check_call
 
 _T = TypeVar("_T")
-# An error lists all names up to this many.
+# Errors list the known names, up to this many.
 _MAX_LISTED = 20
 
 
@@ -30,15 +30,12 @@ class Registry(_FvcoreRegistry):
 
         MODEL_REGISTRY.build("ConvNet", {"width": 32}, key="MODEL.ARGS")
 
-    Wherever a name is asked for, ``"package.module:Name"`` works without registration, for a class of the registry's
-    kind or a function that returns an instance of one. Python's standard library has none of either.
+    ``"package.module:Name"`` works as a name without registration, for a class of the registry's kind or a function
+    that returns an instance. The standard library is refused.
 
     Args:
         name: what it holds, such as ``"MODEL"``; messages say "model".
-        kind: a class, or a tuple of classes, that an entry builds instances of; by default any.
-
-    Attributes:
-        kind: the same.
+        kind: a class, or a tuple of classes, that entries build instances of. Default: any.
     """
 
     def __init__(self, name: str, kind: Any = object) -> None:
@@ -75,12 +72,12 @@ class Registry(_FvcoreRegistry):
         known = self._obj_map.get(name, obj)
         if known is not obj:
             raise ConfigError(
-                f"the {self._label} '{name}' is registered already: {_origin(known)}, and now {_origin(obj)}"
+                f"the {self._label} '{name}' is already registered: {_origin(known)}, and now {_origin(obj)}"
             )
         self._obj_map[name] = obj
 
     def get(self, name: str, key: str = "") -> Any:
-        """Look a name up.
+        """Look up a name.
 
         Args:
             name: a registered name, or ``"package.module:Name"`` (or with a dot before the name).
@@ -90,8 +87,8 @@ class Registry(_FvcoreRegistry):
             The class or function.
 
         Raises:
-            UnknownKeyError: there is none; the message suggests the nearest.
-            ConfigError: a module fails on import, or what it has under the name is not of the registry's kind.
+            UnknownKeyError: the name is unknown; the message suggests the nearest.
+            ConfigError: a module fails on import, or the object is not of the registry's kind.
         """
         return self._resolve(name, f"{key}: " if key else "")
 
@@ -105,18 +102,18 @@ class Registry(_FvcoreRegistry):
         key: str = "",
         name_key: str | None = None,
     ) -> Any:
-        """Check a call as :meth:`build` does, without making it.
+        """Check the name and arguments of a call of :meth:`build` without making it.
 
         Args:
             name: see :meth:`get`.
             args: the arguments, by name.
-            positional: how many arguments will come by position.
-            offered: the names of what will be offered.
+            positional: number of positional arguments of the call.
+            offered: names of the arguments that the call will offer.
             key: the config key of ``args``, for messages.
             name_key: the config key of ``name``, by default ``key`` with ``NAME`` for ``ARGS``.
 
         Returns:
-            What is going to be called.
+            The class or function.
 
         Raises:
             ConfigError: as :meth:`build`.
@@ -133,24 +130,24 @@ class Registry(_FvcoreRegistry):
         key: str = "",
         name_key: str | None = None,
     ) -> Any:
-        """Call what is registered under a name, its arguments checked first.
+        """Check the arguments, then call the class or function of a name.
 
         Args:
             name: see :meth:`get`.
-            args: the arguments, by name; config nodes among them are passed as dicts.
-            positional: arguments by position. A target whose first required parameter is ``cfg``, or that is
-                ``@configurable``, is given ``offered["cfg"]`` before them.
-            offered: what the target gets if its signature names it and ``args`` do not.
+            args: the arguments, by name; config nodes are passed as dicts.
+            positional: positional arguments. A target whose first required parameter is ``cfg``, or that is
+                ``@configurable``, receives ``offered["cfg"]`` before them.
+            offered: arguments that are passed if the signature names them and ``args`` does not set them.
             key: the config key of ``args``, such as ``"MODEL.ARGS"``, for messages.
             name_key: the config key of ``name``, by default ``key`` with ``NAME`` for ``ARGS``.
 
         Returns:
-            What the call returns.
+            The result of the call.
 
         Raises:
-            UnknownKeyError: there is no such name.
-            ConfigError: arguments are unknown, missing or of the wrong type; the message has a line for each, with
-                its full key. Or what an imported function returns is not of the registry's kind.
+            UnknownKeyError: the name is unknown.
+            ConfigError: arguments are unknown, missing or of the wrong type; the message has one line per argument,
+                with its full key. Or an imported function returns an object that is not of the registry's kind.
         """
         offered = offered or {}
         target, plan = self._plan(name, args, len(positional), offered, key, name_key)
@@ -205,7 +202,7 @@ class Registry(_FvcoreRegistry):
         raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}'{hint or '.'}{known}")
 
     def _problem(self, target: Any) -> str:
-        """Why an imported object cannot be what this registry holds; empty if it can."""
+        """Why an imported object is not of the registry's kind; empty if it is."""
         function = target
         while isinstance(function, functools.partial):
             function = function.func
@@ -226,7 +223,7 @@ class Registry(_FvcoreRegistry):
 
 def _refuse_standard_library(name: str) -> None:
     if _is_standard(name.partition(":")[0]):
-        raise ConfigError(f"'{name}' is in Python's standard library, which has no components: name your own module")
+        raise ConfigError(f"'{name}' is in Python's standard library, which has no components; name your own module")
 
 
 def _is_standard(module_name: str) -> bool:
@@ -237,14 +234,14 @@ def locate(name: str) -> Any:
     """Import an object by its name.
 
     Args:
-        name: ``"package.module:Name"`` or ``"package.module.Name"``. A module that ``sys.path`` does not have is
-            looked for in the current working directory, which then joins ``sys.path``.
+        name: ``"package.module:Name"`` or ``"package.module.Name"``. A module that is not on ``sys.path``
+            is imported from the current working directory, which is then added to ``sys.path``.
 
     Returns:
         The object.
 
     Raises:
-        UnknownKeyError: there is no such module, or nothing of that name in it.
+        UnknownKeyError: the module or the name in it does not exist.
         ConfigError: the module fails on import; the cause is attached.
     """
     path, colon, attributes = name.partition(":")
@@ -261,7 +258,7 @@ def locate(name: str) -> Any:
 
 
 def _import(module_name: str) -> ModuleType | None:
-    """The module, or None if there is none of this name."""
+    """Import a module; None if it does not exist."""
     try:
         return _import_on_path(module_name)
     except ModuleNotFoundError:
@@ -270,7 +267,7 @@ def _import(module_name: str) -> ModuleType | None:
     folder = os.getcwd()
     if root in sys.modules or folder in sys.path or "" in sys.path:
         return None
-    # Like a script's own folder, so that loader workers and spawned ranks, which are given sys.path, find it as well.
+    # Loader workers and spawned ranks inherit sys.path, so they find the module too.
     sys.path.append(folder)
     importlib.invalidate_caches()
     try:
@@ -288,7 +285,7 @@ def _import_on_path(module_name: str) -> ModuleType:
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            raise  # it is this module that is missing, not one that it imports
+            raise  # the module itself is missing, not one that it imports
         raise ConfigError(f"importing '{module_name}' fails: {type(error).__name__}: {error}") from error
 
 
@@ -305,7 +302,7 @@ def _attribute(module: ModuleType, names: list[str]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Config nodes as dicts, so that a target can do with its arguments what it likes."""
+    """Copy config nodes to dicts, so that the target may change its arguments."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):

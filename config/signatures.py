@@ -1,4 +1,4 @@
-"""Arguments checked against what a class or function takes, without calling it."""
+"""Check arguments against the signature of a class or function, without calling it."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 @dataclass
 class Taken:
-    """What a target takes.
+    """The parameters of a target.
 
     Attributes:
-        positions: names that can be given by position, in order.
-        keywords: parameters that can be given by keyword, their annotations resolved where possible.
-        required: names that must be given.
+        positions: names of the positional parameters, in order.
+        keywords: the keyword parameters, their annotations resolved where possible.
+        required: names without a default.
         any_position: whether there is ``*args``.
-        any_keyword: whether every keyword is taken.
+        any_keyword: whether there is ``**kwargs``.
     """
 
     positions: list[str] = field(default_factory=list)
@@ -41,11 +41,11 @@ class Taken:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a target is called with what is offered.
+    """How to call a target with the offered arguments.
 
     Attributes:
-        cfg_first: whether the config comes first, by position.
-        offered: names of the other offered items that it takes, by keyword.
+        cfg_first: whether the config is the first positional argument.
+        offered: names of the other offered arguments that the target takes, by keyword.
     """
 
     cfg_first: bool = False
@@ -60,16 +60,16 @@ def check_call(
     Args:
         target: a class or callable.
         args: arguments by name.
-        positional: how many come by position.
-        offered: names of what is there for the target if it takes it.
-        key: the config key that ``args`` stand under, for messages; may be empty.
+        positional: number of positional arguments.
+        offered: names of arguments that are passed if the target takes them.
+        key: the config key of ``args``, for messages; may be empty.
         label: the target's name, for messages.
 
     Returns:
         How to call it.
 
     Raises:
-        ConfigError: an argument is unknown, missing or of the wrong type; the message has a line for each.
+        ConfigError: an argument is unknown, missing or of the wrong type; the message has one line per argument.
     """
     prefix = f"{key}." if key else ""
     offers_cfg = "cfg" in offered and "cfg" not in args
@@ -86,7 +86,7 @@ def check_call(
     problems = []
     for name, value in args.items():
         if name in given:
-            problems.append(f"{prefix}{name}: {label} is given '{name}' already")
+            problems.append(f"{prefix}{name}: {label} already receives '{name}'")
         elif name in taken.keywords:
             parameter = taken.keywords[name]
             if not fits(value, parameter.annotation) and not (value is None and parameter.default is None):
@@ -106,17 +106,17 @@ def check_call(
 
 
 def what_it_takes(target: Any, with_cfg: bool = False) -> Taken | None:
-    """Collect what a class or callable takes.
+    """Collect the parameters of a class or callable.
 
-    A class's ``__init__`` with ``**kwargs`` is taken to pass these on to the next one of its bases; where the last
-    one has ``**kwargs`` as well, any keyword is taken. A ``__signature__`` on the class has the last word.
+    An ``__init__`` with ``**kwargs`` is assumed to pass them to the next base class. If the last one has ``**kwargs``
+    too, any keyword is allowed. ``__signature__`` of a class takes precedence.
 
     Args:
         target: the class or callable.
-        with_cfg: whether it is called with a config (which makes a difference if it is ``@configurable``).
+        with_cfg: whether it is called with a config (for ``@configurable`` targets).
 
     Returns:
-        What it takes; None if it does not tell, as some builtins.
+        The parameters; None if they are unknown, as for some builtins.
     """
     chain = _signature_chain(target)
     if not chain:
@@ -130,7 +130,7 @@ def what_it_takes(target: Any, with_cfg: bool = False) -> Taken | None:
         taken.any_keyword = below.any_keyword
     source = source_of(target) if with_cfg else None
     if source is not None:
-        # The config's values fill what __init__ requires; from_config decides what comes by position.
+        # from_config fills the required arguments of __init__, and defines the positional parameters.
         first = _take(_parameters(source) or [])
         first.keywords = {**taken.keywords, **first.keywords}
         first.any_keyword |= taken.any_keyword
@@ -140,7 +140,7 @@ def what_it_takes(target: Any, with_cfg: bool = False) -> Taken | None:
 
 
 def _signature_chain(target: Any) -> list[list[inspect.Parameter]]:
-    """The parameters of a callable; for a class, of its ``__init__`` and those it may pass keywords on to."""
+    """The parameters of a callable; for a class, of each ``__init__`` in its MRO."""
     if not inspect.isclass(target) or "__signature__" in vars(target):
         parameters = _parameters(target)
         return [] if parameters is None else [parameters]
@@ -189,17 +189,17 @@ def _take(parameters: list[inspect.Parameter]) -> Taken:
 
 
 def fits(value: Any, annotation: Any) -> bool:
-    """Whether a config's value fits an annotation.
+    """Whether a config value matches an annotation.
 
-    Simple ones are checked: numbers (an int is a float, a bool is neither), str, bool, None, sequences (a list for a
-    tuple and the reverse) and mappings of these, unions, ``Literal``. Everything fits any other.
+    Checked are numbers (an int is a float, a bool is neither), str, bool, None, sequences (lists and tuples are
+    equivalent) and mappings of these, unions and ``Literal``. Any value matches other annotations.
 
     Args:
         value: plain data.
         annotation: the annotation, not a string.
 
     Returns:
-        False if it certainly does not fit.
+        False if it certainly does not match.
     """
     if annotation in (None, type(None)):
         return value is None

@@ -1,4 +1,4 @@
-"""YAML in and out: safe, strict about duplicate keys, with numbers such as 1e-05 read as numbers."""
+"""Read and write YAML: safe, without duplicate keys, with numbers such as 1e-05."""
 
 import os
 import re
@@ -16,17 +16,17 @@ BASE_KEY = "_BASE_"
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
 _STR_TAG = "tag:yaml.org,2002:str"
-# YAML 1.1 wants a point and a signed exponent in a float; Python's own repr has neither (1e-05), people neither (1e5).
+# YAML 1.1 floats need a point and a signed exponent; Python writes 1e-05, people write 1e5.
 _EXPONENT = re.compile(r"[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 _RESOLVERS = {
-    first: [(tag, pattern) for tag, pattern in pairs if tag != _TIMESTAMP_TAG]  # a date is text, as 2024-01-01-run is
+    first: [(tag, pattern) for tag, pattern in pairs if tag != _TIMESTAMP_TAG]  # dates are text
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
 
-# A config is far below these. They keep a hostile or mistaken file from taking minutes, or all memory.
+# Limits far above any real config. They stop a hostile file from taking minutes or all memory.
 _MAX_BYTES = 2**20
 _MAX_DEPTH = 100
 _MAX_VALUES = 10**5
@@ -39,10 +39,10 @@ class _Loader(yaml.SafeLoader):
     def construct_document(self, node: yaml.Node) -> Any:
         values, levels = _size(node, {})
         if values > _MAX_VALUES:
-            raise ConfigError(f"more than {_MAX_VALUES} values; each alias (*name) counts as all that it stands for")
+            raise ConfigError(f"more than {_MAX_VALUES} values; an alias (*name) counts as all its values")
         if levels > _MAX_DEPTH:
             raise RecursionError
-        self.deep_construct = True  # with this PyYAML refuses a node that contains itself
+        self.deep_construct = True  # makes PyYAML refuse a node that contains itself
         return super().construct_document(node)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
@@ -73,7 +73,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _size(node: yaml.Node, known: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
-    """Count the values in a node and the levels they are nested in, as if its aliases were written out.
+    """Count values and levels of a node, with its aliases expanded.
 
     A node inside itself counts as one value: PyYAML refuses it later.
     """
@@ -100,7 +100,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def represent_text(self, data: str) -> yaml.ScalarNode:
-        # Quotes keep a text that spells a literal, such as "None", a text.
+        # Text that looks like a literal, such as "None", needs quotes.
         is_literal = not isinstance(literal(data), str) or literal(data) != data
         return self.represent_scalar(_STR_TAG, data, style="'" if is_literal else None)
 
@@ -115,18 +115,18 @@ for _class in (_Loader, _Dumper):
 
 
 def load_text(text: str, source: str) -> dict[Any, Any]:
-    """Read YAML text that holds a mapping.
+    """Parse YAML text with a mapping.
 
     Args:
-        text: the YAML; empty text stands for an empty mapping.
+        text: the YAML; empty text is an empty mapping.
         source: the file's name, for error messages.
 
     Returns:
         The mapping; its unquoted strings are :class:`~hookline.config.literals.Plain`.
 
     Raises:
-        ConfigError: it is not YAML, not a mapping, has a duplicate key or a tag that is not plain data. The message
-            starts with file and line.
+        ConfigError: it is not YAML or not a mapping, has a duplicate key, or has a tag other than plain data. The
+            message starts with file and line.
     """
     try:
         loaded = yaml.load(text, Loader=_Loader)  # a SafeLoader
@@ -146,11 +146,11 @@ def load_text(text: str, source: str) -> dict[Any, Any]:
 
 
 def dump_text(data: Mapping[str, Any], **kwargs: Any) -> str:
-    """Write plain data as YAML, such that :func:`load_text` gives it back.
+    """Write plain data as YAML that :func:`load_text` reads back.
 
     Args:
-        data: nested dicts. A tuple becomes an unquoted scalar, ``(1, 2)``, that is read as a tuple again.
-        kwargs: options of ``yaml.dump``. With flow style tuples have to be quoted, and so become strings.
+        data: nested dicts. A tuple becomes an unquoted scalar, ``(1, 2)``, and is read as a tuple.
+        kwargs: options of ``yaml.dump``. In flow style, tuples are quoted and become strings.
 
     Returns:
         The YAML text.
@@ -160,14 +160,7 @@ def dump_text(data: Mapping[str, Any], **kwargs: Any) -> str:
 
 
 def refuse_python(filename: str) -> None:
-    """Refuse a Python file as a config.
-
-    Args:
-        filename: the name of a file that is to be loaded.
-
-    Raises:
-        ConfigError: it ends in ``.py``.
-    """
+    """Raise ConfigError for a Python file."""
     if filename.lower().endswith((".py", ".pyc")):
         raise ConfigError(f"{filename}: configs are YAML; a Python file is not executed")
 
@@ -177,18 +170,18 @@ def load_layers(
     opener: Callable[[str], IO[Any]],
     chain: tuple[str, ...] = (),
 ) -> list[tuple[str, dict[Any, Any]]]:
-    """Read a config file and, before it, the files it is based on.
+    """Read a config file and the files in its ``_BASE_``.
 
     Args:
         filename: a path (``~`` is the home folder) or a URI that ``opener`` knows.
         opener: opens a file by its name.
-        chain: the files that led here by ``_BASE_``, the outermost first.
+        chain: the files whose ``_BASE_`` led here, outermost first.
 
     Returns:
-        Pairs of a file's name and its mapping (without ``_BASE_``), in the order in which they are to be merged.
+        Pairs of file name and mapping (without ``_BASE_``), in the order of merging.
 
     Raises:
-        ConfigError: a file is missing or bad, or files are based on each other in a circle.
+        ConfigError: a file is missing or bad, or bases form a circle.
     """
     name = os.fspath(filename)
     name = name if _URI.match(name) else os.path.expanduser(name)
@@ -197,7 +190,7 @@ def load_layers(
     if len(chain) > _MAX_FILES:
         raise too_many
     if _identity(name) in map(_identity, chain):
-        raise ConfigError(f"{BASE_KEY} goes in a circle: {' -> '.join((*chain, name))}")
+        raise ConfigError(f"{BASE_KEY} forms a circle: {' -> '.join((*chain, name))}")
     try:
         _check_readable(name)
         with opener(name) as file:
@@ -208,7 +201,7 @@ def load_layers(
         near = suggest_file(name) if isinstance(error, FileNotFoundError) and not _URI.match(name) else ""
         raise ConfigError(f"{name}: cannot read this config file: {reason}{origin}{near}") from error
     if len(text) > _MAX_BYTES:
-        raise ConfigError(f"{name}: larger than {_MAX_BYTES >> 20} MB, which no config file is")
+        raise ConfigError(f"{name}: larger than {_MAX_BYTES >> 20} MB, the limit for config files")
     mapping = load_text(text, name)
     if BASE_KEY not in mapping:
         return [(name, mapping)]
@@ -225,16 +218,16 @@ def load_layers(
 
 
 def _check_readable(name: str) -> None:
-    """Refuse what can be opened but may never end: pipes and devices."""
+    """Refuse pipes and devices, whose reading may never end."""
     if _URI.match(name) or not os.path.exists(name):
-        return  # opening it says what is wrong
+        return  # open() raises the error
     mode = os.stat(name).st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise OSError(f"it is a {'pipe' if stat.S_ISFIFO(mode) else 'device or socket'}, not a regular file")
 
 
 def _beside(name: str, base: str) -> str:
-    """A base's name, which is relative to the file that names it."""
+    """The path of a base, relative to the file that names it."""
     if _URI.match(base) or base.startswith("~") or os.path.isabs(base):
         return base
     return os.path.join(os.path.dirname(name), base)

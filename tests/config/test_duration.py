@@ -54,7 +54,7 @@ def test_iterations():
     assert Duration.parse("0.1ep").iterations(70) == 7
     assert Duration.parse("0.001ep").iterations(10) == 1
     assert Duration.parse("0ep").iterations() == 0
-    with pytest.raises(ConfigError, match="'2ep' needs epochs of a known length"):
+    with pytest.raises(ConfigError, match="'2ep': the length of an epoch"):
         Duration.parse("2ep").iterations(None)
     with pytest.raises(ConfigError, match="'2h' is a time"):
         Duration.parse("2h").iterations(10)

@@ -324,7 +324,7 @@ def test_dropped_arguments_come_back_when_the_merge_fails(cfg):
         lambda c: c.update(SEED=1),
         lambda c: c.__ior__({"SEED": 1}),
         lambda c: c.pop("SEED"),
-        lambda c: c.setdefault("SEED", 1),
+        lambda c: c.setdefault("SEED_2", 1),
         lambda c: c.clear(),
         lambda c: c.merge_from_list(["SEED", 1]),
         lambda c: c.merge_from_other_cfg({"SEED": 1}),
@@ -333,7 +333,7 @@ def test_dropped_arguments_come_back_when_the_merge_fails(cfg):
 def test_a_frozen_config_does_not_change(cfg, change):
     cfg.freeze()
     before = cfg.clone()
-    with pytest.raises(AttributeError, match="SEED"):
+    with pytest.raises(AttributeError, match="frozen"):
         change(cfg)
     assert cfg == before
 

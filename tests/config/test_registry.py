@@ -73,7 +73,7 @@ def test_two_of_a_name_are_both_located(registry):
     with pytest.raises(ConfigError) as info:
         registry.register(other, name="ConvNet")
     message = str(info.value)
-    assert message.startswith("the model 'ConvNet' is registered already: ")
+    assert message.startswith("the model 'ConvNet' is already registered: ")
     assert message.count("test_registry.py:") == 2
     assert "ConvNet (" in message
     assert "other (" in message
@@ -254,7 +254,7 @@ def test_the_implicit_optional_is_taken(registry):
 
 def test_what_comes_by_position_cannot_be_given_again(registry):
     registry.check("linear", {"lr": 0.1}, positional=1)
-    with pytest.raises(ConfigError, match=r"OPT\.ARGS\.params: linear is given 'params' already"):
+    with pytest.raises(ConfigError, match=r"OPT\.ARGS\.params: linear already receives 'params'"):
         registry.check("linear", {"lr": 0.1, "params": 1}, positional=1, key="OPT.ARGS")
     with pytest.raises(ConfigError, match="takes 3 arguments by position, not 4"):
         registry.check("linear", positional=4)

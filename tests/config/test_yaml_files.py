@@ -49,7 +49,7 @@ def test_a_circle_of_bases_shows_the_chain(write):
     other = write("_BASE_: ./a.yaml", "b.yaml")
     with pytest.raises(ConfigError) as info:
         merged(path)
-    assert str(info.value).startswith(f"_BASE_ goes in a circle: {path} -> {other} -> ")
+    assert str(info.value).startswith(f"_BASE_ forms a circle: {path} -> {other} -> ")
 
 
 def test_a_missing_base_names_both_files(write):

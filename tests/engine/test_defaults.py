@@ -163,7 +163,7 @@ def test_lengths_in_epochs_are_resolved_by_the_loader(make):
 def test_a_length_in_epochs_of_unknown_length_is_an_error_that_names_the_key():
     cfg = get_cfg()
     cfg.SOLVER.MAX_ITER = "3ep"
-    with pytest.raises(ConfigError, match=r"SOLVER\.MAX_ITER: '3ep' needs epochs of a known length"):
+    with pytest.raises(ConfigError, match=r"SOLVER\.MAX_ITER: '3ep': the length of an epoch"):
         resolve_lengths(cfg, None)
 
 
