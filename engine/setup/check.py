@@ -170,10 +170,9 @@ def _check_monitors(cfg: CfgNode) -> None:
     """
     best = "CHECKPOINT.BEST.METRIC"
     watched = {best: cfg.CHECKPOINT.BEST.METRIC, "SOLVER.LR_SCHEDULER_METRIC": cfg.SOLVER.LR_SCHEDULER_METRIC}
-    for index, entry in enumerate(cfg.HOOKS):
-        name, args = component(entry)
+    for name, args, key in HOOK_SLOT.entries(cfg):
         if name == "EarlyStopping":
-            watched[f"HOOKS[{index}].ARGS.metric"] = args["metric"]
+            watched[f"{key}.metric"] = args["metric"]
     watched = {key: metric for key, metric in watched.items() if metric}
     if not watched:
         return
