@@ -22,10 +22,11 @@ from .weights.averaging import EMA, EMAHook, WeightAveraging
 from .weights.freezing import ModelFreezer
 from .weights.precise_bn import PreciseBN
 from .weights.swa import SWA
-from .writers.base import WRITER_REGISTRY, EventWriter, PeriodicWriter, RowWriter
+from .writers.base import WRITER_REGISTRY, EventWriter, RowWriter
 from .writers.console import CommonMetricPrinter
 from .writers.csv_writer import CSVWriter
 from .writers.json_writer import JSONWriter
+from .writers.periodic import PeriodicWriter
 from .writers.progress_bar import ProgressBar
 from .writers.tensorboard import TensorboardXWriter
 

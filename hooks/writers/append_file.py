@@ -9,15 +9,15 @@ from ...config import ConfigError
 from ...config.files.atomic import sync_directory
 from ...config.files.run_folder import claim
 
-__all__ = ["AppendFile", "check_regular", "keep_aside"]
+__all__ = ["AppendFile", "back_up", "check_regular"]
 
 
 class AppendFile:
-    """A local file that grows by whole pieces. It is opened, and created if missing, with the first piece.
+    """A local file that data is appended to. The first write opens it, and creates it if it is missing.
 
     Args:
-        path: the file. Pieces are appended to what it holds.
-        checksum: whether to keep a checksum of the content, which takes reading the file when it is opened.
+        path: the file. Existing content is kept.
+        checksum: whether to keep a checksum of the content. The file is then read when it is opened.
     """
 
     def __init__(self, path: str, checksum: bool = False) -> None:
@@ -26,16 +26,16 @@ class AppendFile:
         self._descriptor = -1
         self._length = 0
         self._checksum = 0
-        self._torn = False  # whether a part of a piece may stand at the end
+        self._torn = False  # the file may end in part of a failed write
 
-    def write(self, piece: bytes | str) -> None:
-        """Append a piece. If that fails, the file is as it was before, at the latest when the next piece comes.
+    def write(self, data: bytes | str) -> None:
+        """Append ``data``, all or nothing. If truncating after a failure fails too, the next write truncates.
 
         Raises:
-            OSError: the piece could not be written.
+            OSError: the data could not be written.
             ConfigError: the path is not a regular file.
         """
-        data = piece.encode() if isinstance(piece, str) else piece
+        data = data.encode() if isinstance(data, str) else data
         descriptor = self.fileno()
         try:
             if self._torn:
@@ -54,7 +54,7 @@ class AppendFile:
             self._checksum = zlib.crc32(data, self._checksum)
 
     def fileno(self) -> int:
-        """The descriptor of the open file."""
+        """Return the descriptor of the open file."""
         if self._descriptor < 0:
             check_regular(self.path)
             claim(self.path)
@@ -69,7 +69,7 @@ class AppendFile:
         return self._descriptor
 
     def content(self) -> tuple[int, int]:
-        """Length and checksum (0 without) of what the file holds."""
+        """Return length and checksum (0 if not kept) of the content."""
         if self._descriptor >= 0:
             return self._length, self._checksum
         if not self._with_checksum:
@@ -81,15 +81,15 @@ class AppendFile:
         return length, checksum
 
     def flush(self) -> None:
-        """Nothing waits: a piece is in the file when :meth:`write` returns."""
+        """Do nothing: writes are not buffered."""
 
     def sync(self) -> None:
-        """Bring the content to the disk."""
+        """Sync the content to the disk."""
         if self._descriptor >= 0:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Bring the content to the disk and close the file; the next piece opens it again."""
+        """Sync and close the file. The next write opens it again."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             try:
@@ -101,10 +101,10 @@ class AppendFile:
 
 
 def check_regular(path: str) -> None:
-    """Check that a path is a regular file, or nothing yet.
+    """Check that a path is a regular file or does not exist.
 
     Raises:
-        ConfigError: it is a folder, a FIFO (opening one waits for a reader, maybe forever) or another special file.
+        ConfigError: it is a folder, a FIFO (opening one may block forever) or another special file.
     """
     try:
         mode = os.stat(path).st_mode
@@ -115,15 +115,15 @@ def check_regular(path: str) -> None:
         raise ConfigError(f"{path} is {kind}, and metrics can only be written to a regular file: remove it")
 
 
-def keep_aside(path: str, copy: bytes | None = None) -> str:
-    """Keep a file under the first free name of ``<path>.old``, ``<path>.old2`` and so on.
+def back_up(path: str, copy: bytes | None = None) -> str:
+    """Rename a file to the first free name of ``<path>.old``, ``<path>.old2`` and so on.
 
     Args:
-        path: the file, which is renamed.
-        copy: its content, if a copy is to be kept instead.
+        path: the file.
+        copy: if given, the file stays, and a file with this content gets the name.
 
     Returns:
-        The name.
+        The new name.
     """
     number, name = 1, f"{path}.old"
     while True:

@@ -1,4 +1,4 @@
-"""Metrics for a person who watches."""
+"""Metrics as lines of the log."""
 
 import datetime
 import logging
@@ -13,15 +13,15 @@ from .base import WRITER_REGISTRY, EventWriter
 
 __all__ = ["CommonMetricPrinter"]
 
-_LONGEST_ETA = 10**10  # seconds; much more does not fit into a timedelta
+_LONGEST_ETA = 10**10  # seconds; a timedelta cannot hold much more
 
 
 @WRITER_REGISTRY.register()
 class CommonMetricPrinter(EventWriter):
-    """Logs one line of progress: ETA, iteration, losses, learning rate, time and data time a step, GPU memory.
+    """Logs a line with ETA, iteration, losses, time and data time per step, learning rate and GPU memory.
 
     Args:
-        max_iter: the last iteration plus one, for the ETA; None: no ETA.
+        max_iter: number of iterations of the run, for the ETA; None: no ETA.
         window_size: iterations over which losses and times are reported as their median.
     """
 
@@ -40,7 +40,7 @@ class CommonMetricPrinter(EventWriter):
         storage = get_event_storage()
         metrics = storage.latest_with_smoothing_hint(self._window_size)
         smoothed = storage.smoothing_hints()
-        # What was put at each step tells how far training is; at the very end storage.iter is one beyond.
+        # The last iteration with smoothed metrics: after the last step storage.iter is one more.
         iteration = max((it for name, (_, it) in metrics.items() if smoothed[name]), default=storage.iter)
         if (
             iteration == self._max_iter
@@ -50,7 +50,7 @@ class CommonMetricPrinter(EventWriter):
             return  # no progress to report
         parts = [self._eta(metrics, iteration), self._iteration(iteration)]
         losses = {name: value for name, (value, _) in metrics.items() if "loss" in name and smoothed[name]}
-        if len(losses) == 2:  # the sum of one loss is that loss
+        if len(losses) == 2:  # the total of a single loss is the same number
             losses.pop("total_loss", None)
         parts += [f"{name}: {value:.4g}" for name, value in losses.items()]
         for name, label in (("time", "time"), ("data_time", "data_time")):
@@ -67,7 +67,7 @@ class CommonMetricPrinter(EventWriter):
         return f"iter: {iteration}" if self._max_iter is None else f"iter: {iteration}/{self._max_iter}"
 
     def _eta(self, metrics: Mapping[str, tuple[float, int]], iteration: int) -> str:
-        """Time left, from the median time of the last steps, or else from the time since the last line."""
+        """Return the time left, from the median step time or, without one, from the time since the last line."""
         if self._max_iter is None:
             return ""
         left = max(self._max_iter - iteration - 1, 0)

@@ -1,4 +1,4 @@
-"""Metrics as a table that any spreadsheet opens."""
+"""Metrics as a CSV table."""
 
 import csv
 import io
@@ -19,17 +19,17 @@ __all__ = ["CSVWriter"]
 class CSVWriter(LineWriter):
     """One line for each iteration with metrics, one column for each metric; empty where there is no value.
 
-    When a new metric appears, the file is replaced by one with another column, in one step.
+    When a new metric appears, the file is atomically replaced by one with another column.
 
     Args:
-        csv_file: path of the file. Rows are appended to what it holds.
+        csv_file: path of the file. Rows are appended to existing content.
         window_size: see :class:`RowWriter`.
         output_dir: the run's folder, used if ``csv_file`` is not given: ``metrics.csv`` in it.
     """
 
     def __init__(self, csv_file: str | None = None, window_size: int = 20, output_dir: str = ".") -> None:
         super().__init__(os.path.join(output_dir, "metrics.csv") if csv_file is None else csv_file, window_size)
-        self._columns: list[str] = []  # of the file or of the checkpoint; empty: those that the file has
+        self._columns: list[str] = []  # of the file or of the checkpoint; empty: take the file's
 
     def resume(self, start_iter: int) -> None:
         super().resume(start_iter)
@@ -59,7 +59,7 @@ class CSVWriter(LineWriter):
         columns, before = _read(self._content())
         columns = columns or ["iteration"]
         columns += [name for name in added if name not in columns]
-        # An attempt that failed after the file was replaced has written these rows already.
+        # An earlier attempt may have replaced the file and failed later: its rows must not appear twice.
         text = _text(columns, [*(row for row in before if _iteration(row) < rows[0][0]), *new])
         self.close()
         claim(self.path)
@@ -69,7 +69,7 @@ class CSVWriter(LineWriter):
 
 
 def _read(data: bytes) -> tuple[list[str], list[dict[str, str]]]:
-    """The columns and rows of a table; a last line without its end was torn and is left out.
+    """Return the columns and rows of a table, without an incomplete last line.
 
     Raises:
         ValueError: the first line is not a header.

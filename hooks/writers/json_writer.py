@@ -1,4 +1,4 @@
-"""Metrics as lines of JSON."""
+"""Metrics as JSON lines."""
 
 import json
 import math
@@ -14,12 +14,12 @@ __all__ = ["JSONWriter"]
 
 @WRITER_REGISTRY.register()
 class JSONWriter(LineWriter):
-    """One JSON object per line: ``{"iteration": 19, "lr": 0.1, "total_loss": 1.2}``, iterations ascending.
+    """One JSON object per line, such as ``{"iteration": 19, "lr": 0.1, "total_loss": 1.2}``, iterations ascending.
 
-    NaN and infinite values are written as null, since JSON has no other form for them.
+    NaN and infinite values are written as null: JSON cannot represent them.
 
     Args:
-        json_file: path of the file. Rows are appended to what it holds.
+        json_file: path of the file. Rows are appended to existing content.
         window_size: see :class:`RowWriter`.
         output_dir: the run's folder, used if ``json_file`` is not given: ``metrics.json`` in it.
     """
@@ -44,7 +44,7 @@ def _line(row: Row) -> str:
 
 
 def _iteration(line: bytes) -> float:
-    """The iteration of a line of metrics; infinite for a line that is torn or something else."""
+    """Return the iteration of a line; infinite for a line that is incomplete or not a row."""
     try:
         iteration = json.loads(line)["iteration"] if line.endswith(b"\n") else math.inf
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -1,4 +1,4 @@
-"""Rows as lines of a file, which a resume checks against the checkpoint."""
+"""Files with one line per row, which a resume compares with the checkpoint."""
 
 import logging
 import os
@@ -10,7 +10,7 @@ from typing import Any
 from ...config.files.atomic import replace_file
 from ...config.files.run_folder import claim
 from ..storage.event_storage import Row
-from .append_file import AppendFile, check_regular, keep_aside
+from .append_file import AppendFile, back_up, check_regular
 from .base import RowWriter
 
 __all__ = ["LineWriter"]
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 class LineWriter(RowWriter):
     """A writer of one line per row. A subclass defines :meth:`write_rows`, :meth:`cut` and :meth:`last_iteration`.
 
-    Saves length and checksum of the rows that belong to a checkpoint. A resume compares the file with them, logs a
-    warning that says what is missing, and then cuts the rows from where the run continues.
+    A checkpoint holds the length and checksum of its rows. A resume compares the file with them, logs a warning if
+    rows are missing, and removes the rows from where the run continues.
 
     Args:
-        path: the file. Rows are appended to what it holds.
+        path: the file. Rows are appended to existing content.
         window_size: see :class:`RowWriter`.
 
     Raises:
@@ -38,24 +38,24 @@ class LineWriter(RowWriter):
         self.path = path
         self._file = AppendFile(path, checksum=True)
         self._written = -1  # the last iteration in the file
-        self._expected: Mapping[str, Any] | None = None  # of the checkpoint, until the run has begun
+        self._expected: Mapping[str, Any] | None = None  # loaded from the checkpoint, until training begins
 
     def cut(self, data: bytes, end: int) -> bytes:
-        """The content of a file without the rows of iteration ``end`` and later, and without a torn last line.
+        """Return the content without the rows from iteration ``end`` on and without an incomplete last line.
 
         Raises:
-            ValueError: the file is not one of this writer's.
+            ValueError: the content was not written by this class.
         """
         raise NotImplementedError
 
     def last_iteration(self, data: bytes) -> int:
-        """The last iteration in a content that :meth:`cut` returned; -1 if it holds none."""
+        """Return the last iteration in a content that :meth:`cut` returned; -1 if it is empty."""
         raise NotImplementedError
 
     def resume(self, start_iter: int) -> None:
-        """Check the file against the checkpoint, and cut the rows from where this run continues, in one step.
+        """Compare the file with the checkpoint, and remove the rows from where this run continues.
 
-        A run that starts from 0 keeps an existing file under another name (``.old``, ``.old2`` and so on).
+        A run that starts at 0 renames an existing file (``.old``, ``.old2`` and so on).
         """
         super().resume(start_iter)
         self._file.close()
@@ -65,7 +65,7 @@ class LineWriter(RowWriter):
         data = self._content()
         if start_iter == 0:
             if data:
-                keep_aside(self.path)
+                back_up(self.path)
             return
         whole = self._check(data, expected)
         try:
@@ -74,28 +74,27 @@ class LineWriter(RowWriter):
             kept, whole = b"", False
             logger.warning("%s: %s", self.path, error)
         if data and not whole:
-            logger.warning("A copy of %s as it was is %s", self.path, keep_aside(self.path, copy=data))
+            logger.warning("A copy of the unchanged %s is %s", self.path, back_up(self.path, copy=data))
         if kept != data:
             logger.info("%s: removed the rows from iteration %d, where this run continues", self.path, self._first)
             replace_file(self.path, lambda file: file.write(kept))
         self._written = self._first - 1
 
     def _content(self) -> bytes:
-        """What the file holds; empty if there is none."""
         with suppress(FileNotFoundError), open(self.path, "rb") as file:
             return file.read()
         return b""
 
     def _check(self, data: bytes, expected: Mapping[str, Any] | None) -> bool:
-        """Whether a file holds the rows that belong to the checkpoint; if it does not, say what is missing."""
-        if expected is None:  # saved without checksums, by hookline 0.1
+        """Return whether the rows of the checkpoint are in the file; if not, log what is missing."""
+        if expected is None:  # hookline 0.1 saved no checksums
             return True
         if expected["written"] < expected["last_write"]:
             logger.warning(
-                "%s: the rows after iteration %d, up to iteration %d, could not be written when the checkpoint was "
-                "saved; they may be missing",
+                "%s: the rows of iterations %d to %d were not yet written when the checkpoint was saved, and may be "
+                "missing",
                 self.path,
-                expected["written"],
+                expected["written"] + 1,
                 expected["last_write"],
             )
         try:
@@ -112,12 +111,12 @@ class LineWriter(RowWriter):
             missing = f"{expected['length'] - len(rows)} of {expected['length']} bytes of rows up to iteration "
             missing += f"{expected['written']}, "
             last = self.last_iteration(rows)
-            missing += "and no row is left" if last < 0 else f"and the last row left is of iteration {last}"
+            missing += "and no row is left" if last < 0 else f"and the last row left is iteration {last}"
         else:
             what = "was changed since the checkpoint was saved"
             missing = f"the rows up to iteration {expected['written']} as they were"
         logger.warning(
-            "%s %s: missing are %s. They cannot be restored; training is not affected and continues",
+            "%s %s: missing are %s. They cannot be restored; training continues",
             self.path,
             what,
             missing,
@@ -134,13 +133,13 @@ class LineWriter(RowWriter):
         self._written = state_dict.get("written", self._last_write)
 
     def append(self, lines: bytes, rows: Sequence[Row]) -> None:
-        """Append the lines of ``rows`` to the file: all of them, or none if that fails."""
+        """Append the lines of ``rows`` to the file, all or none."""
         self._file_handle.write(lines)
         self._written = rows[-1][0]
 
     @property
     def _file_handle(self) -> AppendFile:
-        """The file, under the name that it has in detectron2."""
+        """detectron2's name for the file."""
         return self._file
 
     def sync(self) -> None:

@@ -1,4 +1,4 @@
-"""Metrics for TensorBoard: its event files."""
+"""TensorBoard event files."""
 
 import glob
 import io
@@ -21,9 +21,9 @@ __all__ = ["TensorboardXWriter"]
 
 @WRITER_REGISTRY.register()
 class TensorboardXWriter(RowWriter):
-    """TensorBoard event files, of scalars, images, histograms and texts.
+    """Writes scalars, images, histograms and texts to TensorBoard event files.
 
-    Saves the images, histograms and texts that are not written yet.
+    Images, histograms and texts that are not written yet are saved in checkpoints.
 
     Args:
         log_dir: folder of the event files.
@@ -38,32 +38,32 @@ class TensorboardXWriter(RowWriter):
         if log_dir is None:
             self.state_key = type(self).__name__  # a run's folder may be renamed
         self._kwargs = {"log_dir": self.path, **kwargs}
-        self._walltime: float | None = None  # when the rows being written were collected, if that was not just now
-        self._waiting: Mapping[str, Any] = {}  # what the checkpoint holds that was not written
+        self._walltime: float | None = None  # when the rows being written were collected; None: now
+        self._waiting: Mapping[str, Any] = {}  # media in the checkpoint that were not written
 
     @cached_property
     def _writer(self) -> Any:
-        from torch.utils.tensorboard import SummaryWriter  # a second of import time
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
-        host = glob.escape(socket.gethostname())  # the file's name ends in host, process and a number
+        host = glob.escape(socket.gethostname())  # file names end in host, process and a number
         claim_pattern(os.path.join(self.path, f"events.out.tfevents.*.{host}.{os.getpid()}.*"))
         before = _last_stamp(self.path)
         writer = SummaryWriter(**self._kwargs)
-        # Only the first file of a run says this: a file opened after close() would drop this run's own points.
+        # Only the first file of a run has this: in a file opened after close() it would hide this run's own points.
         self._kwargs.pop("purge_step", None)
         _write_without_thread(writer, before)
         return writer
 
     def resume(self, start_iter: int) -> None:
-        """Have TensorBoard drop the points that an earlier run wrote from ``start_iter`` on."""
+        """Make TensorBoard hide the points that an earlier run wrote from ``start_iter`` on."""
         super().resume(start_iter)
         self.close()
-        # Also by a run that is the first in its folder: TensorBoard ignores the first such mark that it reads.
+        # Also in the first run of a folder: TensorBoard ignores the first mark that it reads.
         self._kwargs["purge_step"] = self._first
         if self._waiting and has_event_storage():
             get_event_storage().restore_media(self._waiting)
         self._waiting = {}
-        self._writer  # noqa: B018 (imported now, not in the middle of training)
+        self._writer  # noqa: B018 (import it now, not during training)
 
     def state_dict(self) -> dict[str, Any]:
         storage = self._storage()
@@ -75,7 +75,7 @@ class TensorboardXWriter(RowWriter):
         self._waiting = state_dict.get("waiting", {})
 
     def collect(self, storage: EventStorage) -> Callable[[], None] | None:
-        self._begin(storage)
+        self._use(storage)
         since, before = self._seen, self._last_write
         rows = self._new_rows(storage)
         images, histograms, texts = storage.images(since), storage.histograms(since), storage.texts(since)
@@ -91,8 +91,7 @@ class TensorboardXWriter(RowWriter):
                 self.write_rows(rows)
             finally:
                 self._walltime = None
-            # What belongs to an iteration that was written before comes with the next one, as for scalars: a resume
-            # drops all points from there on.
+            # As with scalars, media of an iteration that is already written get the next one.
             for iteration, name, image in images:
                 self._writer.add_image(name, image, max(iteration, before + 1), now)
             for iteration, histogram in histograms:
@@ -108,7 +107,7 @@ class TensorboardXWriter(RowWriter):
             if not added:
                 add_all()
                 added = True
-            self._writer.flush()  # after an OSError the events still wait for the next flush
+            self._writer.flush()  # after an OSError the events wait for the next flush
 
         return write
 
@@ -116,7 +115,7 @@ class TensorboardXWriter(RowWriter):
         from tensorboard.compat.proto.event_pb2 import Event
 
         for iteration, values in rows:
-            # One event with all values of the iteration: an event for each would cost ten times as much.
+            # One event per iteration: one per value costs ten times as much.
             event = Event()
             for name, value in values.items():
                 event.summary.value.add(tag=name, simple_value=value)
@@ -138,21 +137,21 @@ _EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 
 
 def _last_stamp(folder: str) -> int | None:
-    """The greatest time stamp in the names of a folder's event files; None if there are none."""
+    """Return the greatest time stamp in the names of a folder's event files; None if there are none."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     stamps = [int(match[1]) for name in names if (match := _EVENT_FILE.match(name))]
     return max(stamps, default=None)
 
 
 class _EventFile:
-    """Replaces tensorboard's ``EventFileWriter``, for an existing file and without a thread.
+    """Replaces tensorboard's ``EventFileWriter``, without its thread.
 
-    That thread opens and closes the file for each event, and competes with ours and the one that trains. Events are
-    collected in memory; :meth:`flush` appends them to the file, all or none.
+    That thread opens and closes the file for each event, and competes with the training thread. Here events are
+    collected in memory, and :meth:`flush` appends them to the file, all or none.
 
     Args:
-        path: the file; events are appended.
-        log_dir: the folder, as it was given.
+        path: an existing file; events are appended.
+        log_dir: the folder that :meth:`get_logdir` returns.
     """
 
     def __init__(self, path: str, log_dir: str) -> None:
@@ -192,19 +191,19 @@ class _EventFile:
 
 
 def _write_without_thread(writer: Any, before: int | None) -> None:
-    """Have a SummaryWriter write without its thread, if its file is local; otherwise nothing changes.
+    """Make a SummaryWriter write without its thread. Does nothing if its file is not local.
 
     Args:
         writer: the SummaryWriter.
-        before: time stamp of the files that are read before its file. TensorBoard reads files in the order of their
-            names, which hold the time in seconds: of a run that ended just now, or on a machine whose clock is ahead,
-            it may be the same or greater.
+        before: greatest time stamp of the folder's other files. TensorBoard reads files in the order of their names,
+            which hold the time in seconds. If the earlier run has just ended, or its clock was ahead, its stamp may
+            not be smaller; the new file is then renamed.
     """
     event_writer = writer.file_writer.event_writer
     path = getattr(event_writer, "_file_name", "")
     if not os.path.isfile(path):
         return
-    event_writer.close()  # what it wrote, such as purge_step, is in the file
+    event_writer.close()  # writes what it has, such as purge_step
     folder, name = os.path.split(path)
     match = _EVENT_FILE.match(name)
     if match and before is not None and int(match[1]) <= before:

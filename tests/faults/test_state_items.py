@@ -543,27 +543,27 @@ COPIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 ELSEWHERE = {
     "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/written": (
         "hooks/writers/test_line_writer.py",
-        "test_a_resume_says_which_rows_are_missing",
+        "test_a_resume_warns_about_missing_rows",
     ),
     "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/length": (
         "hooks/writers/test_line_writer.py",
-        "test_a_resume_says_which_rows_are_missing",
+        "test_a_resume_warns_about_missing_rows",
     ),
     "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/checksum": (
         "hooks/writers/test_line_writer.py",
-        "test_a_resume_says_which_rows_are_missing",
+        "test_a_resume_warns_about_missing_rows",
     ),
     "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/written": (
         "hooks/writers/test_line_writer.py",
-        "test_a_resume_says_which_rows_are_missing",
+        "test_a_resume_warns_about_missing_rows",
     ),
     "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/length": (
         "hooks/writers/test_line_writer.py",
-        "test_a_resume_says_which_rows_are_missing",
+        "test_a_resume_warns_about_missing_rows",
     ),
     "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/checksum": (
         "hooks/writers/test_line_writer.py",
-        "test_a_resume_says_which_rows_are_missing",
+        "test_a_resume_warns_about_missing_rows",
     ),
     "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/columns": (
         "hooks/writers/test_csv_writer.py",
@@ -571,15 +571,15 @@ ELSEWHERE = {
     ),
     "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/waiting/images": (
         "hooks/writers/test_tensorboard.py",
-        "test_media_that_were_not_written_before_a_kill_are_shown_once",
+        "test_media_not_written_before_a_kill_are_shown_once",
     ),
     "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/waiting/histograms": (
         "hooks/writers/test_tensorboard.py",
-        "test_media_that_were_not_written_before_a_kill_are_shown_once",
+        "test_media_not_written_before_a_kill_are_shown_once",
     ),
     "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/waiting/texts": (
         "hooks/writers/test_tensorboard.py",
-        "test_media_that_were_not_written_before_a_kill_are_shown_once",
+        "test_media_not_written_before_a_kill_are_shown_once",
     ),
     "trainer/hooks/BestCheckpointer/judged_by": (
         "hooks/checkpoints/test_best.py",

@@ -67,7 +67,7 @@ def test_a_checkpoint_is_named_by_its_last_finished_iteration(make):
     assert last(checkpointer) == "model_final.pth"
 
 
-def test_the_prefix_of_the_files_can_be_chosen(make):
+def test_file_prefix_names_the_files(make):
     trainer, checkpointer = make()
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, 5, file_prefix="net")])
     trainer.train(0, 5)
@@ -104,7 +104,7 @@ def test_a_stopped_run_saves_where_it_stopped(make):
 
 
 @pytest.mark.parametrize("checkpointer_first", [True, False])
-def test_what_is_saved_is_the_state_all_hooks_are_in_whatever_their_order(make, checkpointer_first):
+def test_a_checkpoint_has_the_state_of_all_hooks_after_the_step(make, checkpointer_first):
     trainer, checkpointer = make()
     scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 100)
     hooks = [PeriodicCheckpointer(checkpointer, 5), LRScheduler(scheduler=scheduler)]
@@ -150,7 +150,7 @@ def test_the_list_of_kept_checkpoints_survives_a_resume(make):
     assert run(5, 10) == ["last_checkpoint", "model_0000007.pth", "model_0000009.pth", "model_final.pth"]
 
 
-def test_the_final_save_removes_what_a_killed_run_did_not_get_to(make, tmp_path):
+def test_the_final_save_removes_outdated_files_of_a_killed_run(make, tmp_path):
     trainer, checkpointer = make()
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=1)])
     trainer.train(0, 4)
@@ -165,7 +165,7 @@ def test_the_final_save_removes_what_a_killed_run_did_not_get_to(make, tmp_path)
     assert files(checkpointer) == ["last_checkpoint", "model_0000003.pth", "model_final.pth"]
 
 
-def test_a_moved_run_still_removes_its_own_old_checkpoints(make, tmp_path):
+def test_a_moved_run_removes_its_old_checkpoints(make, tmp_path):
     trainer, checkpointer = make("old")
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=1)])
     trainer.train(0, 4)
@@ -177,7 +177,7 @@ def test_a_moved_run_still_removes_its_own_old_checkpoints(make, tmp_path):
     assert files(checkpointer) == ["last_checkpoint", "model_0000007.pth", "model_final.pth"]
 
 
-def test_an_old_checkpoint_goes_only_when_the_new_one_is_saved(make, monkeypatch):
+def test_an_old_checkpoint_is_removed_after_the_new_one_is_saved(make, monkeypatch):
     trainer, checkpointer = make()
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=1)])
     save = checkpointer.save
@@ -193,12 +193,12 @@ def test_an_old_checkpoint_goes_only_when_the_new_one_is_saved(make, monkeypatch
     assert files(checkpointer) == ["last_checkpoint", "model_0000001.pth"]
 
 
-def test_keeping_no_checkpoint_is_an_error(make):
+def test_max_to_keep_must_be_at_least_1(make):
     with pytest.raises(ConfigError, match="at least 1"):
         PeriodicCheckpointer(make()[1], 2, max_to_keep=0)
 
 
-def test_hooks_hear_of_each_save(make):
+def test_hooks_are_called_around_each_save(make):
     heard = []
     trainer, checkpointer = make()
     hook = CallbackHook(
@@ -260,7 +260,7 @@ def test_two_hooks_of_a_class_each_get_their_own_state_back(make):
         ]
 
 
-def test_a_checkpoint_comes_every_epoch_and_every_so_many_minutes(make, monkeypatch):
+def test_the_period_may_be_epochs_or_minutes(make, monkeypatch):
     trainer, checkpointer = make()
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, "2ep")])
     trainer.train(0, 16)  # of 4 iterations each
@@ -278,7 +278,7 @@ def test_a_checkpoint_comes_every_epoch_and_every_so_many_minutes(make, monkeypa
     assert files(checkpointer) == ["last_checkpoint", "model_0000002.pth", "model_0000005.pth", "model_final.pth"]
 
 
-def test_a_checkpoint_that_is_asked_for_holds_the_step_it_was_asked_in(make):
+def test_a_requested_checkpoint_includes_the_step_of_the_request(make):
     trainer, checkpointer = make()
     ask = CallbackHook(before_step=lambda trainer: trainer.request_save() if trainer.iter == 3 else None)
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, 0), ask])
@@ -302,7 +302,7 @@ def test_an_interrupted_run_is_saved_once_under_its_iteration_and_not_as_final(m
     assert saved(checkpointer, "model_0000004")["trainer"]["iteration"] == 4
 
 
-def test_an_interrupted_runs_checkpoint_is_one_of_those_that_are_counted(make):
+def test_the_checkpoint_of_an_interrupted_run_counts_towards_max_to_keep(make):
     trainer, checkpointer = make()
     stop = CallbackHook(after_step=lambda t: t.request_stop("", exit_code=75) if t.iter == 6 else None)
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=2), stop])
@@ -310,7 +310,7 @@ def test_an_interrupted_runs_checkpoint_is_one_of_those_that_are_counted(make):
     assert files(checkpointer) == ["last_checkpoint", "model_0000005.pth", "model_0000006.pth"]
 
 
-def test_what_a_killed_run_had_no_time_to_remove_goes_with_the_next_checkpoint(make):
+def test_outdated_files_of_a_killed_run_are_removed_with_the_next_checkpoint(make):
     """Killed between the new checkpoint, which is whole, and the old one's removal."""
 
     class Killed(BaseException):
@@ -332,7 +332,7 @@ def test_what_a_killed_run_had_no_time_to_remove_goes_with_the_next_checkpoint(m
     assert files(checkpointer) == ["last_checkpoint", "model_0000007.pth", "model_final.pth"]
 
 
-def test_files_of_a_run_that_kept_all_are_left_when_it_goes_on_keeping_some(make):
+def test_files_saved_without_max_to_keep_are_not_removed_later(make):
     for start, stop, keep in ((0, 4, None), (4, 8, 1)):
         trainer, checkpointer = make()
         trainer.register_hooks([PeriodicCheckpointer(checkpointer, 2, max_to_keep=keep)])
@@ -353,7 +353,7 @@ def test_fvcores_checkpointer_and_positional_arguments_work(make):
 # ---------------------------------------------------------------------------- asynchronous
 
 
-def test_an_asynchronous_save_is_told_of_when_its_file_is_whole_and_all_are_at_the_end(make, tmp_path):
+def test_after_save_of_an_asynchronous_save_comes_when_its_file_is_complete(make, tmp_path):
     trainer, checkpointer = make()
     checkpointer = Checkpointer(trainer.model, str(tmp_path / "run"), asynchronous=True, trainer=trainer)
     there = []
@@ -394,9 +394,7 @@ class Fails(HookBase):
 @pytest.mark.parametrize(
     ("event", "iteration"), [("before_step", 5), ("after_fetch", 5), ("after_backward", 5), ("after_step", 6)]
 )
-def test_a_failure_before_the_update_or_after_the_step_is_saved_beside_the_run(
-    make, event, iteration, checkpointer_type
-):
+def test_the_state_at_a_failure_before_the_update_or_after_the_step_is_saved(make, event, iteration, checkpointer_type):
     weights = []
     note = CallbackHook(after_step=lambda trainer: weights.append(trainer.model.fc.weight.detach().clone()))
     trainer, checkpointer = make(checkpointer_type=checkpointer_type)
@@ -411,7 +409,7 @@ def test_a_failure_before_the_update_or_after_the_step_is_saved_beside_the_run(
 
 
 @pytest.mark.parametrize("event", ["before_optimizer_step", "after_optimizer_step", "before_zero_grad"])
-def test_weights_that_may_be_of_half_a_step_are_not_saved(make, event):
+def test_a_partial_step_is_not_saved(make, event):
     trainer, checkpointer = make()
     trainer.register_hooks([ExceptionCheckpointer(checkpointer), Fails(event, 6)])
     with pytest.raises(RuntimeError, match="broken"):
@@ -419,7 +417,7 @@ def test_weights_that_may_be_of_half_a_step_are_not_saved(make, event):
     assert files(checkpointer) == []
 
 
-def test_a_run_goes_on_from_the_state_at_a_failure_if_told_to(make):
+def test_a_run_can_resume_from_the_state_at_a_failure(make):
     trainer, checkpointer = make()
     trainer.register_hooks([ExceptionCheckpointer(checkpointer), Fails("after_backward", 6)])
     with pytest.raises(RuntimeError, match="broken"):
@@ -430,7 +428,7 @@ def test_a_run_goes_on_from_the_state_at_a_failure_if_told_to(make):
     assert trainer.iter == 5
 
 
-def test_a_run_that_ends_well_or_by_ctrl_c_leaves_no_state_of_a_failure(make):
+def test_a_completed_or_interrupted_run_saves_no_failure_state(make):
     def interrupt(trainer):
         if trainer.iter == 6:
             raise KeyboardInterrupt

@@ -47,13 +47,13 @@ def make(model, batches, *hooks, **kwargs):
     return trainer
 
 
-def test_a_step_is_three_forward_passes_of_two_operations_a_multiply_add():
+def test_a_step_is_three_forward_passes_with_two_operations_per_multiply_add():
     hook = FlopsCounter()
     make(Linear(), [torch.randn(8, 16)], hook).train(0, 2)
     assert hook.flops == 3 * 2 * 8 * 16 * 32
 
 
-def test_what_is_not_trained_has_no_backward_pass():
+def test_a_frozen_model_has_no_backward_pass():
     hook, model = FlopsCounter(), Linear()
     trainer = make(model, [torch.randn(8, 16)], hook)
     model.linear.weight.requires_grad_(False)
@@ -82,7 +82,7 @@ def test_attention_is_counted():
     assert hook.flops == 3 * 2 * (2 * 3 * 5 * 5 * (16 + 16))
 
 
-def test_speed_and_utilisation_are_put_when_metrics_are_written():
+def test_flops_and_mfu_are_put_when_metrics_are_written():
     trainer = make(Linear(), [torch.randn(8, 16)], FlopsCounter(peak_flops=1e12, period=1))
     trainer.train(0, 20)
     latest = trainer.storage.latest()
@@ -91,7 +91,7 @@ def test_speed_and_utilisation_are_put_when_metrics_are_written():
     assert 0 < latest["mfu"][0] < 1
 
 
-def test_without_a_known_peak_there_is_no_mfu_and_that_is_said_once(log):
+def test_without_a_known_peak_there_is_no_mfu_and_one_log_line(log):
     trainer = make(Linear(), [torch.randn(8, 16)], FlopsCounter(period=1))
     trainer.train(0, 20)
     assert "mfu" not in trainer.storage.latest()
@@ -99,7 +99,7 @@ def test_without_a_known_peak_there_is_no_mfu_and_that_is_said_once(log):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_run_is_the_same_to_the_bit_with_and_without_it(fails, monkeypatch, log):
+def test_counting_does_not_change_the_run(fails, monkeypatch, log):
     if fails:
         monkeypatch.setattr("fvcore.nn.FlopCountAnalysis", None)
 
@@ -140,7 +140,7 @@ def test_a_model_in_eval_mode_stays_in_it():
     assert seen == [False, False]
 
 
-def test_what_cannot_be_traced_is_run_under_torchs_counter_with_the_reason(log):
+def test_a_model_that_cannot_be_traced_is_counted_by_torch(log):
     class Untraceable(Linear):
         def forward(self, batch):
             if torch.jit.is_tracing():
@@ -153,7 +153,7 @@ def test_what_cannot_be_traced_is_run_under_torchs_counter_with_the_reason(log):
     assert "cannot count the model's FLOPs (ValueError: not for tracing)" in log.text
 
 
-def test_a_model_that_cannot_be_counted_trains_all_the_same(log):
+def test_a_model_that_cannot_be_counted_is_trained(log):
     class Once(Linear):
         def forward(self, batch):
             if not torch.is_grad_enabled():
@@ -166,7 +166,7 @@ def test_a_model_that_cannot_be_counted_trains_all_the_same(log):
     assert log.text.count("The model's FLOPs cannot be counted: ValueError: needs gradients") == 1
 
 
-def test_a_compiled_model_is_counted_without_its_compiled_code():
+def test_a_compiled_model_is_counted_in_eager_mode():
     hook, model = FlopsCounter(), Linear()
     compiled = torch.compile(model, backend="eager")
     make(compiled, [torch.randn(8, 16)], hook).train(0, 2)
@@ -187,7 +187,7 @@ def test_a_compiled_model_is_counted_without_its_compiled_code():
         ("NVIDIA T400", None),
     ],
 )
-def test_the_peak_of_the_usual_gpus_is_known(monkeypatch, name, peak):
+def test_the_peak_of_common_gpus_is_known(monkeypatch, name, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
     assert _peak_flops(torch.device("cuda")) == peak
     assert _peak_flops(torch.device("cpu")) is None
@@ -195,7 +195,7 @@ def test_the_peak_of_the_usual_gpus_is_known(monkeypatch, name, peak):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_random_numbers_of_the_gpu_are_put_back():
+def test_random_numbers_of_the_gpu_are_restored():
     def run(*hooks):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.BatchNorm1d(8)).cuda()

@@ -75,7 +75,7 @@ def test_the_autograd_profiler_writes_its_operators(tmp_path):
     assert "aten::addmm" in names
 
 
-def test_both_can_stand_in_a_config(tmp_path):
+def test_both_can_be_named_in_a_config(tmp_path):
     offered = {"output_dir": str(tmp_path)}
     args = {"start": 1, "steps": 1}
     names = ("TorchProfiler", "AutogradProfiler")
@@ -86,12 +86,12 @@ def test_both_can_stand_in_a_config(tmp_path):
 
 
 @pytest.mark.parametrize("hook", [TorchProfiler, AutogradProfiler])
-def test_a_predicate_and_a_start_contradict_each_other(hook):
+def test_a_predicate_with_a_start_is_an_error(hook):
     with pytest.raises(ConfigError, match="enable_predicate, or start and steps, not both"):
         hook(lambda trainer: True, ".", start=3)
 
 
-def test_activities_go_by_name(tmp_path):
+def test_activities_can_be_given_by_name(tmp_path):
     hook = TorchProfiler(output_dir=str(tmp_path), activities=["cpu"], start=0, steps=1, save_tensorboard=False)
     train(1, hook)
     assert os.listdir(tmp_path) == ["profiler-trace-iter0.json"]
@@ -132,7 +132,7 @@ def test_the_memory_of_the_process_is_put_when_metrics_are_written():
     assert all(50 < megabytes < 100_000 for megabytes, _ in values)
 
 
-def test_memory_that_is_taken_shows(tmp_path):
+def test_allocated_memory_is_included(tmp_path):
     class Hoarder(HookBase):
         def after_step(self):
             if self.trainer.iter == 15:
@@ -151,7 +151,7 @@ def test_the_memory_of_the_gpu_is_put():
     assert trainer.storage.latest()["reserved_mem"][0] >= 2
 
 
-def test_memory_statistics_without_a_gpu_are_nothing(log, monkeypatch):
+def test_memory_statistics_without_a_gpu_do_nothing(log, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     train(50, TorchMemoryStats(period=10))
     assert log.text.count("there is no CUDA device") == 1
@@ -160,7 +160,7 @@ def test_memory_statistics_without_a_gpu_are_nothing(log, monkeypatch):
 
 @pytest.mark.gpu
 @gpu
-def test_memory_statistics_are_logged_so_often_and_no_more(log):
+def test_memory_statistics_are_logged_at_most_max_runs_times(log):
     train(100, TorchMemoryStats(period=10, max_runs=3), device="cuda")
     assert log.text.count("GPU memory at iteration") == 3
     assert "GPU memory at iteration 29" in log.text
@@ -207,7 +207,7 @@ def test_garbage_is_collected_between_steps_at_each_period(collector):
     assert trainer.alive == [*range(1, 11)] * 3
 
 
-def test_what_was_there_at_the_start_is_frozen_in_the_run(collector):
+def test_objects_that_exist_at_the_start_are_frozen_during_the_run(collector):
     seen = []
 
     class Look(HookBase):
@@ -220,7 +220,7 @@ def test_what_was_there_at_the_start_is_frozen_in_the_run(collector):
     assert seen == [(False, True)] * 2
 
 
-def test_nothing_is_frozen_if_it_is_not_wanted(collector):
+def test_freeze_false_freezes_nothing(collector):
     trainer = Cycles()
     trainer.register_hooks([GarbageCollection(freeze=False), look := Frozen()])
     trainer.train(0, 1)
@@ -232,7 +232,7 @@ class Frozen(HookBase):
         self.count = gc.get_freeze_count()
 
 
-def test_everything_is_as_before_after_an_error_too(collector):
+def test_the_collector_is_restored_after_an_error(collector):
     class Failing(TrainerBase):
         def run_step(self):
             raise ValueError("here")
@@ -245,7 +245,7 @@ def test_everything_is_as_before_after_an_error_too(collector):
     assert gc.get_freeze_count() == 0
 
 
-def test_a_collector_that_was_off_stays_off_and_what_was_frozen_stays_frozen():
+def test_a_disabled_collector_stays_disabled_and_frozen_objects_stay_frozen():
     gc.disable()
     gc.freeze()
     try:
@@ -259,7 +259,7 @@ def test_a_collector_that_was_off_stays_off_and_what_was_frozen_stays_frozen():
         gc.enable()
 
 
-def test_old_garbage_goes_too(collector):
+def test_old_garbage_is_collected(collector):
     class Keeper(Cycles):
         kept = None
 

@@ -56,14 +56,14 @@ class Clock:
         return Tick()
 
 
-def test_samples_per_second_are_those_of_the_clock_on_the_wall(tmp_path, monkeypatch):
+def test_samples_per_second_use_wall_clock_time(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     found = train(tmp_path, loader(), 20, Throughput(period=1), clock.hook())
     assert [row["samples_per_s"] for row in found] == [16.0, 16.0]
     assert [row["iteration"] for row in found] == [9, 19]
 
 
-def test_the_last_smaller_batch_of_an_epoch_is_not_counted_as_a_full_one(tmp_path, monkeypatch):
+def test_a_smaller_last_batch_is_not_counted_as_full(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
     found = train(tmp_path, loader(samples=10), 10, Throughput(period=1), clock.hook())  # batches of 8 and 2
     assert found[0]["samples_per_s"] == 10.0
@@ -74,7 +74,7 @@ def test_the_epoch_is_a_fraction(tmp_path):
     assert [row["epoch"] for row in found] == [0.75, 1.5, 2.25, 2.5]
 
 
-def test_the_epoch_goes_on_after_a_resume(tmp_path):
+def test_the_epoch_continues_after_a_resume(tmp_path):
     model = Loss()
     trainer = SimpleTrainer(model, loader(samples=32), torch.optim.SGD(model.parameters(), lr=0.1))
     trainer.register_hooks([Throughput(period=1)])
@@ -90,7 +90,7 @@ def test_without_a_batch_size_batches_are_counted(tmp_path, monkeypatch):
     assert found[0]["samples_per_s"] == 8.0
 
 
-def test_a_given_batch_size_has_the_last_word_and_nothing_is_counted(tmp_path, monkeypatch):
+def test_a_given_batch_size_is_used_and_batches_are_not_counted(tmp_path, monkeypatch):
     clock, hook = Clock(monkeypatch), Throughput(batch_size=100, period=1)
     found = train(tmp_path, [{"x": torch.randn(3, 4)}], 10, hook, clock.hook())
     assert found[0]["samples_per_s"] == 200.0
@@ -105,7 +105,7 @@ def test_items_are_counted_in_each_batch(tmp_path, monkeypatch, items_of):
     assert found[0]["samples_per_s"] == 6.0
 
 
-def test_items_are_read_from_the_storage_if_the_step_puts_them(tmp_path, monkeypatch):
+def test_items_are_read_from_the_storage(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
 
     class Tokens(HookBase):
@@ -116,7 +116,7 @@ def test_items_are_read_from_the_storage_if_the_step_puts_them(tmp_path, monkeyp
     assert [row["items_per_s"] for row in found] == [2 * 104.5, 2 * 114.5]
 
 
-def test_the_slowest_steps_are_told(tmp_path):
+def test_the_slowest_steps_are_reported(tmp_path):
     class Step(TrainerBase):
         def run_step(self):
             if self.iter == 30:
@@ -131,7 +131,7 @@ def test_the_slowest_steps_are_told(tmp_path):
     assert all(row["time_p95"] < 0.05 for row in found)
 
 
-def test_a_writing_that_comes_too_soon_is_passed_over(tmp_path, monkeypatch):
+def test_a_write_before_the_period_is_skipped(tmp_path, monkeypatch):
     clock = Clock(monkeypatch)
 
     class Impatient(HookBase):
@@ -144,7 +144,7 @@ def test_a_writing_that_comes_too_soon_is_passed_over(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("period", [1, 20])
-def test_a_resumed_run_reports_where_a_whole_one_would(tmp_path, period):
+def test_a_resumed_run_reports_at_the_same_iterations(tmp_path, period):
     def run(folder, start, end, state=None):
         model, hook = Loss(), Throughput(period=period)
         trainer = SimpleTrainer(model, loader(), torch.optim.SGD(model.parameters(), lr=0.1))

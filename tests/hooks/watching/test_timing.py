@@ -28,7 +28,7 @@ def test_a_resumed_run_puts_the_time_of_every_step():
     assert times(trainer) == [100, 101, 102, 103, 104]
 
 
-def test_the_time_other_hooks_take_after_a_step_is_not_the_steps(monkeypatch):
+def test_the_time_of_other_hooks_after_a_step_does_not_count(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("hookline.hooks.watching.timing.time.perf_counter", lambda: clock[0])
 
@@ -62,14 +62,14 @@ def test_the_speed_of_the_run_is_reported_at_its_end(log, monkeypatch):
 
 
 @pytest.mark.parametrize("max_iter", [0, 1, 3])
-def test_a_run_no_longer_than_the_warmup_ends_without_a_report(log, max_iter):
+def test_a_run_not_longer_than_the_warmup_has_no_report(log, max_iter):
     trainer = Idle()
     trainer.register_hooks([IterationTimer(warmup_iter=3)])
     trainer.train(0, max_iter)
     assert not any("training speed" in message for message in log.messages)
 
 
-def test_a_second_run_is_timed_afresh():
+def test_a_second_run_starts_new_timings():
     trainer = Idle()
     trainer.register_hooks([IterationTimer(warmup_iter=1)])
     trainer.train(0, 3)

@@ -82,7 +82,7 @@ def test_the_average_follows_the_formula(warmup):
     assert ema.updates == 12
 
 
-def test_buffers_are_the_models_or_averaged():
+def test_buffers_are_copied_or_averaged():
     note, copy, average = Note(), EMA(decay=0.5, warmup=False), EMA(0.5, False, buffers="average", evaluate=False)
     simple_trainer(note, copy, average).train(0, 5)
     expected = note.seen[0]["norm.running_mean"]
@@ -93,7 +93,7 @@ def test_buffers_are_the_models_or_averaged():
     assert saved(average)["norm.num_batches_tracked"] == saved(copy)["norm.num_batches_tracked"] == 5
 
 
-def test_what_is_saved_is_a_full_state_dict_under_plain_names():
+def test_the_saved_average_is_a_full_state_dict_with_plain_names():
     model = Net()
     model.second = torch.compile(model.second, backend="eager")
     ema = EMA()
@@ -105,7 +105,7 @@ def test_what_is_saved_is_a_full_state_dict_under_plain_names():
     Net().load_state_dict(ours)
 
 
-def test_it_begins_with_the_weights_at_start_and_updates_every_so_often():
+def test_it_starts_with_the_weights_at_start_and_updates_every_period():
     note, ema = Note(), EMA(decay=0.5, warmup=False, start="1ep", every=3)
     trainer = simple_trainer(note, ema)  # 4 iterations an epoch
     trainer.train(0, 4)
@@ -119,7 +119,7 @@ def test_it_begins_with_the_weights_at_start_and_updates_every_so_often():
     torch.testing.assert_close(saved(ema)["second.bias"], expected)
 
 
-def test_half_precision_weights_are_averaged_in_full():
+def test_half_precision_weights_are_averaged_in_float32():
     model = nn.Linear(2, 2).to(torch.bfloat16)
     average = WeightAverage(model)
     with torch.no_grad():
@@ -173,7 +173,7 @@ def test_lazy_layers_are_averaged_once_they_have_a_shape():
         ({"device": "gpu"}, "gpu"),
     ],
 )
-def test_bad_arguments_are_named(arguments, message):
+def test_invalid_arguments_are_errors(arguments, message):
     with pytest.raises(ConfigError, match=message):
         EMA(**arguments)
 
@@ -190,7 +190,7 @@ def test_two_averages_cannot_both_be_evaluated():
 # ---------------------------------------------------------------------- evaluation
 
 
-def test_evaluations_are_of_the_average_and_the_weights_are_back_before_anybody_sees_the_results():
+def test_evaluations_use_the_average_and_after_eval_sees_the_models_weights():
     ema, note = EMA(decay=0.5), Note()
     evaluated, after, own = [], [], []
 
@@ -216,7 +216,7 @@ def test_evaluations_are_of_the_average_and_the_weights_are_back_before_anybody_
     assert pointers == {name: value.data_ptr() for name, value in trainer.model.state_dict().items()}
 
 
-def test_training_does_not_notice():
+def test_training_is_not_affected():
     plain = simple_trainer(EvalHook(2, lambda: {}))
     plain.train(0, 7)
     trainer = simple_trainer(EvalHook(2, lambda: {}), EMA(0.5, buffers="average"))
@@ -226,7 +226,7 @@ def test_training_does_not_notice():
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_the_weights_are_back_after_an_evaluation_that_raises(error):
+def test_the_weights_are_restored_after_an_evaluation_that_raises(error):
     def evaluate():
         raise error("broken")
 
@@ -240,7 +240,7 @@ def test_the_weights_are_back_after_an_evaluation_that_raises(error):
     assert not torch.equal(saved(ema)["second.bias"], note.seen[-1]["second.bias"])
 
 
-def test_the_weights_are_back_when_another_hook_fails_before_the_evaluation():
+def test_the_weights_are_restored_when_another_hook_fails_before_the_evaluation():
     class Fails(HookBase):
         def before_eval(self):
             raise RuntimeError("broken")
@@ -252,7 +252,7 @@ def test_the_weights_are_back_when_another_hook_fails_before_the_evaluation():
     assert torch.equal(trainer.model.second.bias, note.seen[-1]["second.bias"])
 
 
-def test_an_interrupt_in_the_middle_of_the_exchange_loses_nothing(monkeypatch):
+def test_an_interrupt_during_the_swap_loses_nothing(monkeypatch):
     ema = EMA(0.5)
     trainer = simple_trainer(EvalHook(0, lambda: {}), ema)
     trainer.train(0, 4)
@@ -273,7 +273,7 @@ def test_an_interrupt_in_the_middle_of_the_exchange_loses_nothing(monkeypatch):
     assert all(torch.equal(saved(ema)[name], value) for name, value in average.items())
 
 
-def test_a_stop_in_an_evaluation_goes_on_with_the_weights_themselves():
+def test_a_stop_during_an_evaluation_restores_the_weights():
     from hookline.hooks import StopTraining
 
     def evaluate():
@@ -286,7 +286,7 @@ def test_a_stop_in_an_evaluation_goes_on_with_the_weights_themselves():
     assert note.seen[3]["second.bias"].ne(saved(ema)["second.bias"]).any()
 
 
-def test_it_need_not_be_evaluated():
+def test_evaluate_false_evaluates_the_models_weights():
     seen, note = [], Note()
     trainer = simple_trainer(
         note, EvalHook(3, lambda: seen.append(weights_of(trainer.model))), EMA(0.5, evaluate=False)
@@ -295,7 +295,7 @@ def test_it_need_not_be_evaluated():
     assert torch.equal(seen[0]["second.bias"], note.seen[-1]["second.bias"])
 
 
-def test_the_average_can_be_used_by_hand():
+def test_averaged_weights_can_be_used_directly():
     ema = EMA(0.5)
     trainer = simple_trainer(ema)
     with ema.averaged_weights():  # there is none yet
@@ -365,7 +365,7 @@ def kill_at(trainer, iteration):
 
 
 @pytest.mark.parametrize("buffers", ["copy", "average"])
-def test_a_resumed_run_is_equal_to_the_whole_one_to_the_bit(make, tmp_path, buffers):
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(make, tmp_path, buffers):
     ema = {"decay": 0.9, "buffers": buffers, "start": 3, "every": 2}
     make(folder="whole", ema=ema).train()
     kill_at(make(ema=ema), 12)
@@ -398,7 +398,7 @@ def test_the_model_in_a_checkpoint_is_never_the_average(make, tmp_path, name):
         assert torch.equal(averaged(tmp_path / "run", name)[key], value), key
 
 
-def test_a_checkpoint_written_during_an_evaluation_has_the_weights_themselves(make, tmp_path):
+def test_a_checkpoint_written_during_an_evaluation_has_the_models_weights(make, tmp_path):
     trainer = make(ema={"decay": 0.9})
     note, seen = [], []
 
@@ -420,7 +420,7 @@ def test_a_checkpoint_written_during_an_evaluation_has_the_weights_themselves(ma
     assert not torch.equal(before["classifier.weight"], middle["classifier.weight"])
 
 
-def test_an_evaluation_of_a_loaded_run_is_of_its_average(make):
+def test_an_evaluation_of_a_loaded_run_uses_its_average(make):
     trainer = make(ema={"decay": 0.9})
     trainer.train()
     last = dict(trainer._last_eval_results)
@@ -431,7 +431,7 @@ def test_an_evaluation_of_a_loaded_run_is_of_its_average(make):
     assert all(torch.equal(again.model.state_dict()[name], value) for name, value in weights.items())
 
 
-def test_the_configs_decay_counts_after_a_resume(make):
+def test_a_resumed_run_uses_the_decay_of_the_config(make):
     trainer = make("SOLVER.MAX_ITER", 12, ema={"decay": 0.9, "warmup": False})
     trainer.train()
     start = trainer.find_hook(EMA).average.state_dict()["classifier.bias"].clone()
@@ -441,7 +441,7 @@ def test_the_configs_decay_counts_after_a_resume(make):
     torch.testing.assert_close(again.find_hook(EMA).state_dict()["averaged_model"]["classifier.bias"], expected)
 
 
-def test_an_average_that_is_new_on_a_resume_begins_with_the_loaded_weights(make, log):
+def test_an_average_added_on_a_resume_starts_with_the_loaded_weights(make, log):
     make("SOLVER.MAX_ITER", 12).train()
     again = make("SOLVER.MAX_ITER", 13, ema={"decay": 0.5, "warmup": False}, resume=True)
     start = weights_of(again.model)["classifier.bias"]
@@ -451,7 +451,7 @@ def test_an_average_that_is_new_on_a_resume_begins_with_the_loaded_weights(make,
     assert "begins with the model's present weights" in log.text
 
 
-def test_what_was_loaded_is_saved_again_before_training(make):
+def test_a_loaded_average_is_saved_again_before_training(make):
     make(ema={"decay": 0.9}).train()
     again = make(ema={"decay": 0.9}, resume=True).state_dict()["hooks"]["EMA"]
     assert again["updates"] == 24
@@ -459,7 +459,7 @@ def test_what_was_loaded_is_saved_again_before_training(make):
     assert "classifier.bias" in again["averaged_model"]
 
 
-def test_an_average_of_another_model_is_refused(make):
+def test_an_average_of_another_model_is_an_error(make):
     make(ema={"decay": 0.9}).train()
     trainer = make("SOLVER.MAX_ITER", 30, ema={"decay": 0.9}, resume=True)
     trainer.find_hook(EMA)._loaded.pop("classifier.bias")
@@ -496,7 +496,7 @@ def test_the_average_of_a_gpus_weights(device):
     assert torch.equal(trainer.model.first.weight, note.seen[-1]["first.weight"])
 
 
-def test_a_state_that_is_no_average_is_refused_when_it_is_loaded():
+def test_an_invalid_state_is_an_error_when_it_is_loaded():
     state = {"averaged_model": {"w": torch.ones(1), "a._extra_state": 3}, "updates": 1, "start": None}
     EMA().load_state_dict(state)
     for junk in ({"averaged_model": 3}, {"averaged_model": {"w": 3}}, {"updates": "x"}, {"start": "x"}):
@@ -513,7 +513,7 @@ def trained_with_ema():
     return trainer, trainer.find_hook(EMA)
 
 
-def test_predictions_are_made_with_the_weights_that_evaluations_use():
+def test_predictions_use_the_same_weights_as_evaluations():
     trainer, ema = trained_with_ema()
     own = weights_of(trainer.model)
     found = list(trainer.predict(batches()))
@@ -524,7 +524,7 @@ def test_predictions_are_made_with_the_weights_that_evaluations_use():
     torch.testing.assert_close(weights_of(trainer.model), own, rtol=0, atol=0)
 
 
-def test_predictions_that_fail_or_are_given_up_leave_the_models_own_weights():
+def test_failed_or_abandoned_predictions_restore_the_weights():
     trainer, _ = trained_with_ema()
     own = weights_of(trainer.model)
     outputs = trainer.predict(batches())
@@ -536,7 +536,7 @@ def test_predictions_that_fail_or_are_given_up_leave_the_models_own_weights():
     torch.testing.assert_close(weights_of(trainer.model), own, rtol=0, atol=0)
 
 
-def test_training_on_while_a_prediction_has_not_ended_is_refused():
+def test_training_during_a_prediction_is_an_error():
     trainer, _ = trained_with_ema()
     own = weights_of(trainer.model)
     outputs = trainer.predict(batches())

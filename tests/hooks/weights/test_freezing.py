@@ -41,7 +41,7 @@ def moved(*hooks, steps=8, model=None):
     return {name: [i for i in range(steps) if not torch.equal(notes[i][name], notes[i + 1][name])] for name in notes[0]}
 
 
-def test_frozen_layers_move_from_their_iteration_on():
+def test_frozen_layers_are_trained_from_their_iteration_on():
     changes = moved(ModelFreezer(["body.2", "body"], until=["1ep", 6]))
     assert changes["body.0.weight"] == changes["body.1.weight"] == changes["body.1.running_mean"] == [6, 7]
     assert changes["body.1.num_batches_tracked"] == [6, 7]
@@ -49,14 +49,14 @@ def test_frozen_layers_move_from_their_iteration_on():
     assert changes["head.weight"] == list(range(8))
 
 
-def test_without_a_length_they_never_move_by_any_way_of_naming_them():
+def test_without_until_layers_stay_frozen_however_they_are_named():
     for name in ("body", "bod?", ["body.*"], ["body.0.weight", "body.0.bias", "body.1", "body.2"]):
         changes = moved(ModelFreezer(name))
         assert not any(changes[key] for key in changes if key.startswith("body")), name
         assert changes["head.bias"] == list(range(8))
 
 
-def test_an_optimizer_with_momentum_does_not_move_what_is_frozen_in_the_middle():
+def test_momentum_does_not_change_weights_frozen_during_training():
     trainer = trainer_of()
     trainer.train(0, 4)  # momentum has built up
     before = trainer.model.body[0].weight.detach().clone()
@@ -65,7 +65,7 @@ def test_an_optimizer_with_momentum_does_not_move_what_is_frozen_in_the_middle()
     assert torch.equal(trainer.model.body[0].weight, before)
 
 
-def test_norms_stay_in_eval_mode_whoever_calls_train():
+def test_norms_stay_in_eval_mode_after_model_train():
     freezer, seen = ModelFreezer("body", until=6), []
 
     def evaluate():
@@ -79,7 +79,7 @@ def test_norms_stay_in_eval_mode_whoever_calls_train():
     assert seen == [False] * 6 + [True] * 2
 
 
-def test_afterwards_the_model_is_as_it_was_given():
+def test_the_model_is_restored_after_training():
     model = Net()
     model.body[2].weight.requires_grad_(False)
     trainer_of(ModelFreezer("body"), model=model).train(0, 2)
@@ -96,12 +96,12 @@ def test_afterwards_the_model_is_as_it_was_given():
         (("a", "2h"), "2h"),
     ],
 )
-def test_bad_arguments_are_named(arguments, message):
+def test_invalid_arguments_are_errors(arguments, message):
     with pytest.raises(ConfigError, match=message):
         ModelFreezer(*arguments)
 
 
-def test_a_name_that_fits_nothing_is_answered_with_one_that_does():
+def test_an_unknown_name_is_an_error_with_a_suggestion():
     with pytest.raises(ConfigError, match=r"'boddy'.*'body'"):
         trainer_of(ModelFreezer("boddy")).train(0, 1)
 
@@ -110,7 +110,7 @@ class Killed(BaseException):
     pass
 
 
-def test_a_resumed_run_is_equal_to_the_whole_one_to_the_bit(tmp_path):
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(tmp_path):
     def make(folder, resume=False):
         cfg = get_cfg()
         cfg.merge_from_list(

@@ -48,7 +48,7 @@ def test_statistics_are_those_of_the_data():
     assert model.norm.num_batches_tracked == 3  # steps, and nothing else
 
 
-def test_they_are_there_before_the_evaluation_of_the_same_step():
+def test_statistics_are_computed_before_the_evaluation_of_the_same_step():
     model, data, seen = Net(), batches(4, seed=1), []
     x = torch.cat([x for x, _ in data])
     look = EvalHook(2, lambda: seen.append(model.norm.running_mean.clone()))
@@ -61,7 +61,7 @@ def test_they_are_there_before_the_evaluation_of_the_same_step():
     assert model.norm.running_mean is buffer
 
 
-def test_a_short_loader_is_read_once_and_an_iterator_again_from_its_beginning():
+def test_a_short_loader_is_read_once_and_an_iterable_restarts():
     model = Net()
     trainer_of(model, PreciseBN(0, model, batches(3, seed=1), 200)).train(0, 2)
     torch.testing.assert_close(model.norm.running_mean, torch.cat([x for x, _ in batches(3, seed=1)]).mean(0))
@@ -74,7 +74,7 @@ def test_a_short_loader_is_read_once_and_an_iterator_again_from_its_beginning():
     torch.testing.assert_close(model.norm.running_mean, torch.cat([x for x, _ in batches(3, seed=1)]).mean(0))
 
 
-def test_norms_in_eval_mode_and_those_without_statistics_are_left_alone():
+def test_norms_in_eval_mode_or_without_statistics_are_unchanged():
     class Two(Net):
         def __init__(self):
             super().__init__()
@@ -95,7 +95,7 @@ def test_norms_in_eval_mode_and_those_without_statistics_are_left_alone():
     assert model.norm.running_mean.abs().sum() > 0
 
 
-def test_a_model_without_batch_norm_is_left_alone():
+def test_a_model_without_batch_norm_is_unchanged():
     model = nn.Sequential(nn.Linear(3, 2))
 
     class Loss(nn.Module):
@@ -112,7 +112,7 @@ def test_a_model_without_batch_norm_is_left_alone():
     trainer_of(Loss(), PreciseBN(1, model, never, 2)).train(0, 2)
 
 
-def test_after_an_error_the_model_is_as_it_was():
+def test_an_error_leaves_the_model_unchanged():
     model = Net()
     start = {name: value.clone() for name, value in model.state_dict().items()}
     bad = [*batches(1), (torch.zeros(2, 7), torch.zeros(2))]
@@ -127,7 +127,7 @@ def test_after_an_error_the_model_is_as_it_was():
     assert not model.norm._forward_pre_hooks
 
 
-def test_a_number_that_makes_no_sense_is_refused():
+def test_an_invalid_number_of_batches_is_an_error():
     with pytest.raises(ConfigError, match="num_iter"):
         PreciseBN(0, Net(), batches(1), 0)
     cfg = get_cfg()
@@ -179,7 +179,7 @@ class Killed(BaseException):
     pass
 
 
-def test_training_draws_and_learns_what_it_would_without(make):
+def test_training_is_not_affected(make):
     def run(enabled, folder):
         trainer = make("TEST.PRECISE_BN.ENABLED", enabled, folder=folder)
         seen = []
@@ -199,7 +199,7 @@ def test_training_draws_and_learns_what_it_would_without(make):
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_resumed_run_is_equal_to_the_whole_one_to_the_bit(make, tmp_path, workers):
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(make, tmp_path, workers):
     make("DATALOADER.NUM_WORKERS", workers, folder="whole").train()
     for stop, resume in ((8, False), (15, True)):
         trainer = make("DATALOADER.NUM_WORKERS", workers, resume=resume)
@@ -219,7 +219,7 @@ def test_a_resumed_run_is_equal_to_the_whole_one_to_the_bit(make, tmp_path, work
         assert torch.equal(ours[name], value), name
 
 
-def test_each_time_other_batches_are_used(make):
+def test_each_computation_uses_other_batches(make):
     trainer = make("SOLVER.MAX_ITER", 8)
     trainer.train()
     data = trainer.find_hook(PreciseBN)._data

@@ -117,7 +117,7 @@ def test_learning_rates_are_those_of_torchs_swalr(make, strategy):
     assert rates[15:] == pytest.approx(expected)
 
 
-def test_without_swa_lr_the_schedule_goes_on(make):
+def test_without_swa_lr_the_schedule_continues(make):
     rates = []
     trainer = make("SOLVER.STEPS", (10, 20), swa={"start": 0.5})
     trainer.register_hooks([CallbackHook(before_step=lambda t: rates.append(t.optimizer.param_groups[0]["lr"]))])
@@ -126,7 +126,7 @@ def test_without_swa_lr_the_schedule_goes_on(make):
 
 
 @pytest.mark.parametrize("evaluate", [True, False])
-def test_a_resumed_run_is_equal_to_the_whole_one_to_the_bit(make, tmp_path, evaluate):
+def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(make, tmp_path, evaluate):
     swa = {**SETTINGS, "evaluate": evaluate}
     make(folder="whole", swa=swa).train()
     kill_at(make(swa=swa), 18)
@@ -140,7 +140,7 @@ def test_a_resumed_run_is_equal_to_the_whole_one_to_the_bit(make, tmp_path, eval
             assert torch.equal(ours["trainer"]["hooks"]["SWA"][key][name], value), name
 
 
-def test_training_does_not_notice_that_the_average_is_evaluated(make, tmp_path):
+def test_evaluating_the_average_does_not_affect_training(make, tmp_path):
     make(folder="plain").train()
     make(swa={"start": 0.5}).train()
     last = load(tmp_path / "run")["trainer"]["hooks"]["SWA"]["last_model"]
@@ -148,7 +148,7 @@ def test_training_does_not_notice_that_the_average_is_evaluated(make, tmp_path):
         assert torch.equal(last[name], value), name
 
 
-def test_a_completed_run_that_is_made_longer_goes_on_with_its_own_weights(make, tmp_path):
+def test_an_extended_run_continues_with_its_last_weights(make, tmp_path):
     swa = {**SETTINGS, "start": "3ep"}
     make("SOLVER.MAX_ITER", 40, folder="whole", swa=swa).train()
     make("SOLVER.MAX_ITER", 30, swa=swa).train()
@@ -158,7 +158,7 @@ def test_a_completed_run_that_is_made_longer_goes_on_with_its_own_weights(make, 
         assert torch.equal(ours["model"][name], value), name
 
 
-def test_the_last_evaluation_is_of_what_the_model_ends_with(make):
+def test_the_last_evaluation_uses_the_final_weights(make):
     trainer = make(swa=SETTINGS)
     trainer.train()
     assert trainer.evaluate() == trainer._last_eval_results
@@ -166,7 +166,7 @@ def test_the_last_evaluation_is_of_what_the_model_ends_with(make):
     assert again.evaluate() == trainer._last_eval_results
 
 
-def test_the_last_weights_can_be_kept(make, tmp_path):
+def test_final_last_keeps_the_last_weights(make, tmp_path):
     trainer = make(swa={**SETTINGS, "final": "last"})
     notes = noting(trainer)
     trainer.train()
@@ -185,7 +185,7 @@ def test_a_stopped_run_keeps_its_own_weights(make, tmp_path):
     assert torch.equal(load(tmp_path / "run")["model"]["classifier.bias"], notes[-1]["classifier.bias"])
 
 
-def test_a_second_training_in_the_same_process_goes_on_with_its_own_weights():
+def test_a_second_training_in_the_same_process_continues_with_its_last_weights():
     def run(*lengths):
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 2)
@@ -211,7 +211,7 @@ def test_a_second_training_in_the_same_process_goes_on_with_its_own_weights():
     assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
-def test_batch_norms_without_data_are_refused_before_training():
+def test_batch_norms_without_data_are_an_error_before_training():
     model = torch.nn.Sequential(torch.nn.BatchNorm1d(2))
     trainer = SimpleTrainer(model, [1], torch.optim.SGD(model.parameters(), lr=0.1))
     trainer.register_hooks([SWA()])
@@ -229,11 +229,11 @@ def test_batch_norms_without_data_are_refused_before_training():
         ({"start": "1h"}, "1h"),
     ],
 )
-def test_bad_arguments_are_named(arguments, message):
+def test_invalid_arguments_are_errors(arguments, message):
     with pytest.raises(ConfigError, match=message):
         SWA(**arguments)
 
 
-def test_rates_that_do_not_fit_the_groups_are_refused(make):
+def test_a_wrong_number_of_learning_rates_is_an_error(make):
     with pytest.raises(ConfigError, match="swa_lr has 3 values"):
         make(swa={"swa_lr": [0.1, 0.2, 0.3]}).train()

@@ -5,11 +5,11 @@ import pytest
 
 from hookline.config import ConfigError
 from hookline.hooks import CSVWriter, JSONWriter
-from hookline.hooks.writers.append_file import AppendFile, keep_aside
+from hookline.hooks.writers.append_file import AppendFile, back_up
 
 
 def short_writes(monkeypatch, sizes):
-    """Have os.write take so many bytes of each call, and fail with ENOSPC when there are no sizes left."""
+    """Limit the bytes that each call of os.write takes; after the last size it fails with ENOSPC."""
     write, sizes = os.write, iter(sizes)
 
     def limited(descriptor, data):
@@ -21,14 +21,14 @@ def short_writes(monkeypatch, sizes):
     monkeypatch.setattr(os, "write", limited)
 
 
-def test_a_piece_is_written_whole_however_little_the_system_takes_at_once(tmp_path, monkeypatch):
+def test_short_writes_are_continued(tmp_path, monkeypatch):
     file = AppendFile(str(tmp_path / "f"))
     short_writes(monkeypatch, [2, 1, 3])
     file.write(b"abcdef")
     assert (tmp_path / "f").read_bytes() == b"abcdef"
 
 
-def test_a_piece_that_fails_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failed_write_leaves_the_file_unchanged(tmp_path, monkeypatch):
     file = AppendFile(str(tmp_path / "f"), checksum=True)
     file.write(b"first\n")
     with monkeypatch.context() as patch:
@@ -41,7 +41,7 @@ def test_a_piece_that_fails_leaves_nothing(tmp_path, monkeypatch):
     assert file.content() == (12, zlib.crc32(b"first\nthird\n"))
 
 
-def test_a_torn_piece_that_could_not_be_removed_at_once_is_removed_by_the_next(tmp_path, monkeypatch):
+def test_a_partial_write_that_could_not_be_removed_is_removed_by_the_next_write(tmp_path, monkeypatch):
     file = AppendFile(str(tmp_path / "f"))
     file.write(b"first\n")
     with monkeypatch.context() as patch:
@@ -54,7 +54,7 @@ def test_a_torn_piece_that_could_not_be_removed_at_once_is_removed_by_the_next(t
     assert (tmp_path / "f").read_bytes() == b"first\nthird\n"
 
 
-def test_the_checksum_covers_what_was_there_before(tmp_path):
+def test_the_checksum_covers_existing_content(tmp_path):
     (tmp_path / "f").write_bytes(b"before\n")
     file = AppendFile(str(tmp_path / "f"), checksum=True)
     file.write(b"after\n")
@@ -73,11 +73,11 @@ def test_a_fifo_or_a_folder_is_refused(tmp_path, writer):
         writer(str(tmp_path))
 
 
-def test_what_was_kept_aside_before_is_kept(tmp_path):
+def test_earlier_backups_are_kept(tmp_path):
     path = tmp_path / "metrics.json"
     for number in range(3):
         path.write_text(str(number))
-        keep_aside(str(path))
+        back_up(str(path))
     assert not path.exists()
     kept = [tmp_path / f"metrics.json.{ending}" for ending in ("old", "old2", "old3")]
     assert [file.read_text() for file in kept] == ["0", "1", "2"]

@@ -1,4 +1,4 @@
-"""Work beside the training."""
+"""The background thread."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from hookline.hooks import HookBase, JSONWriter, PeriodicWriter, RowWriter
 from hookline.hooks.writers.background import Background
 
 
-def test_jobs_are_done_in_order_on_another_thread():
+def test_jobs_run_in_order_on_another_thread():
     background, done = Background(), []
     for number in range(100):
         background.submit(lambda n=number: done.append((n, threading.current_thread())))
@@ -23,7 +23,7 @@ def test_jobs_are_done_in_order_on_another_thread():
     assert not any(thread.name == "hookline-writers" and thread.is_alive() for _, thread in done)
 
 
-def test_whoever_gives_more_than_there_is_room_for_waits():
+def test_submit_blocks_when_the_queue_is_full():
     background, go, given = Background(max_jobs=2), threading.Event(), []
     background.submit(go.wait)
 
@@ -35,14 +35,14 @@ def test_whoever_gives_more_than_there_is_room_for_waits():
     thread = threading.Thread(target=give)
     thread.start()
     time.sleep(0.1)
-    assert len(given) <= 4  # one more than may wait is among the jobs when it waits
+    assert len(given) <= 4  # submit blocks after it has queued one more
     go.set()
     thread.join()
     background.close()
     assert len(given) == 5
 
 
-def test_an_error_is_raised_where_the_next_job_is_given_and_the_others_are_done():
+def test_the_next_submit_raises_a_jobs_error_and_the_other_jobs_run():
     background, done = Background(), []
 
     def fail():
@@ -57,7 +57,7 @@ def test_an_error_is_raised_where_the_next_job_is_given_and_the_others_are_done(
     assert done == [1, 2]
 
 
-def test_the_job_whose_giving_raises_an_earlier_ones_error_is_done_too():
+def test_a_job_runs_even_if_its_submit_raises_an_earlier_error():
     background, done, failed = Background(delay=0.01), [], threading.Event()
 
     def fail():
@@ -72,7 +72,7 @@ def test_the_job_whose_giving_raises_an_earlier_ones_error_is_done_too():
     assert done == [1]
 
 
-def test_all_errors_are_told():
+def test_all_errors_are_reported():
     background = Background()
 
     def fail(text):
@@ -87,7 +87,7 @@ def test_all_errors_are_told():
 
 
 @pytest.mark.parametrize("then", ["drain", "close"])
-def test_it_works_on_after_its_closing_was_interrupted(then):
+def test_it_works_after_an_interrupted_close(then):
     background, go, done = Background(delay=3600.0), threading.Event(), []
     background.submit(lambda: go.wait(timeout=60))
 
@@ -105,12 +105,12 @@ def test_it_works_on_after_its_closing_was_interrupted(then):
         signal.signal(signal.SIGALRM, before)
     for thread in threading.enumerate():
         if thread.name == "hookline-writers":
-            thread.join(timeout=1)  # it ends, or goes on: both are to be fine
+            thread.join(timeout=1)  # it may have ended or not
     for number in (1, 2):
         background.submit(lambda n=number: done.append(n))
         if number == 2:
             time.sleep(0.05)
-            assert done == [1]  # jobs gather as before
+            assert done == [1]  # jobs are collected again
         waits = threading.Thread(target=getattr(background, then), daemon=True)
         waits.start()
         waits.join(timeout=60)
@@ -120,7 +120,7 @@ def test_it_works_on_after_its_closing_was_interrupted(then):
 
 
 @pytest.mark.parametrize("end", ["drain", "close", "a full queue"])
-def test_jobs_gather_until_somebody_waits_for_them(end):
+def test_jobs_are_collected_until_a_caller_waits(end):
     background, done = Background(max_jobs=3, delay=3600.0), []
     for number in range(3):
         background.submit(lambda n=number: done.append(n))
@@ -136,14 +136,14 @@ def test_jobs_gather_until_somebody_waits_for_them(end):
     background.close()
 
 
-def test_jobs_are_done_soon_when_nobody_waits():
+def test_jobs_run_soon_if_no_caller_waits():
     background, done = Background(delay=0.01), threading.Event()
     background.submit(done.set)
     assert done.wait(timeout=60)
     background.close()
 
 
-def test_it_works_again_after_it_was_closed():
+def test_it_can_be_used_after_close():
     background, done = Background(), []
     for number in range(2):
         background.submit(lambda n=number: done.append(n))
@@ -169,7 +169,7 @@ def test_a_writers_error_ends_the_run(tmp_path):
     assert trainer.iter < 1_000_000
 
 
-def test_the_other_writers_rows_are_all_there_when_one_fails(tmp_path):
+def test_other_writers_write_all_rows_when_one_fails(tmp_path):
     trainer = Losses()
     trainer.register_hooks(
         [PeriodicWriter([Broken(str(tmp_path / "a.json")), JSONWriter(str(tmp_path / "b.json"))], 2)]
@@ -180,7 +180,7 @@ def test_the_other_writers_rows_are_all_there_when_one_fails(tmp_path):
     assert len(rows) >= trainer.finished_iter // 2
 
 
-def test_no_row_is_lost_of_the_writing_that_another_writers_failure_is_told_at(tmp_path):
+def test_no_row_is_lost_when_another_writers_error_is_raised(tmp_path):
     class BrokenLater(JSONWriter):
         def write_rows(self, rows):
             if rows[-1][0] >= 19:
@@ -191,7 +191,7 @@ def test_no_row_is_lost_of_the_writing_that_another_writers_failure_is_told_at(t
             recorded.extend(iteration for iteration, _ in rows)
 
     class Waits(HookBase):
-        """Has the failure at 19 known before 29 is written."""
+        """Waits for the failure at 19 before 29 is written."""
 
         def after_step(self):
             deadline = time.monotonic() + 60
@@ -223,7 +223,7 @@ def test_nothing_is_lost_when_a_step_fails(tmp_path):
     assert [json.loads(line)["loss"] for line in (tmp_path / "m.json").read_text().splitlines()] == [2.0, 5.0, 7.0]
 
 
-def test_writers_can_be_called_in_the_training_thread(tmp_path):
+def test_writers_can_run_in_the_training_thread(tmp_path):
     threads = []
 
     class Notes(JSONWriter):

@@ -20,14 +20,14 @@ from hookline.hooks import (
 
 
 class Losses(TrainerBase):
-    """A trainer whose loss is the number of the iteration."""
+    """The loss is the iteration."""
 
     def run_step(self):
         self.storage.put_scalar("loss", float(self.iter))
 
 
 class Puts(HookBase):
-    """Puts 1 as ``name`` at an event, at one iteration or at each."""
+    """Puts ``name`` = 1 at an event, at one iteration or at each."""
 
     def __init__(self, event, name, at=None):
         self.name, self.at = name, at
@@ -64,7 +64,7 @@ def path(tmp_path):
 
 
 class Detectron2Writer(EventWriter):
-    """Reads images and histograms as detectron2's writer for TensorBoard does."""
+    """Reads images and histograms like detectron2's TensorBoard writer."""
 
     def __init__(self):
         self.images, self.histograms = [], []
@@ -97,7 +97,7 @@ def test_rows_are_written_every_period_and_at_the_last_step(path):
     assert [row["loss"] for row in rows] == [9.5, 29.5, 39.5]
 
 
-def test_a_line_is_the_iteration_and_then_the_metrics_by_name(path):
+def test_a_line_has_the_iteration_and_then_the_metrics_by_name(path):
     with EventStorage(3) as storage:
         storage.put_scalars(b=2, a=1, smoothing_hint=False)
         JSONWriter(str(path)).write()
@@ -106,14 +106,14 @@ def test_a_line_is_the_iteration_and_then_the_metrics_by_name(path):
 
 @pytest.mark.parametrize("at", [5, 19, 49])
 @pytest.mark.parametrize("event", ["before_step", "after_step"])
-def test_a_metric_put_by_a_hook_behind_the_writer_is_written_with_its_iteration(path, event, at):
+def test_a_metric_of_a_hook_after_the_writer_is_written_with_its_iteration(path, event, at):
     rows = run(path, last_hooks=[Puts(event, "late", at)])
     assert places(rows, "late") == [at]
     iterations = [row["iteration"] for row in rows]
     assert iterations == sorted({*iterations})
 
 
-def test_what_hooks_put_after_training_is_written_after_the_last_step(path):
+def test_metrics_put_after_training_are_written_after_the_last_step(path):
     rows = run(path, hooks=[Puts("after_train", "early")], last_hooks=[Puts("after_train", "late")])
     assert [row["iteration"] for row in rows] == [19, 39, 49, 50]
     assert rows[-1] == {"iteration": 50, "early": 1.0, "late": 1.0}
@@ -139,7 +139,7 @@ def test_the_metrics_of_a_failed_run_are_written_up_to_its_failure(path):
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_values_that_are_not_finite_are_null(path, value):
+def test_nonfinite_values_are_null(path, value):
     with EventStorage() as storage:
         storage.put_scalars(loss=torch.tensor(value))
         JSONWriter(str(path)).write()
@@ -175,10 +175,10 @@ def test_a_write_with_nothing_new_adds_no_row(path):
     assert len(read(path)) == 1
 
 
-def test_a_writer_used_for_one_run_after_the_other_writes_all_of_each(path):
+def test_a_writer_used_for_two_runs_writes_both(path):
     writer = JSONWriter(str(path))
 
-    def run(start):  # its storage may well lie where the one before was
+    def run(start):  # the new storage may have the address of the old one
         with EventStorage(start) as storage:
             storage.put_scalar("loss", float(start))
             writer.write()
@@ -196,7 +196,7 @@ def test_a_trainer_trained_twice_writes_both_runs(path):
     assert [row["iteration"] for row in read(path)] == [4, 9, 14, 19]
 
 
-def test_a_closed_writer_opens_again(path):
+def test_a_closed_writer_reopens(path):
     writer = JSONWriter(str(path))
     for iteration in range(2):
         with EventStorage(iteration) as storage:
@@ -210,14 +210,14 @@ def test_a_closed_writer_opens_again(path):
 # ---------------------------------------------------------------------------- resuming metrics.json
 
 
-def test_a_resumed_run_leaves_no_iteration_twice(path):
+def test_a_resumed_run_writes_no_iteration_twice(path):
     run(path, 0, 50)
     rows = run(path, 30, 60)
     assert [row["iteration"] for row in rows] == [19, 39, 59]
     assert rows[1]["loss"] == 34.5  # the resumed run's
 
 
-def test_rows_of_the_restart_iteration_and_beyond_are_cut(path):
+def test_rows_from_the_restart_iteration_on_are_removed(path):
     path.write_text("".join(json.dumps({"iteration": i, "a": 1}) + "\n" for i in (9, 19, 29, 30)))
     JSONWriter(str(path)).resume(29)
     assert [row["iteration"] for row in read(path)] == [9, 19]
@@ -227,13 +227,13 @@ def test_rows_of_the_restart_iteration_and_beyond_are_cut(path):
     "torn",
     ['{"iteration": 29, "lo', '{"iteration": 29}', "\x00\x00\x00", "not json\n", "[1]\n", '{"iteration": "1"}\n'],
 )
-def test_a_line_torn_by_a_crash_is_cut(path, torn):
+def test_an_incomplete_line_is_removed(path, torn):
     path.write_text('{"iteration": 19}\n' + torn)
     JSONWriter(str(path)).resume(100)
     assert path.read_text() == '{"iteration": 19}\n'
 
 
-def test_a_file_torn_in_bytes_that_are_no_text_is_healed(path):
+def test_a_file_that_ends_in_invalid_text_is_repaired(path):
     path.write_bytes(b'{"iteration": 19}\n\xff\xfe\x80')
     JSONWriter(str(path)).resume(100)
     assert path.read_text() == '{"iteration": 19}\n'
@@ -246,7 +246,7 @@ def test_a_run_from_the_start_keeps_the_old_file_under_another_name(path):
     assert path.with_name("metrics.json.old").read_text() == '{"iteration": 19, "old": 1}\n'
 
 
-def test_nothing_to_cut_leaves_the_file_alone(path):
+def test_a_file_without_rows_to_remove_is_unchanged(path):
     path.write_text('{"iteration": 19}\n')
     before = path.stat().st_ino
     JSONWriter(str(path)).resume(20)
@@ -254,12 +254,12 @@ def test_nothing_to_cut_leaves_the_file_alone(path):
     assert path.read_text() == '{"iteration": 19}\n'
 
 
-def test_resuming_without_a_file_makes_none(path):
+def test_a_resume_without_a_file_creates_none(path):
     JSONWriter(str(path)).resume(20)
     assert not path.exists()
 
 
-def test_a_failed_cut_leaves_the_old_file_whole(path, monkeypatch):
+def test_a_failed_removal_of_rows_leaves_the_file_unchanged(path, monkeypatch):
     text = '{"iteration": 19}\n{"iteration": 39}\n'
     path.write_text(text)
 
@@ -307,7 +307,7 @@ def test_writers_are_resumed_written_and_closed_in_turn():
     ]
 
 
-def test_all_writers_are_closed_although_one_fails():
+def test_all_writers_are_closed_when_one_fails():
     first, second, trainer = Recorder(fail_close=True), Recorder(), Losses()
     trainer.register_hooks([PeriodicWriter([first, second])])
     with pytest.raises(OSError, match="cannot close"):
@@ -323,7 +323,7 @@ def test_writers_write_when_any_hook_requests_it():
     assert [at for call, at in writer.calls if call == "write"] == [5, 9, 10]
 
 
-def test_hooks_are_told_what_was_written():
+def test_after_write_gets_the_metrics_that_were_written():
     seen, trainer = [], Losses()
     after_write = CallbackHook(after_write=lambda trainer, metrics: seen.append((trainer.iter, dict(metrics))))
     trainer.register_hooks([PeriodicWriter([], period=2), after_write])
@@ -331,7 +331,7 @@ def test_hooks_are_told_what_was_written():
     assert seen[:2] == [(1, {"loss": 0.5}), (3, {"loss": 1.5})]
 
 
-def test_what_is_no_writer_is_refused_by_name():
+def test_an_object_that_is_not_a_writer_is_an_error():
     with pytest.raises(TypeError, match=r"EventWriters, not 'metrics.json'"):
         PeriodicWriter(["metrics.json"])
 
@@ -380,7 +380,7 @@ def test_code_that_uses_the_summary_writer_itself_writes_to_the_same_file(tmp_pa
     writer.close()
 
 
-def test_tensorboard_points_have_the_time_they_were_put_at_not_that_of_the_thread_that_writes(tmp_path):
+def test_tensorboard_points_have_the_time_they_were_collected_at(tmp_path):
     class Notes(HookBase):
         def after_step(self):
             times.append(time.time())
@@ -402,7 +402,7 @@ def test_after_a_resume_tensorboard_shows_one_line(tmp_path):
     assert steps(tmp_path, "loss") == [9, 19, 29, 39, 49, 59]
 
 
-def test_using_tensorboard_after_the_end_of_a_resumed_run_leaves_its_points_to_be_seen(tmp_path):
+def test_using_tensorboard_after_a_resumed_run_does_not_hide_its_points(tmp_path):
     writer = TensorboardXWriter(str(tmp_path))
     trainer = Losses()
     trainer.register_hooks([PeriodicWriter([writer], 10)])
@@ -429,7 +429,7 @@ def media(folder):
     )
 
 
-def test_images_histograms_and_texts_reach_every_writer_once(tmp_path):
+def test_each_writer_gets_images_histograms_and_texts_once(tmp_path):
     folders = [tmp_path / "a", tmp_path / "b"]
     trainer = Losses()
     at_3 = CallbackHook(after_step=lambda trainer: put_media(trainer.storage) if trainer.iter == 3 else None)
@@ -452,7 +452,7 @@ def test_images_of_a_second_run_are_written_too(tmp_path):
     assert media(tmp_path) == ([0, 10], [0, 10], [0, 10])
 
 
-def test_writers_take_the_runs_folder_where_they_are_given_none(tmp_path):
+def test_writers_without_a_path_use_the_runs_folder(tmp_path):
     with EventStorage() as storage:
         storage.put_scalar("a", 1)
         for writer in (JSONWriter(output_dir=str(tmp_path)), TensorboardXWriter(output_dir=str(tmp_path))):
@@ -487,8 +487,8 @@ def test_a_writer_made_for_detectron2_reads_images_and_histograms(tmp_path):
 # ---------------------------------------------------------------------------- state
 
 
-def test_a_resumed_writer_writes_no_value_again(path):
-    """The storage's state has all metrics' latest values: how far they are written, only the writer knows."""
+def test_a_resumed_writer_writes_no_value_twice(path):
+    """The storage's state has the latest values; only the writer's state says which are written."""
     first, second = JSONWriter(str(path)), JSONWriter(str(path))
     with EventStorage() as storage:
         storage.put_scalar("accuracy", 0.5, smoothing_hint=False, cur_iter=10)

@@ -15,7 +15,7 @@ def lines(log):
     return [record.getMessage() for record in log.records if record.name == "hookline.hooks.writers.console"]
 
 
-def test_a_line_a_period_and_one_for_the_last_step(log):
+def test_one_line_per_period_and_one_for_the_last_step(log):
     trainer = Losses()
     trainer.register_hooks([IterationTimer(), PeriodicWriter([CommonMetricPrinter(50)], 20)])
     trainer.train(0, 50)
@@ -23,21 +23,21 @@ def test_a_line_a_period_and_one_for_the_last_step(log):
     assert lines(log)[-1].startswith("eta: 0:00:00")
 
 
-def test_a_line_shows_losses_times_and_rate_and_a_single_loss_once(log):
+def test_a_line_shows_losses_times_and_learning_rate_and_a_single_loss_once(log):
     trainer = Losses()
     trainer.register_hooks([PeriodicWriter([CommonMetricPrinter(10)])])
     trainer.train(0, 10)
     assert lines(log) == ["iter: 9/10  loss: 0.5  data_time: 2 ms  lr: 0.1"]
 
 
-def test_several_losses_are_shown_with_their_sum(log):
+def test_several_losses_are_shown_with_their_total(log):
     with EventStorage() as storage:
         storage.put_scalars(loss_a=1.0, loss_b=2.0, total_loss=3.0)
         CommonMetricPrinter(10).write()
     assert lines(log) == ["iter: 0/10  loss_a: 1  loss_b: 2  total_loss: 3"]
 
 
-def test_times_are_given_in_the_unit_a_person_can_read(log):
+def test_times_have_a_readable_unit(log):
     printer = CommonMetricPrinter()
     for iteration, seconds in enumerate((1.5, 0.0321, 0.00000412)):
         with EventStorage(iteration) as storage:
@@ -54,7 +54,7 @@ def test_without_a_last_iteration_there_is_no_eta(log):
     assert "eta" not in lines(log)[0]
 
 
-def test_the_eta_is_the_median_step_times_the_steps_left(log):
+def test_the_eta_is_the_median_step_time_times_the_steps_left(log):
     with EventStorage(9) as storage:
         for iteration, seconds in enumerate([2.0] * 9 + [1000.0]):
             storage.put_scalar("time", seconds, cur_iter=iteration)
@@ -103,7 +103,7 @@ def test_a_resumed_run_does_not_count_the_time_between_the_runs(log, monkeypatch
     assert "eta: 0:16:20  iter: 19/1000" in lines(log)
 
 
-def test_a_stopped_run_shows_no_progress_beyond_the_step_it_stopped_at(log):
+def test_a_stopped_run_shows_no_progress_after_its_last_step(log):
     stop = CallbackHook(after_step=lambda trainer: trainer.request_stop("enough") if trainer.iter == 9 else None)
     trainer = Losses()
     trainer.register_hooks([IterationTimer(), PeriodicWriter([CommonMetricPrinter(50)], 5), stop])

@@ -1,4 +1,4 @@
-"""Metrics as a table."""
+"""CSVWriter."""
 
 import csv
 
@@ -14,7 +14,7 @@ class Losses(TrainerBase):
 
 
 class Late(HookBase):
-    """A metric that appears in the middle of the run."""
+    """Puts a metric from the middle of the run on."""
 
     def after_step(self):
         if self.trainer.iter == 5:
@@ -29,25 +29,25 @@ def run(path, start, end, period=2, hooks=()):
         return list(csv.DictReader(file))
 
 
-def test_each_written_iteration_is_a_line(tmp_path):
+def test_each_written_iteration_has_a_line(tmp_path):
     rows = run(tmp_path / "m.csv", 0, 6)
     assert rows == [{"iteration": str(i), "loss": f"{i}.0"} for i in (1, 3, 5)]
 
 
-def test_a_metric_that_appears_later_gets_a_column_of_its_own(tmp_path):
+def test_a_new_metric_gets_a_new_column(tmp_path):
     rows = run(tmp_path / "m.csv", 0, 8, hooks=[Late()])
     assert [row["accuracy"] for row in rows] == ["", "", "0.5", ""]
     assert [row["loss"] for row in rows] == ["1.0", "3.0", "5.0", "7.0"]
 
 
-def test_a_resumed_run_leaves_no_iteration_twice(tmp_path):
+def test_a_resumed_run_writes_no_iteration_twice(tmp_path):
     path = tmp_path / "m.csv"
     run(path, 0, 8)
     rows = run(path, 4, 10)
     assert [row["iteration"] for row in rows] == ["1", "3", "5", "7", "9"]
 
 
-def test_a_number_torn_at_the_end_is_no_row(tmp_path):
+def test_an_incomplete_number_at_the_end_is_not_a_row(tmp_path):
     path = tmp_path / "m.csv"
     run(path, 0, 1400)
     whole = path.read_bytes()
@@ -84,7 +84,7 @@ def test_a_column_that_a_killed_run_added_is_removed(tmp_path, caplog):
     assert "checkpoint" not in caplog.text  # nothing is missing
 
 
-def test_rows_stand_once_if_the_disk_failed_after_they_were_written(tmp_path, monkeypatch):
+def test_rows_appear_once_if_the_disk_failed_after_they_were_written(tmp_path, monkeypatch):
     def failing(path):
         monkeypatch.undo()
         raise OSError(5, "Input/output error")
@@ -93,7 +93,7 @@ def test_rows_stand_once_if_the_disk_failed_after_they_were_written(tmp_path, mo
     assert [row["iteration"] for row in run(tmp_path / "m.csv", 0, 6)] == ["1", "3", "5"]
 
 
-def test_a_torn_last_line_is_healed(tmp_path):
+def test_an_incomplete_last_line_is_removed(tmp_path):
     path = tmp_path / "m.csv"
     run(path, 0, 8)
     path.write_bytes(path.read_bytes()[:-6] + b"\xff")
@@ -108,7 +108,7 @@ def test_a_new_run_keeps_the_old_file(tmp_path):
     assert (tmp_path / "m.csv.old").read_bytes() == old
 
 
-def test_the_config_finds_it(tmp_path):
+def test_it_can_be_named_in_a_config(tmp_path):
     from hookline.hooks import WRITER_REGISTRY
 
     writer = WRITER_REGISTRY.build("CSVWriter", offered={"output_dir": str(tmp_path), "window_size": 5, "max_iter": 3})
@@ -116,7 +116,7 @@ def test_the_config_finds_it(tmp_path):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_values_that_are_not_finite_are_written(tmp_path, value):
+def test_nonfinite_values_are_written(tmp_path, value):
     class Bad(TrainerBase):
         def run_step(self):
             self.storage.put_scalar("loss", value)

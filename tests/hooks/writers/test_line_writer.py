@@ -1,4 +1,4 @@
-"""Rows and checkpoints belong together."""
+"""Rows are compared with the checkpoint on a resume."""
 
 import copy
 import errno
@@ -17,14 +17,14 @@ from hookline.hooks import CallbackHook, CSVWriter, HookBase, JSONWriter, Period
 
 
 class Losses(TrainerBase):
-    """A trainer whose loss is the number of the iteration."""
+    """The loss is the iteration."""
 
     def run_step(self):
         self.storage.put_scalar("loss", float(self.iter))
 
 
 class Saves(HookBase):
-    """Saves the state at an iteration, and later copies the folder as a kill would leave it."""
+    """Saves the state at one iteration and copies the folder at a later one, as after a kill."""
 
     def __init__(self, folder, at=29, killed_at=45):
         self.folder, self.at, self.killed_at = folder, at, killed_at
@@ -57,7 +57,7 @@ def run(made, start=0, stop=50, hooks=(), state=None):
 
 @pytest.fixture
 def killed(tmp_path):
-    """The folder and state of a run that was killed at iteration 45, and the checkpoint of iteration 29."""
+    """The folder of a run killed at iteration 45, and its state at iteration 29."""
     whole = tmp_path / "whole"
     whole.mkdir()
     saves = Saves(whole)
@@ -73,7 +73,7 @@ def same_files(folder, other):
     return all((folder / name).read_bytes() == (other / name).read_bytes() for name in ("metrics.json", "metrics.csv"))
 
 
-def test_a_killed_and_resumed_run_leaves_the_files_of_one_that_was_not(tmp_path, killed, caplog):
+def test_a_killed_and_resumed_run_has_the_files_of_an_uninterrupted_run(tmp_path, killed, caplog):
     folder, saves = killed
     assert iterations(folder)[-1] == 44
     run(writers(folder), 30, state=saves.state)
@@ -109,11 +109,11 @@ def changed(path):
     [
         (removed, "is missing: missing are all rows up to iteration 29"),
         (emptied, "is empty: missing are all rows up to iteration 29"),
-        (truncated, "bytes of rows up to iteration 29, and the last row left is of iteration"),
+        (truncated, "bytes of rows up to iteration 29, and the last row left is iteration"),
         (changed, "was changed since the checkpoint was saved"),
     ],
 )
-def test_a_resume_says_which_rows_are_missing(killed, caplog, name, damage, says):
+def test_a_resume_warns_about_missing_rows(killed, caplog, name, damage, says):
     folder, saves = killed
     damage(folder / name)
     before = (folder / name).read_bytes() if (folder / name).exists() else b""
@@ -149,7 +149,7 @@ def test_the_order_and_number_of_writers_may_change_on_a_resume(tmp_path, killed
         assert (folder / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_writer_that_joins_at_a_resume_begins_with_the_rows_of_that_run(tmp_path, killed):
+def test_a_writer_added_on_a_resume_starts_with_the_rows_of_that_run(tmp_path, killed):
     folder, saves = killed
     added = CSVWriter(str(folder / "added.csv"), 1)
     run([added, *writers(folder)], 30, state=saves.state)
@@ -158,13 +158,13 @@ def test_a_writer_that_joins_at_a_resume_begins_with_the_rows_of_that_run(tmp_pa
     assert [line.split(",")[0] for line in text.splitlines()] == ["iteration", "34", "39", "44", "49"]
 
 
-def test_two_writers_of_one_key_are_refused(tmp_path):
+def test_two_writers_with_the_same_key_are_an_error(tmp_path):
     made = [JSONWriter(str(tmp_path / folder / "metrics.json")) for folder in ("a", "b")]
-    with pytest.raises(ConfigError, match=r"two writers have the same key, 'JSONWriter metrics\.json'"):
+    with pytest.raises(ConfigError, match=r"two writers have the same key 'JSONWriter metrics\.json'"):
         PeriodicWriter(made)
     made[1].state_key = "second"
     PeriodicWriter(made)
-    with pytest.raises(ConfigError, match="the same key, 'RowWriter'"):
+    with pytest.raises(ConfigError, match="the same key 'RowWriter'"):
         PeriodicWriter([RowWriter(), RowWriter()])
 
 
@@ -173,7 +173,7 @@ def test_two_writers_of_one_key_are_refused(tmp_path):
 
 @pytest.fixture
 def disk(monkeypatch):
-    """The system's disk; ``disk.full`` is set to the files that it has no room for."""
+    """A disk that is full for the files in ``disk.full``."""
 
     class Disk:
         full = ()
@@ -190,7 +190,7 @@ def disk(monkeypatch):
 
 
 def full_disk(disk, folder, since, until=1000):
-    """A hook that has the disk be full for the folder's files in these iterations; rows are written at once."""
+    """A hook that makes the disk full for the folder's files during these iterations."""
 
     def after_step(trainer):
         disk.full = list(folder.iterdir()) if since <= trainer.iter < until else []
@@ -218,7 +218,7 @@ def losses(folder):
 
 @pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("on_error", ["stop", "continue"])
-def test_rows_that_could_not_be_written_once_are_written_by_the_next_writing(tmp_path, disk, on_error, background):
+def test_rows_that_failed_once_are_written_by_the_next_write(tmp_path, disk, on_error, background):
     run_on(tmp_path / "whole")
     full = full_disk(disk, tmp_path / "full", 24, 25)
     run_on(tmp_path / "full", [full], on_error=on_error, background=background)
@@ -241,7 +241,7 @@ def test_a_run_that_continues_on_a_full_disk_loses_no_row(tmp_path, disk, caplog
     assert caplog.text.count("Training continues, and the rows wait in memory") == 3  # once for each file
 
 
-def test_a_run_whose_last_rows_cannot_be_written_has_failed_at_its_end(tmp_path, disk):
+def test_a_run_whose_last_rows_cannot_be_written_fails(tmp_path, disk):
     ended = []
     hooks = [full_disk(disk, tmp_path / "run", 20), CallbackHook(after_run=lambda trainer: ended.append(trainer.iter))]
     with pytest.raises(WriteError, match="No space left on device"):
@@ -249,7 +249,7 @@ def test_a_run_whose_last_rows_cannot_be_written_has_failed_at_its_end(tmp_path,
     assert ended == [50]
 
 
-def test_a_resume_after_a_save_on_a_full_disk_says_which_rows_may_be_missing(tmp_path, disk, caplog):
+def test_a_resume_after_a_save_on_a_full_disk_warns_about_rows_that_may_be_missing(tmp_path, disk, caplog):
     folder = tmp_path / "run"
     saves = Saves(folder, 29, 45)
     with pytest.raises(WriteError):
@@ -257,5 +257,5 @@ def test_a_resume_after_a_save_on_a_full_disk_says_which_rows_may_be_missing(tmp
     disk.full = []
     caplog.clear()
     run(writers(tmp_path / "killed"), 30, state=saves.state)
-    assert "the rows after iteration 19, up to iteration 29, could not be written" in caplog.text
+    assert "the rows of iterations 20 to 29 were not yet written" in caplog.text
     assert iterations(tmp_path / "killed") == [4, 9, 14, 19, 34, 39, 44, 49]

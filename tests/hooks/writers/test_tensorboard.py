@@ -17,7 +17,7 @@ class Losses(TrainerBase):
 
 
 def shown(folder):
-    """What TensorBoard shows of a folder, and what scripts read by its older reader: steps by name."""
+    """Steps by name, as TensorBoard shows them and as its older reader returns them."""
     plugin = plugin_event_accumulator.EventAccumulator(str(folder), size_guidance={"tensors": 0})
     older = event_accumulator.EventAccumulator(str(folder), dict.fromkeys(("scalars", "images", "histograms"), 0))
     for events in (plugin, older):
@@ -43,7 +43,7 @@ def put_late_media(trainer):
 
 
 class Kill(HookBase):
-    """Copies the folder at the end of iterations, as a kill there would leave it, with the last saved state."""
+    """Copies the folder and the last saved state at the end of iterations, as after a kill."""
 
     def __init__(self, folder, saved_at, at):
         self.folder, self.saved_at, self.at = folder, saved_at, at
@@ -74,7 +74,7 @@ def run(folder, start=0, stop=40, hooks=(), state=None):
     return shown(folder)
 
 
-def test_media_that_were_not_written_before_a_kill_are_shown_once(tmp_path):
+def test_media_not_written_before_a_kill_are_shown_once(tmp_path):
     kill = Kill(tmp_path / "whole", 15, (15, 24, 33))
     whole = run(tmp_path / "whole", hooks=[kill])
     assert whole["image"].count(12) == 1
@@ -83,14 +83,14 @@ def test_media_that_were_not_written_before_a_kill_are_shown_once(tmp_path):
 
 
 @pytest.mark.parametrize("at", [5, 15, 30])
-def test_points_of_a_run_that_was_killed_before_its_first_checkpoint_are_shown_once(tmp_path, at):
+def test_points_of_a_run_killed_before_its_first_checkpoint_are_shown_once(tmp_path, at):
     kill = Kill(tmp_path / "whole", 100, (at,))
     run(tmp_path / "whole", hooks=[kill])
     again = run(kill.kills[at][0])
     assert again == run(tmp_path / "alone")
 
 
-def test_files_are_read_in_the_order_of_the_runs_also_if_a_clock_was_ahead(tmp_path):
+def test_files_are_read_in_the_order_of_the_runs_even_if_a_clock_was_ahead(tmp_path):
     kill = Kill(tmp_path / "whole", 15, (15,))
     whole = run(tmp_path / "whole", hooks=[kill])
     folder, state = kill.kills[15]
@@ -100,7 +100,7 @@ def test_files_are_read_in_the_order_of_the_runs_also_if_a_clock_was_ahead(tmp_p
     assert run(folder, 16, state=state, hooks=[Kill(folder, 0, ())]) == whole
 
 
-def test_a_state_saved_before_the_first_writing_of_a_resumed_run_holds_the_media_too(tmp_path):
+def test_a_state_saved_before_the_first_write_of_a_resumed_run_includes_the_media(tmp_path):
     kill = Kill(tmp_path / "whole", 15, (15,))
     run(tmp_path / "whole", hooks=[kill])
     folder, state = kill.kills[15]
