@@ -31,7 +31,7 @@ def test_clipping_in_one_process_returns_the_norm():
         assert not is_sharded(model)
 
 
-def test_before_evaluation_does_nothing_in_one_process():
+def test_in_step_yields_all_items_in_one_process():
     assert list(in_step([1, 2])) == [(1, True), (2, True)]
     assert list(in_step([])) == []
 
