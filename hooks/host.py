@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from ..config import ConfigError, Duration
-from .base import EVENTS, HookBase, StopTraining, overrides
+from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining, overrides
 from .functions import functions_for
 from .order import check_hooks
 
@@ -42,6 +42,7 @@ class HookHost:
         self._running = False
         self._joined: list[HookBase] = []
         self._left: list[HookBase] = []
+        self._warned: set[str] = set()
 
     # ------------------------------------------------------------------ registration
 
@@ -189,6 +190,21 @@ class HookHost:
                 return {"hook": keys[0], "arguments": arguments_of(hook)} if keys else None
             frame = frame.f_back
         return None
+
+    def _warn_of_silent_events(self) -> None:
+        """After the first step: warn if hooks override events that this trainer's step does not emit."""
+        for event in STEP_EVENTS:
+            silent = [hook for _, cost, hook in self._listeners[event] if not cost[1]]
+            if silent and event not in self._warned:
+                self._warned.add(event)
+                logger.warning(
+                    "%s waits for the event %s, which %s.run_step() did not emit: it will not be called. "
+                    "Call self.emit(%r) there, or the method of SimpleTrainer that does",
+                    ", ".join(map(hook_name, silent)),
+                    event,
+                    type(self).__name__,
+                    event,
+                )
 
     def _bind_hooks(self) -> None:
         """Build the table of the methods to call for each event."""

@@ -195,13 +195,20 @@ class Agreement:
                 f"of other ranks did not within {_WAIT:g} s ({error}). {_ALL_RANKS}"
             ) from None
 
-    def wait_for_stop(self, iteration: int) -> None:
+    def wait_for_stop(self, iteration: int, reason: str) -> None:
         """Wait until all ranks have given up this step by ``StopTraining``.
 
         Raises:
-            TimeoutError: some ranks did not, and may wait in the middle of the step. The message has their numbers.
+            RuntimeError: some ranks did not, and may wait in the middle of the step. The message has their numbers.
         """
-        comm.barrier(f"hookline stop {self._number}, iteration {iteration}", timedelta(seconds=_WAIT))
+        try:
+            comm.barrier(f"hookline stop {self._number}, iteration {iteration}", timedelta(seconds=_WAIT))
+        except TimeoutError as missing:
+            raise RuntimeError(
+                f"StopTraining({reason!r}) was raised in step {iteration} of rank {comm.get_rank()}, and not on "
+                f"all ranks: the others cannot finish a step that one gives up ({missing}). To stop from one rank, "
+                "call trainer.request_stop(reason): all ranks then stop after the same step"
+            ) from missing
 
     def _first_stop(self) -> StopRequest:
         asked: list[StopRequest | None] = comm.all_gather(self._stop, group=self._group)

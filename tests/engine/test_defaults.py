@@ -124,7 +124,7 @@ def test_a_run_leaves_its_files_and_says_how_it_ended(make):
     assert names - events == {
         *(".hookline", "config.yaml", "log.txt", "metrics.json", "last_checkpoint"),
         *("model_0000006.pth", "model_0000013.pth", "model_0000020.pth", "model_0000027.pth"),
-        *("model_best.pth", "model_final.pth"),
+        *("model_best.pth", "model_best_0000019.pth", "model_final.pth"),
     }
     assert [row["iteration"] for row in rows(trainer)] == [9, 19, 29, 30]
 
@@ -261,7 +261,7 @@ def test_a_second_train_after_the_end_does_nothing_and_says_so(make, tmp_path):
     assert (str(weights(trainer)), rows(trainer)) == (str(before[0]), before[1])
     assert final.stat().st_mtime_ns == written
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert log.count("Nothing to train: the run ended at iteration 30 (completed). To train on, raise SOLVER.MAX") == 1
+    assert log.count("Nothing to train: the run ended at iteration 30 (completed). To continue, raise SOLVER.MAX") == 1
 
 
 def test_a_longer_second_train_is_the_run_resumed_with_that_length(make):
@@ -300,7 +300,10 @@ def test_a_schedule_that_cannot_be_moved_is_named_when_the_run_is_made_longer(ma
     trainer.train()
     trainer.max_iter = 12
     assert trainer.train().iteration == 12
-    assert "StepLR goes on as it is: it cannot be moved to a longer run" in (tmp_path / "run" / "log.txt").read_text()
+    assert (
+        "StepLR keeps its schedule: only hookline's own schedules can be extended"
+        in (tmp_path / "run" / "log.txt").read_text()
+    )
 
 
 def test_training_does_not_continue_with_the_best_weights_in_place_of_the_last(make):
@@ -473,7 +476,7 @@ def test_a_resume_with_nothing_to_resume_starts_from_the_beginning(make, tmp_pat
     trainer = make(resume=True)
     assert trainer.start_iter == 0
     trainer.train()
-    assert "Nothing to resume" in (tmp_path / "run" / "log.txt").read_text()
+    assert "No checkpoint to resume" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def test_a_resume_after_damage_goes_on_from_the_newest_whole_checkpoint(make, tmp_path):

@@ -417,7 +417,7 @@ def test_a_dry_run_of_a_resume_tells_what_is_changed_and_writes_nothing(tool, tm
     options = "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "SEED", -1, "SOLVER.MAX_ITER", 40
     code, out, _ = tool(*options, "--dry-run", "--resume")
     assert code == 0
-    assert "Resuming with another SOLVER.MAX_ITER: 40 instead of 20" in out
+    assert "Resuming with SOLVER.MAX_ITER = 40 instead of 20" in out
     assert "another SEED" not in out
     assert contents(tmp_path) == before
 

@@ -1,0 +1,216 @@
+"""What happens when a run is resumed, extended, or trained a second time."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ... import hooks
+from ...config import CfgNode
+from ...hooks.common.rng import capture_rng
+from ...hooks.host import arguments_of
+from ...hooks.storage.event_storage import EventStorage
+from .. import comm
+from ..compat.inner_trainer import PortedTrainer
+from ..solver import LRMultiplier
+from ..train_loop import TrainResult
+from .changes import (
+    apply_changes,
+    changes_since,
+    check_changes,
+    describe_changes,
+    hyperparameters,
+    kinds,
+    set_rates,
+)
+from .lengths import Segment, loader_length, resolve_lengths, segments_since
+
+__all__ = ["ResumableTrainer"]
+
+logger = logging.getLogger(__name__)
+
+# Keys that decide what training computes. If one changes, the reason for a stop may no longer hold.
+_COMPUTATION = ("SOLVER.", "MODEL.", "DATASETS.", "DATALOADER.BATCH_SIZE", "SEED")
+
+
+class ResumableTrainer(PortedTrainer):
+    """A trainer that saves its config with its state, and applies changes of the config when it resumes.
+
+    Subclasses set ``cfg``, ``scheduler`` and ``checkpointer``, call :meth:`_record_build`, and define
+    ``build_lr_scheduler``.
+    """
+
+    cfg: CfgNode
+    scheduler: Any
+    checkpointer: Any
+    _config: str  # cfg as YAML
+    _unresolved: CfgNode  # cfg before lengths were resolved
+    _built: list[dict[str, Any]]  # hyperparameters as the config set them
+    _segments: list[Segment]
+    _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
+    _last_eval_results: Mapping[str, Any] = {}
+    _result: TrainResult | None = None  # of the last train()
+    _rng_after_train: dict[str, Any] | None = None
+
+    @classmethod
+    def build_lr_scheduler(cls, cfg: CfgNode, optimizer: Any) -> Any:
+        """Build the learning-rate scheduler."""
+        raise NotImplementedError
+
+    def _record_build(self, unresolved: CfgNode) -> None:
+        """Record what was built, to detect changes when the run resumes."""
+        self._unresolved, self._config, self._built = unresolved, self.cfg.dump(), hyperparameters(self.optimizer)
+        self._segments = segments_since((), 0, 0, 0, self.iters_per_epoch)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Add to the trainer's state what :meth:`_apply_changes` needs."""
+        run = {
+            "config": self._config,
+            "built": self._built,
+            "kinds": kinds(self.optimizer, self.scheduler),
+            "stretches": self._segments,
+            "world_size": comm.get_world_size(),
+            "results": self._last_eval_results,
+        }
+        return {**super().state_dict(), "run": run}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._saved_run = state_dict.get("run", {})
+        self._last_eval_results = self._saved_run.get("results", {})
+        self._result, self._rng_after_train = None, None
+        if self._saved_run:
+            check_changes(
+                self.checkpointer.loaded_from,
+                self._saved_run.get("kinds", {}),
+                kinds(self.optimizer, self.scheduler),
+                self.cfg,
+                self.checkpointer.load_report.differences(),
+            )
+        super().load_state_dict(state_dict)
+
+    def _apply_changes(self, saved: Mapping[str, Any]) -> None:
+        """Apply the config where it differs from the checkpoint's."""
+        segments = segments_since(
+            saved.get("stretches", ()), self.start_iter, self.epoch, self._batches.position, self.iters_per_epoch
+        )
+        if len(segments) > 1:
+            # The epoch length has changed: lengths in epochs are other numbers of iterations now.
+            self._segments = segments
+            self.cfg = resolve_lengths(self._unresolved, self.iters_per_epoch, segments)
+            self.max_iter, self._config = self.cfg.SOLVER.MAX_ITER, self.cfg.dump()
+            for hook in self.find_hooks(hooks.PeriodicWriter):
+                hook.set_max_iter(self.max_iter)
+            self._rebuild_schedule()
+        changes = changes_since(saved["config"], self.cfg)
+        for text in describe_changes(changes, (saved.get("world_size", 1), comm.get_world_size())):
+            logger.warning("%s", text)
+        apply_changes(self.optimizer, self.scheduler, self._built, saved["built"], changes)
+
+    # ------------------------------------------------------------------ a run that has ended
+
+    def _previous_end(self) -> Mapping[str, Any] | None:
+        """Return how the run ended if there is nothing left to train, else None. See :meth:`TrainerBase._end`."""
+        end = self._loaded_end
+        if self._result is not None and end is None:  # trained by this trainer: only a complete run has ended
+            end = self._end() if self.finished_iter + 1 >= self.max_iter else None
+            return None if end is None else {**end, "complete": True}
+        if end is None or end["iteration"] >= self.max_iter:
+            return end
+        if self.max_iter > end["max_iter"]:
+            return None
+        change = self._change_since_stop(end["by"])
+        if not change:
+            return end
+        logger.info(
+            "The run was stopped at iteration %d: %s. It continues: %s", end["iteration"], end["reason"], change
+        )
+        return None
+
+    def _change_since_stop(self, by: Mapping[str, Any] | None) -> str:
+        """Describe what has changed about the cause of a stop; empty if nothing has.
+
+        Args:
+            by: the hook that stopped the run; None if no hook did, for example if the loss was not finite.
+        """
+        if by is None:
+            changes = changes_since(self._saved_run["config"], self.cfg) if self._saved_run else {}
+            keys = [key for key in changes if key.startswith(_COMPUTATION) and key != "SOLVER.MAX_ITER"]
+            return f"{', '.join(keys)} changed" if keys else ""
+        hook = self._keyed_hooks().get(by["hook"])
+        if hook is None:
+            return f"{by['hook']} was removed"
+        return "" if arguments_of(hook) == by["arguments"] else f"{by['hook']} has other arguments"
+
+    def _previous_result(self, end: Mapping[str, Any]) -> TrainResult:
+        """Return the result of a run that had ended before it was resumed."""
+        storage = EventStorage(end["iteration"])
+        if self._storage_state is not None:
+            storage.load_state_dict(self._storage_state)
+        metrics = {name: value for name, (value, _) in storage.latest().items()}
+        return TrainResult(end["reason"], end["iteration"], metrics)
+
+    def _log_nothing_to_train(self, end: Mapping[str, Any]) -> None:
+        cause = ""
+        if end["iteration"] < self.max_iter:
+            cause = f", or change or remove {end['by']['hook']}" if end["by"] else ", or change what the run computes"
+        logger.info(
+            "Nothing to train: the run ended at iteration %d (%s). To continue, raise SOLVER.MAX_ITER, now %d%s",
+            end["iteration"],
+            end["reason"],
+            self.max_iter,
+            cause,
+        )
+
+    # ------------------------------------------------------------------ a second train()
+
+    def after_train(self) -> None:
+        try:
+            super().after_train()
+        finally:
+            self._rng_after_train = capture_rng()
+
+    def _continue_run(self) -> None:
+        """Let the next ``train()`` continue the last one, as a resume from its last checkpoint would."""
+        self.start_iter = self.finished_iter + 1
+        self._random_state.pending = self._rng_after_train
+        self._storage_state = self.storage.state_dict()
+        for hook in self.find_hooks(hooks.PeriodicWriter):
+            state = hook.state_dict()
+            if state:
+                hook.load_state_dict(state)
+
+    # ------------------------------------------------------------------ the length of the run
+
+    def _length_changed(self) -> None:
+        self._apply_max_iter()
+        super()._length_changed()
+
+    def _apply_max_iter(self) -> None:
+        """Put a new ``max_iter`` into the config, the schedule and the writers."""
+        frozen, cfg = self.cfg.is_frozen(), self.cfg.clone()
+        cfg.defrost()
+        longer = self.max_iter > cfg.SOLVER.MAX_ITER
+        cfg.SOLVER.MAX_ITER = max(1, self.max_iter)
+        if frozen:
+            cfg.freeze()
+        self.cfg, self._config = cfg, cfg.dump()
+        for hook in self.find_hooks(hooks.PeriodicWriter):
+            hook.set_max_iter(self.max_iter)
+        if self._rebuild_schedule():
+            set_rates(self.optimizer, self.scheduler)
+        elif longer:
+            name = type(self.scheduler).__name__
+            logger.warning("%s keeps its schedule: only hookline's own schedules can be extended", name)
+
+    def _rebuild_schedule(self) -> bool:
+        """Build the config's schedule at the present position. Return False if the scheduler does not allow it."""
+        if not isinstance(self.scheduler, LRMultiplier):
+            return False
+        position = self.scheduler.state_dict()
+        self.scheduler = self.build_lr_scheduler(self.cfg, self.optimizer)
+        self.scheduler.load_state_dict(position)
+        return True
+
+    def _length_of_epoch(self, data_loader: Any) -> int | None:
+        return self.cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)
