@@ -10,7 +10,7 @@ from ...config import ConfigError
 from ...config.errors import suggest
 from ...config.signatures import Taken, what_it_takes
 from ...hooks.common.models import unwrap_model
-from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions
+from .inputs import INPUT_FORMS, caller, check_names, describe, forward_of, required_positions
 
 __all__ = ["ModelAdapter"]
 
@@ -371,13 +371,7 @@ def _target_parameter(loss: Any, output_mapping: Mapping[str, str]) -> str:
     taken = what_it_takes(forward_of(loss))
     if taken is None:
         raise ConfigError(f"MODEL.OUTPUT_MAPPING: the signature of {_name_of(loss)} cannot be read")
-    for name in output_mapping.values():
-        if name not in taken.keywords and not taken.any_keyword:
-            hint = suggest(name, taken.keywords)
-            raise ConfigError(
-                f"MODEL.OUTPUT_MAPPING: {_name_of(loss)} takes no '{name}'{hint or '.'} "
-                f"It takes: {', '.join(taken.keywords)}"
-            )
+    check_names("MODEL.OUTPUT_MAPPING", _name_of(loss), taken, output_mapping.values())
     for name in taken.keywords:
         if name not in output_mapping.values():
             return name

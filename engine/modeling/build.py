@@ -2,7 +2,7 @@
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from ...config.slots import Slot
 from .. import comm
 from .activation_checkpointing import checkpoint_activations
 from .adapters import ModelAdapter
+from .inputs import check_names
 
 __all__ = [
     "LOSS_REGISTRY",
@@ -148,7 +149,8 @@ def check_model(cfg: CfgNode) -> None:
     for slot, key in ((MODEL_SLOT, "INPUT_MAPPING"), (LOSS_SLOT, "OUTPUT_MAPPING")):
         _check_mapping(f"MODEL.{key}", model[key])
         for target in slot.check(cfg):
-            _check_parameters(f"MODEL.{key}", model[key].values(), target)
+            label = getattr(target, "__name__", "")  # a functools.partial has none
+            check_names(f"MODEL.{key}", label, _forward_parameters(target), model[key].values())
     ModelAdapter(inputs=model.INPUTS, input_mapping=model.INPUT_MAPPING)  # raises if the two do not fit together
     for index, pattern in enumerate(model.ACTIVATION_CHECKPOINTING):
         if not isinstance(pattern, str) or not pattern:
@@ -166,21 +168,14 @@ def _check_mapping(key: str, mapping: CfgNode) -> None:
         used[new] = old
 
 
-def _check_parameters(key: str, names: Iterable[str], target: Any) -> None:
-    """Check that ``forward`` of a module class takes parameters of these names."""
-    taken = _forward_parameters(target)
-    for name in names:
-        if taken is not None and name not in taken.keywords and not taken.any_keyword:
-            choices = [choice for choice in taken.keywords if choice != taken.positions[0]]
-            hint = suggest(name, choices) or "."
-            raise ConfigError(f"{key}: {target.__name__} takes no '{name}'{hint} It takes: {', '.join(choices)}")
-
-
 def _forward_parameters(target: Any) -> Taken | None:
-    """Return the parameters of a module class's ``forward``, ``self`` included; None for anything else."""
+    """Return the parameters of a module class's ``forward``; None for anything else."""
     if not inspect.isclass(target) or not issubclass(target, nn.Module) or target.forward is nn.Module.forward:
         return None
-    return what_it_takes(target.forward)
+    taken = what_it_takes(target.forward)
+    if taken is not None and taken.positions:
+        taken.keywords.pop(taken.positions.pop(0), None)  # self
+    return taken
 
 
 def check_compile(key: str, args: CfgNode, ask_for_backends: bool) -> None:

@@ -1,14 +1,14 @@
 """How the inputs in a batch become the arguments of the model's ``forward``."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ...config.errors import suggest
+from ...config.errors import ConfigError, suggest
 from ...config.signatures import Taken
 
-__all__ = ["INPUT_FORMS", "caller", "describe", "forward_of", "required_positions"]
+__all__ = ["INPUT_FORMS", "caller", "check_names", "describe", "forward_of", "required_positions"]
 
 INPUT_FORMS = ("auto", "batch", "tuple", "kwargs")
 """Values of MODEL.INPUTS."""
@@ -83,6 +83,20 @@ def describe(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
+def check_names(
+    key: str, label: str, taken: Taken | None, names: Iterable[Any], error: type[Exception] = ConfigError
+) -> None:
+    """Check that a callable takes parameters of these names. Any name is accepted if ``taken`` is None.
+
+    Raises:
+        ConfigError: a name is unknown (or another exception of type ``error``).
+    """
+    for name in names:
+        if taken is not None and not _takes(taken, name):
+            hint = suggest(name, taken.keywords) or "."
+            raise error(f"{key}: {label} takes no '{name}'{hint} It takes: {_listed(taken.keywords)}")
+
+
 def required_positions(taken: Taken) -> list[str]:
     """Return the required parameters that can be passed by position."""
     return [name for name in taken.required if name in taken.positions]
@@ -128,14 +142,8 @@ def _by_name(
     for name in names:
         if name not in mapping and name not in chosen and _takes(taken, name):
             chosen[name] = name
+    check_names("MODEL.INPUT_MAPPING", "the model's forward", taken, chosen, TypeError)
     if taken is not None:
-        for parameter in chosen:
-            if not _takes(taken, parameter):
-                hint = suggest(parameter, taken.keywords)
-                raise TypeError(
-                    f"MODEL.INPUT_MAPPING: the model's forward takes no '{parameter}'{hint or '.'} "
-                    f"It takes: {_listed(taken.keywords)}"
-                )
         missing = [name for name in taken.required if name not in chosen]
         if missing or not chosen:
             unused = [str(name) for name in names if name not in chosen.values()]

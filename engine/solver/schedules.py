@@ -101,10 +101,7 @@ def WarmupConstantLR(cfg: CfgNode) -> ParamScheduler:
     return FunctionSchedule(lambda iteration: 1.0, cfg.SOLVER.MAX_ITER)
 
 
-@LR_SCHEDULER_REGISTRY.register()
-def ConstantLR(cfg: CfgNode) -> ParamScheduler:
-    """Alias of :func:`WarmupConstantLR`."""
-    return WarmupConstantLR(cfg)
+LR_SCHEDULER_REGISTRY.register(WarmupConstantLR, name="ConstantLR")
 
 
 @LR_SCHEDULER_REGISTRY.register()
