@@ -125,6 +125,9 @@ class TrainerView(Protocol):
     def request_save(self, everywhere: bool = False) -> None:
         """Save a checkpoint at the end of the current step."""
 
+    def skip_epoch(self) -> None:
+        """End the epoch with the current step."""
+
     def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
         """Call the method ``event`` of every hook that has it."""
 
