@@ -1,7 +1,6 @@
-"""How ranks stay in step: the same config at the start, the same decisions at the same step."""
+"""Lets all ranks make the same decisions at the same step."""
 
 import itertools
-import platform
 import time
 import zlib
 from collections import Counter
@@ -13,12 +12,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-import hookline
-
-from ...config import CfgNode, ConfigError
 from .. import comm
 
-__all__ = ["Agreement", "HookList", "StopRequest", "refuse_other_configs"]
+__all__ = ["Agreement", "HookList", "StopRequest"]
 
 # Seconds between exchanges. One exchange takes about 0.4 ms.
 _PERIOD = 1.0
@@ -27,36 +23,6 @@ _EVENTS = ("on_eval", "on_write", "on_save")
 _WAIT = 10.0
 # All ranks create their agreements in the same order, so an agreement has the same number on all of them.
 _numbers = itertools.count()
-
-
-def refuse_other_configs(cfg: CfgNode, options: Mapping[str, Any]) -> None:
-    """Check that all ranks have the same config, command line and versions. Every rank must call it.
-
-    Args:
-        cfg: the full config.
-        options: the command line's options, by name.
-
-    Raises:
-        ConfigError: a rank differs from rank 0. All ranks raise it, and the message lists the differences.
-    """
-    mine = {key: repr(value) for key, value in {**cfg.flatten(), **options, **_versions()}.items()}
-    checksum = zlib.crc32(repr(sorted(mine.items())).encode())
-    if len(set(comm.all_gather(checksum))) == 1:
-        return
-    first: dict[str, str] = comm.broadcast_object(mine)
-    keys = [key for key in {**first, **mine} if first.get(key) != mine.get(key)]
-    found = [f"{key} is {mine.get(key, 'missing')} (rank 0: {first.get(key, 'missing')})" for key in keys]
-    for rank, (node, other) in enumerate(comm.all_gather((platform.node(), found))):
-        if other:
-            raise ConfigError(
-                f"rank {rank}, on {node}, has another config than rank 0: {'; '.join(other)}. "
-                "Start all machines with the same config, command line and versions"
-            )
-
-
-def _versions() -> dict[str, str]:
-    python = ".".join(platform.python_version_tuple()[:2])
-    return {"hookline": hookline.__version__, "torch": torch.__version__.partition("+")[0], "Python": python}
 
 
 @dataclass(frozen=True)

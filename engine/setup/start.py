@@ -17,7 +17,7 @@ import hookline
 
 from ...config import CfgNode, ConfigError, Duration
 from .. import comm
-from ..ranks.agreement import refuse_other_configs
+from ..ranks.same_config import check_same_config
 from ..ranks.torchrun import restarted
 from .check import check_config
 from .logger import hold_logs, open_logs, setup_logger
@@ -55,7 +55,7 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
     check_config(cfg)
     options = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only", "predict", "dry_run")}
     compared = ("resume", "eval_only", "predict")
-    refuse_other_configs(cfg, {f"--{name.replace('_', '-')}": options[name] for name in compared})
+    check_same_config(cfg, {f"--{name.replace('_', '-')}": options[name] for name in compared})
     look = options["eval_only"] or options["predict"]
     if again := restarted(cfg.OUTPUT_DIR) and hasattr(args, "resume") and not look:
         args.resume = options["resume"] = True
@@ -102,7 +102,7 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
     start = _prepared.pop(os.path.abspath(cfg.OUTPUT_DIR), None)
     if start is None or not start.is_for(cfg):
         check_config(cfg, overridden)
-        refuse_other_configs(cfg, {})
+        check_same_config(cfg, {})
         cfg = cfg.clone()
         start = RunStart(cfg, "train", resume=None)
         start.prepare()

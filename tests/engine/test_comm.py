@@ -4,6 +4,7 @@ import os
 import numpy as np
 import torch
 from forker import forker
+from ranks import PROGRAMS
 
 from hookline.engine import comm
 
@@ -51,50 +52,12 @@ def test_the_shared_seed_is_drawn_from_numpys_generator():
     assert comm.shared_random_seed() == first
 
 
-RANK = """
-import json, os, sys
-import numpy as np, torch, torch.distributed as dist
-from hookline.engine import comm
-rank = int(sys.argv[1])
-dist.init_process_group("gloo", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
-np.random.seed(rank)
-names = ("a", "b") if rank == 0 else ("b", "a")
-values = {"a": 1.0 + rank, "b": 10.0 * (1 + rank)}
-reduced = comm.reduce_dict({name: torch.tensor(values[name]) for name in names})
-summed = comm.reduce_dict({name: torch.tensor(values[name]) for name in names}, average=False)
-comm.synchronize()
-print(json.dumps({
-    "rank": [comm.get_rank(), comm.get_world_size(), comm.get_local_rank(), comm.get_local_size()],
-    "main": comm.is_main_process(),
-    "all_gather": comm.all_gather({"rank": rank}),
-    "gather": comm.gather("x" * (rank + 1), dst=1),
-    "seed": comm.shared_random_seed(),
-    "mean": {name: value.item() for name, value in reduced.items()},
-    "sum": {name: value.item() for name, value in summed.items()},
-}), flush=True)
-os._exit(0)
-"""
-
-
-AGAIN = """
-import sys
-import torch.distributed as dist
-from hookline.engine import comm
-rank = int(sys.argv[1])
-for turn in range(2):
-    dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}_{turn}", rank=rank, world_size=2)
-    print(comm.all_gather(rank), flush=True)
-    dist.destroy_process_group()
-"""
-
-
-def run_ranks(code, folder):
-    """Run ``code`` in two processes; returns their exit codes and what they printed."""
+def run_ranks(what, folder):
+    """Run the program in two processes; returns their exit codes and what they printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "LOCAL_WORLD_SIZE": "2"}
-    script = folder / "rank.py"
-    script.write_text(code)
+    script, file = PROGRAMS / "own_group.py", folder / "store"
     processes = [
-        forker.start([script, rank, folder / "store"], folder, {**environment, "LOCAL_RANK": str(rank)}, apart=True)
+        forker.start([script, rank, file, what], folder, {**environment, "LOCAL_RANK": str(rank)}, apart=True)
         for rank in range(2)
     ]
     outputs = [process.communicate(timeout=60)[0].splitlines() for process in processes]
@@ -102,7 +65,7 @@ def run_ranks(code, folder):
 
 
 def test_two_processes_gather_and_reduce(tmp_path):
-    codes, outputs = run_ranks(RANK, tmp_path)
+    codes, outputs = run_ranks("collectives", tmp_path)
     assert codes == [0, 0]
     first, second = (json.loads(lines[-1]) for lines in outputs)
     assert (first["rank"], second["rank"]) == ([0, 2, 0, 2], [1, 2, 1, 2])
@@ -115,6 +78,6 @@ def test_two_processes_gather_and_reduce(tmp_path):
 
 
 def test_a_process_group_can_be_destroyed_and_created_again(tmp_path):
-    codes, outputs = run_ranks(AGAIN, tmp_path)
+    codes, outputs = run_ranks("again", tmp_path)
     assert outputs == [["[0, 1]", "[0, 1]"]] * 2
     assert codes == [0, 0]

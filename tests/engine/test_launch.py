@@ -5,9 +5,11 @@ import sys
 from datetime import timedelta
 
 import pytest
+from ranks import PROGRAMS
 
 from hookline.config import ConfigError
 from hookline.engine import launch
+from hookline.engine.launch import DEFAULT_TIMEOUT
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
@@ -76,22 +78,10 @@ print(launch(main, 2, args=("hello",), device="cpu"))
     assert ended.stdout == "[(0, 'hello'), (1, 'hello')]\n", ended.stderr
 
 
-def test_ranks_have_the_start_method_of_their_launcher(tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(
-        """
-import multiprocessing
-from hookline.engine import launch
-
-if __name__ == "__main__":
-    assert launch(multiprocessing.get_start_method, 2, device="cpu") == multiprocessing.get_start_method()
-"""
-    )
-    done = run_python(script)
+def test_ranks_have_the_start_method_of_their_launcher():
+    done = run_python(PROGRAMS / "start_method.py")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_default_timeout_is_detectron2s():
-    from hookline.engine.launch import DEFAULT_TIMEOUT
-
     assert timedelta(minutes=30) == DEFAULT_TIMEOUT
