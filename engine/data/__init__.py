@@ -1,4 +1,4 @@
-"""Data: sets, the order in which they are read, and loaders."""
+"""Data sets, samplers and loaders."""
 
 from .batch_sampler import PlacedBatch, RankBatchSampler
 from .build import (

@@ -1,4 +1,4 @@
-"""Cutting a stream of indices into the batches of each rank."""
+"""Split a stream of indices into the batches of each rank."""
 
 import inspect
 from collections.abc import Iterator
@@ -10,15 +10,21 @@ from torch.utils.data import Sampler
 from ...config import ConfigError
 from .. import comm
 
-__all__ = ["GlobalBatchSampler", "PlacedBatch", "RankBatchSampler"]
+__all__ = ["GlobalBatchSampler", "PlacedBatch", "RankBatchSampler", "takes_start"]
+
+
+def takes_start(sampler: Any) -> bool:
+    """Whether a sampler or data source has ``set_epoch(epoch, start)``: it can begin in the middle of an epoch."""
+    set_epoch = getattr(sampler, "set_epoch", None)
+    return set_epoch is not None and "start" in inspect.signature(set_epoch).parameters
 
 
 class PlacedBatch(list[int]):
-    """The indices of a batch, with the place in the stream that each sample has.
+    """The indices of a batch, with the position of each sample in the stream.
 
     Attributes:
-        epoch: the stream's number.
-        places: of each sample, counted over all ranks.
+        epoch: number of the stream.
+        places: position of each sample, counted over all ranks.
     """
 
     __slots__ = ("epoch", "places")
@@ -28,23 +34,23 @@ class PlacedBatch(list[int]):
         self.epoch = epoch
         self.places = places
 
-    def __reduce__(self) -> Any:  # workers are sent one with every batch: not by slots, which takes longer
+    def __reduce__(self) -> Any:  # sent to workers with every batch; faster than pickling slots
         return type(self), (list(self), self.epoch, self.places)
 
 
 class GlobalBatchSampler(Sampler[list[int]]):
-    """Cuts a stream of indices into global batches and yields this rank's contiguous part of each.
+    """Splits a stream of indices into global batches and yields this rank's contiguous part of each.
 
     Args:
-        sampler: yields the indices of all ranks, the same ones on every rank. If it has ``set_epoch(epoch, start)``
-            it can begin anywhere at once; of others the part to be left out is read and thrown away, and their order
-            must depend on nothing but the epoch, or a position means nothing.
-        batch_size: samples of a global batch; it need not be a multiple of the number of ranks.
-        drop_last: leave out what is left of a finite stream when no full batch can be made of it.
-        rank: whose part. Default: this process's data rank.
-        world_size: number of parts. Default: the number of data ranks.
-        max_batches: end each epoch after so many batches. None: when the sampler does.
-        placed: yield :class:`PlacedBatch`, for loaders that need the places.
+        sampler: yields the indices of all ranks, the same on every rank. With ``set_epoch(epoch, start)`` it starts at
+            a position directly. Otherwise the indices before the position are skipped, and the order must depend only
+            on the epoch.
+        batch_size: samples per global batch; need not be a multiple of the number of ranks.
+        drop_last: drop the last batch of an epoch if it is not full.
+        rank: the rank to yield batches for. Default: this process's data rank.
+        world_size: number of ranks. Default: the number of data ranks.
+        max_batches: batches per epoch, at most.
+        placed: yield :class:`PlacedBatch`, for loaders that need the positions.
 
     Raises:
         ConfigError: a batch would have no sample for some rank.
@@ -69,7 +75,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.max_batches = max_batches
         self.placed = placed
         self._epoch = 0
-        self._place: tuple[int, int] | None = None  # epoch and start of the next pass, until it is read from
+        self._place: tuple[int, int] | None = None  # epoch and start of the next pass, until its first batch
         if batch_size < self.world_size:
             raise ConfigError(
                 f"DATALOADER.BATCH_SIZE is {batch_size}, fewer than one sample for each of {self.world_size} rank(s)"
@@ -83,29 +89,27 @@ class GlobalBatchSampler(Sampler[list[int]]):
             )
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Say what the next ``iter()`` yields.
+        """Set the position of the next ``iter()``.
 
         Args:
-            epoch: passed on to the sampler.
-            start: samples of that epoch, of all ranks together, that have been consumed.
+            epoch: passed to the sampler.
+            start: samples of the epoch, over all ranks, to skip.
         """
         self._epoch = epoch
         self._place = (epoch, start)
-        self._tell_sampler(epoch, start)
+        self._set_sampler_epoch(epoch, start)
 
-    def _tell_sampler(self, epoch: int, start: int) -> int:
-        """Have the sampler go there; returns how many of its indices are still to be left out."""
-        set_epoch = getattr(self.sampler, "set_epoch", None)
-        if set_epoch is None:
-            return start
-        if "start" in inspect.signature(set_epoch).parameters:
-            set_epoch(epoch, start)
+    def _set_sampler_epoch(self, epoch: int, start: int) -> int:
+        """Set the position of the sampler, and return how many of its indices remain to be skipped."""
+        if takes_start(self.sampler):
+            self.sampler.set_epoch(epoch, start)
             return 0
-        set_epoch(epoch)
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
         return start
 
     def batches_after(self, start: int) -> int | None:
-        """How many batches of an epoch are left when ``start`` samples of it have been consumed; None: no end."""
+        """Batches left in an epoch after ``start`` samples; None if it has no end."""
         samples = self._samples()
         if samples is None:
             return None
@@ -113,9 +117,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return full + (rest > 0 and not self.drop_last)
 
     def share(self, start: int) -> float:
-        """This rank's samples of the batch that begins at ``start`` in an epoch, over the mean of all ranks' numbers.
+        """This rank's samples in the batch that starts at ``start``, divided by the mean number per rank.
 
-        Times it, the ranks' means over their samples have the mean over the batch for their mean.
+        The mean over ranks of (rank mean times share) is the mean over the batch.
         """
         samples = self._samples()
         length = self.batch_size if samples is None else min(self.batch_size, samples - start)
@@ -123,11 +127,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return part * self.world_size / length
 
     def __iter__(self) -> Iterator[list[int]]:
-        # DataLoaders with workers call iter() twice and read from the second: the place holds until one is read from.
+        # DataLoaders with workers call iter() twice and read the second: keep the position until a batch is read.
         place, start, skip = self._place, 0, 0
         if place is not None:
             start = place[1]
-            skip = self._tell_sampler(*place)
+            skip = self._set_sampler_epoch(*place)
         indices = islice(iter(self.sampler), self._own(skip), None)
         if self.max_batches is not None:
             indices = islice(indices, self._own(max(0, self.max_batches * self.batch_size - start)))
@@ -156,11 +160,11 @@ class GlobalBatchSampler(Sampler[list[int]]):
             start += length
 
     def _own(self, samples: int) -> int:
-        """How many of so many samples of all ranks the sampler yields on this one: all of them."""
+        """How many of ``samples`` (over all ranks) the sampler yields on this rank: all of them."""
         return samples
 
     def _samples(self) -> int | None:
-        """Samples of an epoch, of all ranks; None: no end."""
+        """Samples per epoch, over all ranks; None if it has no end."""
         size = len(self.sampler) if hasattr(self.sampler, "__len__") else None
         if self.max_batches is None:
             return size
@@ -170,19 +174,19 @@ class GlobalBatchSampler(Sampler[list[int]]):
     def __len__(self) -> int:
         number = self.batches_after(0)
         if number is None:
-            return len(self.sampler)  # says itself that it has no length
+            return len(self.sampler)  # raises TypeError
         return number
 
 
 class RankBatchSampler(GlobalBatchSampler):
-    """Cuts what a sampler yields on this rank into this rank's batches.
+    """Splits the indices that a sampler yields on this rank into batches.
 
-    For samplers that share themselves out between ranks, every ``world_size``-th sample to each, as those of
-    detectron2 and torch's DistributedSampler do. Positions are counted over all ranks here too.
+    For samplers that yield every ``world_size``-th sample on each rank, as those of detectron2 and torch's
+    DistributedSampler do. Positions are counted over all ranks.
 
     Args:
-        sampler: yields the indices of this rank. ``set_epoch(epoch, start)``, where it has that, counts over all ranks.
-        batch_size: samples of a global batch, a multiple of the number of ranks.
+        sampler: yields the indices of this rank. ``start`` of its ``set_epoch`` counts over all ranks.
+        batch_size: samples per global batch, a multiple of the number of ranks.
         drop_last: as in :class:`GlobalBatchSampler`.
         rank: as in :class:`GlobalBatchSampler`.
         world_size: as in :class:`GlobalBatchSampler`.

@@ -1,4 +1,4 @@
-"""From a config to data loaders."""
+"""Build data loaders from a config."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler, Subset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
 
 from ...config import CfgNode, ConfigError, component
 from ...config.slots import Slot
@@ -18,8 +18,8 @@ from .. import comm
 from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler, RankBatchSampler
 from .datasets import TEST_SLOT, TRAIN_SLOT, concat_datasets, first_samples, get_dataset
-from .samplers import SAMPLER_REGISTRY, InferenceSampler
-from .seeding import SeededLoader, is_deterministic
+from .samplers import SAMPLER_REGISTRY, InferenceSampler, seeded_generator
+from .seeding import SeededLoader, is_deterministic, own_collate_fn
 from .stream import ShardedIterable, StreamLoader
 from .workers import WorkerLoader
 
@@ -42,16 +42,16 @@ SAMPLER_SLOT = Slot(
 
 
 def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
-    """The loader of ``DATASETS.TRAIN``: this rank's part of one global batch of ``BATCH_SIZE`` after the other.
+    """Build the loader of ``DATASETS.TRAIN``: this rank's part of global batches of ``BATCH_SIZE`` samples.
 
-    ``loader.batch_sampler`` is a :class:`GlobalBatchSampler`, whose ``set_epoch(epoch, start)`` chooses where the
-    next ``iter(loader)`` begins. An iterable data set has no sampler: its loader is a :class:`StreamLoader`.
+    ``loader.batch_sampler`` is a :class:`GlobalBatchSampler`; its ``set_epoch(epoch, start)`` sets the position of the
+    next ``iter(loader)``. For an iterable data set the loader is a :class:`StreamLoader`.
 
     Raises:
         ConfigError: the data sets, the sampler or the batch size are wrong.
     """
     if not cfg.DATASETS.TRAIN:
-        raise ConfigError('DATASETS.TRAIN is empty: name the data to train on, such as ["digits_train"]')
+        raise ConfigError('DATASETS.TRAIN is empty: name the training data, such as ["digits_train"]')
     parts = TRAIN_SLOT.build(cfg)
     for i, part in enumerate(parts):
         _check_not_empty(part, f"DATASETS.TRAIN[{i}]", cfg.DATASETS.TRAIN[i])
@@ -77,8 +77,8 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     batches = GlobalBatchSampler(sampler, total, drop_last, max_batches=limit)
     if batches.batches_after(0) == 0:
         raise ConfigError(
-            f"DATALOADER.BATCH_SIZE: an epoch has fewer than {total} samples, and DATALOADER.DROP_LAST leaves out a "
-            "batch that is not full: no batch is left. Use smaller batches, or set DROP_LAST to False"
+            f"DATALOADER.BATCH_SIZE: an epoch has fewer than {total} samples, and DATALOADER.DROP_LAST drops a batch "
+            "that is not full: no batch is left. Use smaller batches, or set DROP_LAST to False"
         )
     if settings.ITERS_PER_EPOCH and hasattr(sampler, "__len__"):
         raise ConfigError(
@@ -97,14 +97,14 @@ def _train_stream(cfg: CfgNode, dataset: IterableDataset[Any], seed: int) -> Dat
     if not isinstance(dataset, ShardedIterable):
         if ranks > 1 and not settings.ITERS_PER_EPOCH:
             raise ConfigError(
-                f"DATALOADER.ITERS_PER_EPOCH: {name} shares itself out between {ranks} ranks, which may reach its end "
-                "at different steps, and would then wait for each other for ever. Give the epoch a length, or make the "
-                "set a ShardedIterable, which ends on all ranks at once"
+                f"DATALOADER.ITERS_PER_EPOCH: {name} splits itself between {ranks} ranks, which may reach its end at "
+                "different steps and then wait for each other forever. Set the length of an epoch, or make the set "
+                "a ShardedIterable, which ends on all ranks at the same step"
             )
         if workers * ranks > 1 and not getattr(dataset, "shares_itself_out", False):
             logger.warning(
-                "%s must share itself out between %d ranks with %d workers each: if it does not, every sample is seen "
-                "%d times. Make it a ShardedIterable; or set its attribute shares_itself_out to True if it does",
+                "%s must split itself between %d ranks with %d workers each; otherwise every sample is seen %d times. "
+                "Make it a ShardedIterable, or set its attribute shares_itself_out to True if it does split itself",
                 name,
                 ranks,
                 workers,
@@ -121,7 +121,7 @@ def _train_stream(cfg: CfgNode, dataset: IterableDataset[Any], seed: int) -> Dat
 
 
 def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
-    """The loader of one test set: this rank's share of it, every sample once, in order.
+    """Build the loader of a test set: this rank's part, every sample once, in order.
 
     Args:
         cfg: the whole config.
@@ -166,24 +166,24 @@ def build_batch_data_loader(
     prefetch_factor: int | None = None,
     seed: int | None = None,
 ) -> DataLoader[Any]:
-    """A loader of batches from parts chosen by hand.
+    """Build a loader of batches without a config.
 
     Args:
         dataset: map-style, or iterable with ``sampler=None``.
         sampler: yields the indices of this rank: see :class:`RankBatchSampler`.
-        total_batch_size: over all ranks, a multiple of their number.
+        total_batch_size: samples per batch over all ranks, a multiple of the number of ranks.
         num_workers: worker processes; 0 reads in this process.
-        collate_fn: makes a batch of samples. Default: the data set's own ``collate_fn``, or else
+        collate_fn: makes a batch from samples. Default: the data set's ``collate_fn``, or
             :func:`trivial_batch_collator`.
-        drop_last: leave out the last batch if it is not full.
-        pin_memory: into memory from which copies to CUDA overlap with computing.
-        prefetch_factor: batches each worker reads ahead.
-        seed: of the random numbers that samples draw, the same on all ranks. Default: a random one that the ranks
-            agree on, drawn from numpy's generator.
+        drop_last: drop the last batch if it is not full.
+        pin_memory: use memory from which copies to CUDA overlap with computing.
+        prefetch_factor: batches that each worker reads ahead.
+        seed: seed of the samples' random numbers, the same on all ranks. Default: a random seed shared by the ranks,
+            drawn from numpy's generator.
 
     Raises:
-        ValueError: ``total_batch_size`` is no positive multiple of the number of ranks; a map-style data set has no
-            sampler.
+        ValueError: ``total_batch_size`` is not a positive multiple of the number of ranks, or a map-style data set has
+            no sampler.
     """
     world_size = comm.get_data_size()
     if total_batch_size < 1 or total_batch_size % world_size:
@@ -191,7 +191,7 @@ def build_batch_data_loader(
             f"total_batch_size must be a positive multiple of {world_size} rank(s), not {total_batch_size}"
         )
     options: dict[str, Any] = {
-        "collate_fn": collate_fn or _own_collate_fn(dataset) or trivial_batch_collator,
+        "collate_fn": collate_fn or own_collate_fn(dataset) or trivial_batch_collator,
         "num_workers": num_workers,
         "pin_memory": pin_memory,
         "prefetch_factor": prefetch_factor,
@@ -205,14 +205,14 @@ def build_batch_data_loader(
 
 
 def trivial_batch_collator(batch: list[Any]) -> list[Any]:
-    """The list of samples, as it is."""
+    """Return the list of samples unchanged."""
     return batch
 
 
 def worker_init_reset_seed(worker_id: int) -> None:
-    """Seed python, numpy and torch in a loader worker from the seed the loader gave it, another one each.
+    """Seed python, numpy and torch in a loader worker, with a different seed in each worker.
 
-    For loaders of your own. The worker leaves signals to the process that trains, too.
+    For your own loaders. The worker also leaves signals to the training process.
     """
     leave_signals_to_parent()
     _reset_seed(worker_id)
@@ -226,17 +226,17 @@ def _reset_seed(worker_id: int) -> None:
 
 
 def check_data(cfg: CfgNode) -> None:
-    """Check the data sets' and the sampler's names and arguments, and the loader's numbers, without reading data.
+    """Check the names and arguments of data sets and sampler, and the loader's settings, without reading data.
 
     Raises:
-        ConfigError: the first thing wrong.
+        ConfigError: the first problem found.
     """
     TRAIN_SLOT.check(cfg)
     TEST_SLOT.check(cfg)
     repeated = [name for name, n in Counter(component(entry)[0] for entry in cfg.DATASETS.TEST).items() if n > 1]
     if repeated:
         raise ConfigError(
-            f"DATASETS.TEST names {repeated[0]!r} twice: metrics are told apart by the set's name; "
+            f"DATASETS.TEST names {repeated[0]!r} twice: metrics are named after their test set; "
             "register the second one under another name"
         )
     loader = cfg.DATALOADER
@@ -264,7 +264,7 @@ def _loader(
     collate_fn: Callable[[Any], Any] | None = None,
     **options: Any,
 ) -> DataLoader[Any]:
-    collate_fn = collate_fn or _own_collate_fn(dataset)
+    collate_fn = collate_fn or own_collate_fn(dataset)
     options |= {
         "batch_sampler": batches,
         "num_workers": num_workers,
@@ -272,7 +272,7 @@ def _loader(
         "persistent_workers": num_workers > 0,
     }
     if is_deterministic(dataset, collate_fn):
-        make = WorkerLoader if num_workers else DataLoader  # without workers a plain one is read faster
+        make = WorkerLoader if num_workers else DataLoader  # a plain DataLoader is faster without workers
         return make(dataset, worker_init_fn=_reset_seed, generator=_generator(seed), **options)
     if isinstance(batches, GlobalBatchSampler):
         batches.placed = True
@@ -287,8 +287,8 @@ def _stream(
     collate_fn: Callable[[Any], Any] | None = None,
     **options: Any,
 ) -> DataLoader[Any]:
-    # Workers are made for each pass, since those that stay could not be told which one it is.
-    collate_fn = collate_fn or _own_collate_fn(dataset)
+    # No persistent workers: they would not see the epoch of the next pass.
+    collate_fn = collate_fn or own_collate_fn(dataset)
     return StreamLoader(
         dataset,
         batch_size,
@@ -300,16 +300,5 @@ def _stream(
 
 
 def _generator(seed: int) -> torch.Generator:
-    """A generator for a loader.
-
-    With one of its own, it draws nothing from the global one: a run's random numbers do not depend on how often a
-    loader is built or started over.
-    """
-    state = np.random.SeedSequence((seed, comm.get_data_rank())).generate_state(1, np.uint64)[0]
-    return torch.Generator().manual_seed(int(state >> 1))
-
-
-def _own_collate_fn(dataset: Any) -> Callable[[Any], Any] | None:
-    while isinstance(dataset, Subset) and not hasattr(dataset, "collate_fn"):
-        dataset = dataset.dataset
-    return getattr(dataset, "collate_fn", None)
+    """A generator for a loader, which then does not draw from the global one when it is built or restarted."""
+    return seeded_generator(seed, comm.get_data_rank())

@@ -1,4 +1,4 @@
-"""Data sets: a registry, tensors in memory gathered a batch at a time, and a few small ones of real data."""
+"""Data sets: the registry, tensors in memory, and a few small sets of real data."""
 
 import functools
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ __all__ = ["DATASET_REGISTRY", "ArrayDataset", "concat_datasets", "first_samples
 
 @runtime_checkable
 class _Samples(Protocol):
-    """Has samples by index, as a data set or a list."""
+    """Has samples by index: a data set or a list."""
 
     def __getitem__(self, index: int) -> Any: ...
 
@@ -29,24 +29,24 @@ TEST_SLOT = Slot(DATASET_REGISTRY, "DATASETS.TEST", offers=())
 
 
 class ArrayDataset(Dataset[tuple[torch.Tensor, ...]]):
-    """Tensors in memory, of which sample ``i`` is the ``i``-th row of each.
+    """Tensors in memory: sample ``i`` is row ``i`` of each.
 
-    A loader reads a whole batch by one indexing per tensor, instead of collating its samples; the loaders of
-    ``build_*_loader`` see to that. A ``DataLoader`` of your own needs ``collate_fn=dataset.collate_fn``.
+    Loaders read a whole batch by one indexing per tensor, without collating samples. Your own ``DataLoader`` needs
+    ``collate_fn=dataset.collate_fn``.
 
     Args:
-        tensors: all of the same length N; at least one.
+        tensors: one or more, of the same length N.
 
     Attributes:
-        deterministic: reading it draws no random numbers, so loaders need not seed it. A subclass that reads in another
-            way has to say so for itself.
+        deterministic: reading draws no random numbers, so loaders need not seed it. A subclass that overrides reading
+            must declare it again.
     """
 
     deterministic = True
 
     def __init__(self, *tensors: torch.Tensor) -> None:
         if not tensors or any(len(tensor) != len(tensors[0]) for tensor in tensors):
-            raise ValueError(f"expected tensors of one length, got {[tuple(t.shape) for t in tensors]}")
+            raise ValueError(f"expected tensors of the same length, got {[tuple(t.shape) for t in tensors]}")
         self.tensors = tensors
 
     def __len__(self) -> int:
@@ -56,13 +56,13 @@ class ArrayDataset(Dataset[tuple[torch.Tensor, ...]]):
         return tuple(tensor[index] for tensor in self.tensors)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
-        """The batch of these samples: for each tensor its rows, (len(indices), ...)."""
+        """Return a batch: the rows of each tensor, (len(indices), ...)."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
         return tuple(tensor.index_select(0, rows) for tensor in self.tensors)
 
     @staticmethod
     def collate_fn(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        """Nothing is left to do: ``__getitems__`` returns batches."""
+        """Return the batch unchanged: ``__getitems__`` returns batches."""
         return batch
 
 
@@ -71,22 +71,22 @@ def get_dataset(entry: str | dict[str, Any], key: str) -> Dataset[Any]:
 
     Args:
         entry: a name of :data:`DATASET_REGISTRY`, or ``{"NAME": ..., "ARGS": {...}}``.
-        key: the config key it stands at, for error messages.
+        key: its config key, for error messages.
     """
     name, args = component(entry)
     return DATASET_REGISTRY.build(name, args, key=key)
 
 
 def concat_datasets(datasets: Sequence[Dataset[Any]]) -> Dataset[Any]:
-    """Join data sets end to end; several :class:`ArrayDataset` become one, so batches are still gathered at once.
+    """Concatenate data sets. Several :class:`ArrayDataset` become one, which still reads whole batches.
 
     Raises:
-        ConfigError: they do not fit together.
+        ConfigError: their samples have different shapes or types, or one of several is iterable.
     """
     if len(datasets) == 1:
         return datasets[0]
     if any(isinstance(dataset, IterableDataset) for dataset in datasets):
-        raise ConfigError("DATASETS.TRAIN: an iterable data set cannot be joined with others; name it alone")
+        raise ConfigError("DATASETS.TRAIN: an iterable data set cannot be joined with others; name only that one")
     if not all(isinstance(dataset, ArrayDataset) for dataset in datasets):
         return ConcatDataset(datasets)
     columns = [dataset.tensors for dataset in cast(Sequence[ArrayDataset], datasets)]
@@ -99,7 +99,7 @@ def concat_datasets(datasets: Sequence[Dataset[Any]]) -> Dataset[Any]:
 
 
 def first_samples(dataset: Any, number: int) -> Dataset[Any]:
-    """The first so many samples of a data set; of an :class:`ArrayDataset` as one."""
+    """The first ``number`` samples of a data set. An :class:`ArrayDataset` stays one."""
     number = min(number, len(dataset))
     if type(dataset) is ArrayDataset:
         return ArrayDataset(*(tensor[:number] for tensor in dataset.tensors))
@@ -138,13 +138,13 @@ def breast_cancer_test() -> ArrayDataset:
 
 @DATASET_REGISTRY.register()
 def synthetic(size: int = 1024, shape: Sequence[int] = (8,), num_classes: int = 4, seed: int = 0) -> ArrayDataset:
-    """Noisy points around one centre a class, made on the spot; a linear model separates most of them.
+    """Noisy points around one centre per class. A linear model separates most of them.
 
     Args:
-        size: samples.
-        shape: of one sample.
-        num_classes: classes, equally likely.
-        seed: of the samples. The centres depend on ``shape`` and ``num_classes`` alone, so two seeds make a
+        size: number of samples.
+        shape: shape of a sample.
+        num_classes: number of classes, equally likely.
+        seed: seed of the samples. The centres depend only on ``shape`` and ``num_classes``, so two seeds give a
             training and a test set of the same task.
 
     Returns:
@@ -185,7 +185,7 @@ def _sklearn_arrays(loader: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _split(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a fixed split: of every class, each fifth sample (in the data's order) is for testing."""
+    """Indices of a fixed split: every fifth sample of each class is in the test set."""
     test = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         test[np.flatnonzero(labels == label)[4::5]] = True

@@ -1,4 +1,4 @@
-"""A shortcut for reading a DataLoader without workers."""
+"""A faster iterator for DataLoaders without workers."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ __all__ = ["iterate"]
 
 
 def iterate(loader: Any) -> Iterator[Any]:
-    """``iter(loader)``: of a DataLoader without workers, the same batches read by a plain loop."""
+    """``iter(loader)``, with a plain loop for a DataLoader without workers. The batches are the same."""
     if (
         type(loader) is not DataLoader
         or loader.num_workers
@@ -21,7 +21,7 @@ def iterate(loader: Any) -> Iterator[Any]:
     ):
         return iter(loader)
     batches = iter(loader.batch_sampler)
-    # What iter() draws for the seeds of its workers: a run's random numbers must not depend on who reads.
+    # iter() draws a seed for its workers here. Draw it too, so that later random numbers are the same.
     torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
     return _read(loader, batches)
 

@@ -1,4 +1,4 @@
-"""Cutting a batch in parts, for gradient accumulation."""
+"""Split a batch into micro-batches, for gradient accumulation."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,10 +11,10 @@ __all__ = ["batch_size_of", "split_batch"]
 
 
 def batch_size_of(batch: Any) -> int:
-    """Number of samples in a batch: the first dimension of the first tensor in it, or the length of a list of samples.
+    """Number of samples in a batch: the first dimension of its first tensor, or the length of a list of samples.
 
     Raises:
-        TypeError: no tensor and no list is found in it.
+        TypeError: the batch has no tensor and no list.
     """
     size = samples_in(batch)
     if size is None:
@@ -23,17 +23,17 @@ def batch_size_of(batch: Any) -> int:
 
 
 def split_batch(batch: Any, parts: int, *, exact: bool = False) -> Iterator[tuple[Any, float]]:
-    """Cut a batch into ``parts`` of nearly equal size.
+    """Split a batch into ``parts`` of nearly equal size.
 
     Args:
         batch: tensors whose first dimension is the batch, in any nesting of tuples, lists and dicts; or a list of
             samples of any kind.
-        parts: how many; fewer come back if there are fewer samples.
-        exact: repeat the last part, with a share of 0, until there are so many: for ranks that exchange something with
-            each part, and so need the same number of parts.
+        parts: number of parts; fewer if there are fewer samples.
+        exact: repeat the last part with a share of 0 up to ``parts``, for ranks that must have the same number of
+            parts.
 
     Returns:
-        Pairs of a part and its share of the samples; the shares add up to 1.
+        Pairs of a part and its share of the samples. The shares add up to 1.
     """
     size = batch_size_of(batch)
     for part in range(min(parts, size)):

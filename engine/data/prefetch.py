@@ -1,4 +1,4 @@
-"""Copying the next batch to the GPU while the present one is computed on."""
+"""Copy the next batch to the GPU during the computation on the current one."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,19 +11,18 @@ __all__ = ["CudaPrefetcher"]
 
 
 class CudaPrefetcher:
-    """Reads one batch ahead and copies it on a stream of its own.
+    """Reads one batch ahead and copies it on a separate CUDA stream.
 
-    Only for batches that worker processes make: reading ahead in this process would draw random numbers earlier than
-    a run that is resumed there would. Pinned memory is what makes the copies overlap.
+    Only for batches from worker processes: reading ahead in this process would draw random numbers too early for an
+    exact resume. Copies overlap with computing only from pinned memory.
 
     Args:
         batches: in host memory.
         device: a CUDA device.
-        snapshot: returns the state of a loader that has one; called when a batch has been read, which is before it is
-            wanted.
+        snapshot: returns the state of the loader; called after each batch is read.
 
     Attributes:
-        state: what ``snapshot`` returned for the batch that was taken last; before any, for the beginning.
+        state: the state after the last batch that was returned.
     """
 
     def __init__(self, batches: Iterator[Any], device: torch.device, snapshot: Callable[[], Any] | None = None) -> None:
@@ -46,7 +45,7 @@ class CudaPrefetcher:
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._stream)
         batch, self.state = self._next, self._next_state
-        # Its memory belongs to the copying stream: it must not be used again before computing is done with it.
+        # Its memory belongs to the copying stream, which must not reuse it before computing has finished.
         _record(batch, computing)
         self._load()
         return batch

@@ -1,11 +1,11 @@
-"""In which order samples are read.
+"""Samplers: the order in which samples are read.
 
-What a training sampler yields is one stream of indices for all ranks together. A :class:`GlobalBatchSampler` cuts
-it into batches and takes this rank's part of each, so the batches are the same on any number of ranks. Positions
-are counted in samples of that stream, and any of them can be gone to at once: ``set_epoch(epoch, start)``.
+A training sampler yields one stream of indices for all ranks. A :class:`GlobalBatchSampler` splits it into batches and
+takes this rank's part of each, so the batches are the same on any number of ranks. Positions are counted in samples of
+that stream; ``set_epoch(epoch, start)`` starts at any position directly.
 
-The endless samplers can also share their stream out themselves, every ``world_size``-th index to a rank. That is
-what they do by default, as in detectron2, when used without a :class:`GlobalBatchSampler`.
+Without a :class:`GlobalBatchSampler`, the endless samplers yield every ``world_size``-th index of the stream, as in
+detectron2.
 """
 
 from collections import Counter
@@ -33,18 +33,18 @@ __all__ = [
 ]
 
 SAMPLER_REGISTRY = Registry("SAMPLER", Iterable)
-"""Samplers for ``DATALOADER.SAMPLER_TRAIN``: given ``size`` and ``seed`` where they name them, they yield the indices
-of all ranks."""
+"""Samplers for ``DATALOADER.SAMPLER_TRAIN``. They receive ``size`` and ``seed`` if they name them, and yield the
+indices of all ranks."""
 
 
 @SAMPLER_REGISTRY.register()
 class EpochSampler(Sampler[int]):
-    """Every sample once an epoch, in an order that depends on the seed and the epoch's number alone.
+    """Every sample once per epoch, in an order that depends only on the seed and the epoch.
 
     Args:
         size: samples in the data set.
-        shuffle: False: in the order of the data set.
-        seed: equal on all ranks.
+        shuffle: False keeps the order of the data set.
+        seed: the same on all ranks.
     """
 
     def __init__(self, size: int, shuffle: bool = True, seed: int = 0) -> None:
@@ -55,7 +55,7 @@ class EpochSampler(Sampler[int]):
         self._start = 0
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Choose the epoch, and how many of its samples (of all ranks together) the next ``iter()`` leaves out."""
+        """Set the epoch, and the number of its samples (over all ranks) that the next ``iter()`` skips."""
         self.epoch = epoch
         self._start = start
 
@@ -72,21 +72,21 @@ class EpochSampler(Sampler[int]):
 
 @SAMPLER_REGISTRY.register()
 class LengthGroupedSampler(EpochSampler):
-    """Every sample once an epoch, samples of about one length together, so that batches need little padding.
+    """Every sample once per epoch, in batches of samples of similar length, which need little padding.
 
-    The shuffled epoch is cut into groups; each is sorted by length, longest first, and its batches are shuffled. The
-    first batch holds the longest sample of all: what does not fit into memory shows at once. The order depends on the
-    batch size too: where that is changed on a resume in the middle of an epoch, samples are seen twice or not at all.
+    The shuffled epoch is split into groups. Each group is sorted by length, longest first, and all batches are
+    shuffled. The first batch has the longest sample, so that running out of memory shows at once. The order depends on
+    the batch size: if it changes on a resume in the middle of an epoch, samples are repeated or missed.
 
     Args:
-        dataset: its attribute ``lengths`` is used where ``lengths`` is not given.
-        batch_size: samples of a global batch.
-        lengths: (size,) numbers, one a sample.
-        group: batches a group: more make batches more alike, and the order less random.
-        seed: equal on all ranks.
+        dataset: has the attribute ``lengths`` if the argument is not given.
+        batch_size: samples per global batch.
+        lengths: (size,) numbers, one per sample.
+        group: batches per group. Larger groups need less padding and are less random.
+        seed: the same on all ranks.
 
     Raises:
-        ConfigError: no lengths, or not one for each sample.
+        ConfigError: there are no lengths, or not one per sample.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class LengthGroupedSampler(EpochSampler):
         if lengths is None or len(lengths) != self.size:
             found = "none" if lengths is None else f"{len(lengths)}"
             raise ConfigError(
-                f"DATALOADER.SAMPLER_ARGS: LengthGroupedSampler needs {self.size} lengths, one a sample, and there are "
+                f"DATALOADER.SAMPLER_ARGS: LengthGroupedSampler needs {self.size} lengths, one per sample, not "
                 f"{found}: give the data set an attribute lengths"
             )
         if group < 1 or batch_size < 1:
@@ -107,12 +107,12 @@ class LengthGroupedSampler(EpochSampler):
         self.group = group
 
     def _epoch(self) -> torch.Tensor:
-        generator = _generator((self.seed, self.epoch))
+        generator = seeded_generator(self.seed, self.epoch)
         order = torch.randperm(self.size, generator=generator)
         batches: list[torch.Tensor] = []
         for part in order.split(self.group * self.batch_size):
             batches += part[self.lengths[part].argsort(descending=True, stable=True)].split(self.batch_size)
-        # Only the epoch's last batch may be short, or the others would not start where batches are cut.
+        # Only the last batch of the epoch may be short.
         last = [batches.pop()] if len(batches[-1]) < self.batch_size else []
         batches = [batches[index] for index in torch.randperm(len(batches), generator=generator)]
         if batches:
@@ -122,7 +122,7 @@ class LengthGroupedSampler(EpochSampler):
 
 
 class _EndlessSampler(Sampler[int]):
-    """A stream made of one pass over the data after the other; subclasses say what a pass is."""
+    """An endless stream of passes over the data. Subclasses define a pass."""
 
     def __init__(self, seed: int | None, rank: int | None, world_size: int | None) -> None:
         self.seed = comm.shared_random_seed() if seed is None else seed
@@ -132,11 +132,11 @@ class _EndlessSampler(Sampler[int]):
         self._start = 0
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Choose where the next ``iter()`` begins.
+        """Set the position of the next ``iter()``.
 
         Args:
-            epoch: number of the stream: each is another one. A run that never ends its stream stays in 0.
-            start: samples of the stream (of all ranks together) left out.
+            epoch: number of the stream. Each number gives another stream; a run normally stays in stream 0.
+            start: samples of the stream (over all ranks) to skip.
         """
         self.epoch = epoch
         self._start = start
@@ -152,7 +152,7 @@ class _EndlessSampler(Sampler[int]):
             start = 0
 
     def _seek(self, start: int) -> tuple[int, int]:
-        """The number of the pass that position ``start`` of the stream is in, and the place in it."""
+        """The pass that contains position ``start`` of the stream, and the position in it."""
         return divmod(start, len(self._pass(0)))
 
     def _pass(self, number: int) -> torch.Tensor:
@@ -165,11 +165,10 @@ class TrainingSampler(_EndlessSampler):
 
     Args:
         size: samples in the data set.
-        shuffle: False: every pass is in the order of the data set.
-        seed: equal on all ranks; None: a random one that the ranks agree on.
-        rank: this rank yields every ``world_size``-th index, beginning with the ``rank``-th. Default: this process's
-            data rank.
-        world_size: number of parts. Default: the number of data ranks. With 1 the whole stream is yielded.
+        shuffle: False keeps the order of the data set.
+        seed: the same on all ranks; None: a random seed shared by the ranks.
+        rank: yields every ``world_size``-th index, from the ``rank``-th on. Default: this process's data rank.
+        world_size: number of parts. Default: the number of data ranks. 1 yields the whole stream.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class TrainingSampler(_EndlessSampler):
         world_size: int | None = None,
     ) -> None:
         if size < 1:
-            raise ValueError(f"an endless stream needs at least one sample, got size={size}")
+            raise ValueError(f"an endless stream needs at least one sample, not size={size}")
         super().__init__(seed, rank, world_size)
         self.size = size
         self.shuffle = shuffle
@@ -200,10 +199,10 @@ class RandomSubsetTrainingSampler(TrainingSampler):
 
     Args:
         size: samples in the data set.
-        subset_ratio: share of them that is used, in (0, 1].
+        subset_ratio: fraction of the samples to use, in (0, 1].
         shuffle: shuffle each pass over the subset.
-        seed_shuffle: seed of that shuffling; None: a random one that the ranks agree on.
-        seed_subset: seed of the choice; None likewise.
+        seed_shuffle: seed of the shuffling; None: a random seed shared by the ranks.
+        seed_subset: seed of the choice; None: likewise.
         rank: as in :class:`TrainingSampler`.
         world_size: as in :class:`TrainingSampler`.
     """
@@ -231,13 +230,14 @@ class RandomSubsetTrainingSampler(TrainingSampler):
 
 @SAMPLER_REGISTRY.register()
 class RepeatFactorTrainingSampler(_EndlessSampler):
-    """An endless stream in which each sample appears ``factor`` times a pass on average (Gupta et al., LVIS,
-    arXiv:1908.03195, section 4): a factor's fraction is rounded up or down at random, anew for each pass.
+    """An endless stream in which each sample appears ``factor`` times per pass on average.
+
+    Each pass rounds the factors up or down at random (Gupta et al., LVIS, arXiv:1908.03195, section 4).
 
     Args:
-        repeat_factors: (size,) floats >= 0, one a sample.
+        repeat_factors: (size,) floats >= 0, one per sample.
         shuffle: shuffle each pass.
-        seed: equal on all ranks; None: a random one that the ranks agree on.
+        seed: the same on all ranks; None: a random seed shared by the ranks.
         rank: as in :class:`TrainingSampler`.
         world_size: as in :class:`TrainingSampler`.
     """
@@ -263,14 +263,14 @@ class RepeatFactorTrainingSampler(_EndlessSampler):
     def repeat_factors_from_category_frequency(
         category_ids: Iterable[Iterable[int]], repeat_thresh: float, sqrt: bool = True
     ) -> torch.Tensor:
-        """Factors that show rare categories more often.
+        """Compute factors that repeat rare categories.
 
-        A category in a share ``f`` of the samples gets ``max(1, sqrt(repeat_thresh / f))``, and a sample the
+        A category in a fraction ``f`` of the samples gets ``max(1, sqrt(repeat_thresh / f))``. A sample gets the
         largest factor of its categories.
 
         Args:
-            category_ids: for each sample, the categories in it.
-            repeat_thresh: categories in fewer samples than this share are repeated.
+            category_ids: the categories of each sample.
+            repeat_thresh: categories in less than this fraction of the samples are repeated.
             sqrt: False: ``repeat_thresh / f`` without the root.
 
         Returns:
@@ -285,7 +285,7 @@ class RepeatFactorTrainingSampler(_EndlessSampler):
         return torch.tensor([max((factor[category] for category in ids), default=1.0) for ids in samples])
 
     def _pass(self, number: int) -> torch.Tensor:
-        generator = _generator((self.seed, self.epoch, number))
+        generator = seeded_generator(self.seed, self.epoch, number)
         draws = torch.rand(len(self._fraction), generator=generator, dtype=torch.float64)
         times = self._whole + (draws < self._fraction)
         indices = torch.repeat_interleave(times)
@@ -300,10 +300,10 @@ class RepeatFactorTrainingSampler(_EndlessSampler):
 
 
 class InferenceSampler(Sampler[int]):
-    """This rank's share of a data set, in order: every sample on exactly one rank, without padding.
+    """This rank's part of a data set, in order: every sample on exactly one rank, without padding.
 
     Args:
-        size: samples in the data set. The shares are contiguous and differ by one sample at most.
+        size: samples in the data set. The parts are contiguous and differ by at most one sample.
     """
 
     def __init__(self, size: int) -> None:
@@ -320,15 +320,15 @@ class InferenceSampler(Sampler[int]):
 
 
 def _order(size: int, shuffle: bool, seeds: tuple[int, ...]) -> torch.Tensor:
-    return torch.randperm(size, generator=_generator(seeds)) if shuffle else torch.arange(size)
+    return torch.randperm(size, generator=seeded_generator(*seeds)) if shuffle else torch.arange(size)
 
 
-def _generator(seeds: tuple[int, ...]) -> torch.Generator:
-    """A generator whose stream is a function of all the numbers together (not of their sum)."""
+def seeded_generator(*seeds: int) -> torch.Generator:
+    """A CPU generator seeded by all the numbers (not by their sum)."""
     state = np.random.SeedSequence(seeds).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state >> 1))
 
 
 def _as_ints(indices: torch.Tensor) -> Iterator[int]:
-    for part in indices.split(65536):  # python ints of a whole large data set would take gigabytes
+    for part in indices.split(65536):  # a list of all indices of a large data set would take gigabytes
         yield from part.tolist()

@@ -1,9 +1,9 @@
-"""Random numbers of a sample as a function of where it stands, whoever reads it and when.
+"""Seed the random numbers of each sample by its position in the stream.
 
-What a data set draws (random crops, noise, mixing in a collate function) comes from the global generators of python,
-numpy and torch, of whichever process reads. Their state there depends on what that process has read before, so it
-differs with the number of workers and ranks, and after a resume. Here the three are seeded before each sample from the
-run's seed and the sample's place in the stream; its draws are then the same bits wherever and whenever it is read.
+Data sets draw random numbers (crops, noise, mixing in a collate function) from the global generators of python, numpy
+and torch. Their state depends on what the process has read before: it differs with the number of workers and ranks, and
+after a resume. Here the three generators are seeded before each sample, from the run's seed and the sample's position.
+A sample then gets the same random numbers in every process.
 """
 
 import random
@@ -22,12 +22,12 @@ from .workers import WorkerLoader, swapped
 __all__ = ["SeededLoader", "is_deterministic", "isolated_generators", "seed_generators", "stream_key"]
 
 _MASK = 2**64 - 1
-# What is drawn at one place, apart from the sample itself, has a stream of its own.
+# Separate random streams for reading, collating and transforming a sample.
 SAMPLE, COLLATE, TRANSFORM = 0, 1, 2
 
 
 def stream_key(*numbers: int) -> int:
-    """One 64-bit number out of several, such as the run's seed, the epoch and what is drawn for."""
+    """Hash numbers, such as seed, epoch and purpose, into one of 64 bits."""
     key = 0
     for number in numbers:
         key = _mix(key ^ _mix(number & _MASK))
@@ -35,14 +35,13 @@ def stream_key(*numbers: int) -> int:
 
 
 def seed_generators(key: int, place: int) -> None:
-    """Seed python's, numpy's and torch's global CPU generators for one place of a stream.
+    """Seed the global CPU generators of python, numpy and torch for one position of a stream.
 
-    Takes some 7 µs. Generators of GPUs are left alone: samples are made on the CPU, and ``torch.manual_seed`` would
-    cost many times as much for them.
+    Takes about 7 µs. GPU generators are not seeded: samples are made on the CPU, and seeding those is slow.
 
     Args:
-        key: the stream's, see :func:`stream_key`.
-        place: of a sample in it.
+        key: key of the stream, see :func:`stream_key`.
+        place: position of a sample in it.
     """
     seed = _mix(key + place)
     random.seed(seed)
@@ -69,14 +68,13 @@ def isolated_generators() -> AbstractContextManager[None]:
 class SeededLoader(WorkerLoader):
     """A DataLoader whose samples draw the same random numbers in any process.
 
-    Before a sample is read the generators are seeded by its place, which its batch brings along
-    (:class:`~hookline.engine.data.PlacedBatch`; of other batches the index is the place), and once more before the
-    batch is collated, by the place of the batch's first sample. A data set with ``__getitems__`` reads a batch at once:
-    it is seeded once, by the first place too. ``loader.dataset`` and ``loader.collate_fn`` are those that were given.
+    The generators are seeded before each sample, by its position in a :class:`~hookline.engine.data.PlacedBatch` (in
+    other batches by its index), and before the batch is collated, by the position of its first sample. A data set with
+    ``__getitems__`` is seeded once per batch, by the first position.
 
     Args:
         dataset: map-style.
-        seed: the run's, the same on all ranks.
+        seed: seed of the run, the same on all ranks.
         **options: as for DataLoader.
     """
 
@@ -85,12 +83,12 @@ class SeededLoader(WorkerLoader):
         self._seed = seed
 
     def __iter__(self) -> Any:
-        with swapped(self, dataset=_SeededReader(self.dataset, self.collate_fn, self._seed), collate_fn=as_it_is):
+        with swapped(self, dataset=_SeededReader(self.dataset, self.collate_fn, self._seed), collate_fn=identity):
             return super().__iter__()
 
 
-def as_it_is(batch: Any) -> Any:
-    """The collate function of batches that are made already."""
+def identity(batch: Any) -> Any:
+    """Collate function for items that are batches already."""
     return batch
 
 
@@ -124,23 +122,23 @@ class _SeededReader(Dataset[Any]):
 
 
 def _reads_batches(dataset: Any) -> bool:
-    """Whether the data set itself reads batches. A Subset always offers to, even of one that does not."""
+    """Whether the data set has ``__getitems__``. A Subset always has it, so its data set is asked."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")
 
 
 def is_deterministic(dataset: Any, collate_fn: Callable[[Any], Any] | None = None) -> bool:
-    """Whether it is known that reading a data set draws no random numbers, so that nothing need be seeded.
+    """Whether reading a data set is known to draw no random numbers, so that no seeding is needed.
 
-    A data set says so by ``deterministic = True``, which holds for its class and for subclasses that read in no other
-    way. Known without saying are tensors and sequences, and subsets and concatenations of what is known.
+    A data set declares it by ``deterministic = True``, which does not hold for subclasses that override reading. It is
+    known of TensorDatasets and sequences, and of subsets and concatenations of deterministic data sets.
 
     Args:
         dataset: any.
-        collate_fn: makes its batches; of one that is not the data set's own or torch's nothing is known.
+        collate_fn: makes its batches. Other functions than torch's and the data set's own may draw.
     """
-    if collate_fn is not None and collate_fn not in (default_collate, as_it_is) and not _is_own(collate_fn, dataset):
+    if collate_fn not in (None, default_collate, identity, own_collate_fn(dataset)):
         return False
     if isinstance(dataset, Subset):
         return is_deterministic(dataset.dataset)
@@ -151,17 +149,18 @@ def is_deterministic(dataset: Any, collate_fn: Callable[[Any], Any] | None = Non
     if "deterministic" in getattr(dataset, "__dict__", {}):
         return bool(dataset.deterministic)
     said = _depth(dataset, "deterministic")
-    # A subclass that reads otherwise, with augmentation perhaps, has to say it for itself.
+    # A subclass that overrides reading, perhaps with augmentation, must declare it itself.
     reads = min(_depth(dataset, name) for name in ("__getitem__", "__getitems__", "__iter__", "collate_fn"))
     return said <= reads and bool(getattr(dataset, "deterministic", False))
 
 
 def _depth(dataset: Any, name: str) -> float:
-    """How many classes up the one is that defines ``name``."""
+    """Index in the MRO of the class that defines ``name``."""
     return next((depth for depth, cls in enumerate(type(dataset).__mro__) if name in vars(cls)), float("inf"))
 
 
-def _is_own(collate_fn: Callable[[Any], Any], dataset: Any) -> bool:
+def own_collate_fn(dataset: Any) -> Callable[[Any], Any] | None:
+    """The ``collate_fn`` of a data set, or of the data set of a Subset."""
     while isinstance(dataset, Subset) and not hasattr(dataset, "collate_fn"):
         dataset = dataset.dataset
-    return collate_fn == getattr(dataset, "collate_fn", None)
+    return getattr(dataset, "collate_fn", None)

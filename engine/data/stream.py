@@ -1,11 +1,10 @@
-"""Iterable data sets: who reads what, and how a run goes on in the middle of one.
+"""Loaders of iterable data sets, with a position that can be saved.
 
-Two kinds are told apart. A :class:`ShardedIterable` is one stream that is cut into global batches, just as a sampler's
-indices are, so its batches do not depend on the number of ranks and workers. Any other iterable data set shares itself
-out between ranks and workers, as is torch's convention; each of its shards is read to its own end.
+There are two kinds of iterable data sets. A :class:`ShardedIterable` is one stream, which is split into global batches:
+its batches do not depend on the number of ranks and workers. Any other iterable data set splits itself between ranks
+and workers, as is torch's convention, and each shard is read to its end.
 """
 
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
@@ -15,11 +14,12 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from ...config import ConfigError
 from .. import comm
+from .batch_sampler import takes_start
 from .seeding import (
     COLLATE,
     SAMPLE,
     TRANSFORM,
-    as_it_is,
+    identity,
     is_deterministic,
     isolated_generators,
     seed_generators,
@@ -33,22 +33,21 @@ logger = logging.getLogger(__name__)
 
 
 class ShardedIterable(IterableDataset[Any]):
-    """One stream of samples, of which every rank and every loader worker makes its own part.
+    """One stream of samples that is split between ranks and loader workers.
 
-    Each of them reads the whole source, so that it should be cheap to read: file names, records, bytes. What is costly
-    (decoding, augmentation) goes into ``transform``, which is applied only to the samples that are kept.
+    Every worker on every rank reads the whole source, so reading should be cheap: file names, records, bytes. Expensive
+    work (decoding, augmentation) belongs in ``transform``, which is applied only to the samples that are used.
 
-    Read by :func:`build_train_loader` its samples come in the same global batches on any number of ranks and workers,
-    and all ranks end at the same step. Iterated by itself it yields every n-th sample, n being ranks times workers.
+    :func:`build_train_loader` gives the same global batches on any number of ranks and workers, and all ranks end at
+    the same step. Iterated directly, it yields every n-th sample, with n = ranks times workers.
 
     Args:
-        source: yields the samples, the same ones in the same order on every rank and in every worker. What it draws
-            from the global generators is the same everywhere. Where it has them, these are used:
-            ``set_epoch(epoch)`` before each pass; ``set_epoch(epoch, start)``, if it can begin after ``start`` samples;
-            ``state_dict()`` and ``load_state_dict(state)``, of the source or its iterator, after which
-            ``iter(source)`` goes on behind the last sample read; ``len()``; ``deterministic = True``, if it draws
-            no random numbers.
-        transform: makes a sample of what the source yields.
+        source: yields the same samples in the same order on every rank and in every worker. Random numbers from the
+            global generators are the same everywhere. These are used if the source has them:
+            ``set_epoch(epoch)`` before each pass; ``set_epoch(epoch, start)`` if it can skip ``start`` samples;
+            ``state_dict()`` and ``load_state_dict(state)``, of the source or its iterator, after which ``iter(source)``
+            continues after the last sample read; ``len()``; ``deterministic = True`` if it draws no random numbers.
+        transform: makes a sample from an item of the source.
     """
 
     def __init__(self, source: Iterable[Any], transform: Callable[[Any], Any] | None = None) -> None:
@@ -66,19 +65,17 @@ class StreamLoader(WorkerLoader):
     """Batches of an iterable data set, with a position that can be saved.
 
     Args:
-        dataset: see :class:`ShardedIterable`; or one that shares itself out (by ``get_worker_info()`` and
+        dataset: a :class:`ShardedIterable`, or one that splits itself (by ``get_worker_info()`` and
             ``hookline.engine.comm``).
-        batch_size: samples of a global batch, at least one a rank.
-        seed: the run's, the same on all ranks.
-        drop_last: leave out what does not fill a batch: at the end of the stream or, of one that shares itself out, of
-            each shard.
-        collate_fn: makes a batch of a list of samples.
-        keep_rest: give the end of a :class:`ShardedIterable` also if it has no sample for some rank, which then has one
-            batch fewer. For evaluation: ranks that train must take the same number of steps.
-        fast_forward: how to get to a position that the data set cannot go to: True: by reading and throwing away what
-            comes before; False: not at all.
-        rank: whose part. Default: this process's data rank.
-        world_size: number of parts. Default: the number of data ranks.
+        batch_size: samples per global batch, at least one per rank.
+        seed: seed of the run, the same on all ranks.
+        drop_last: drop the last batch of the stream, or of each shard, if it is not full.
+        collate_fn: makes a batch from a list of samples.
+        keep_rest: keep the last batch of a :class:`ShardedIterable` even if some ranks have no sample of it, and so one
+            batch fewer. For evaluation; in training, ranks must take the same number of steps.
+        fast_forward: if the data set cannot go to a position itself, read and discard the samples before it.
+        rank: the rank to read for. Default: this process's data rank.
+        world_size: number of ranks. Default: the number of data ranks.
         **options: as for DataLoader.
     """
 
@@ -107,7 +104,7 @@ class StreamLoader(WorkerLoader):
         self._stream: _BatchStream | None = None
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which pass over the data the next ``iter()`` is; the data set is told, if it has ``set_epoch``."""
+        """Set the epoch of the next ``iter()``; passed to the data set if it has ``set_epoch``."""
         self._epoch = epoch
 
     def __iter__(self) -> Any:
@@ -115,23 +112,23 @@ class StreamLoader(WorkerLoader):
         if resume is None or resume["epoch"] != self._epoch:
             resume = self._start()
         self._check(resume)
-        if unknown := self._unknown(resume):
+        if discarded := self._samples_to_discard(resume):
             logger.warning(
-                "%s has no state_dict(): to go on where the run was, %d samples are read and thrown away",
+                "%s has no state_dict(): to resume, %d samples are read and discarded",
                 type(getattr(self.dataset, "source", self.dataset)).__name__,
-                unknown,
+                discarded,
             )
         self._progress = dict(resume)
         if not self._sharded:
             self._progress["shards"] = [list(shard) for shard in resume["shards"]]
         self._stream = _BatchStream(self.dataset, self._parts, self.collate_fn, self._seed, resume)
-        with swapped(self, dataset=self._stream, collate_fn=as_it_is):
+        with swapped(self, dataset=self._stream, collate_fn=identity):
             items = super().__iter__()
         return self._consume(items)
 
     def _consume(self, items: Iterator[Any]) -> Iterator[Any]:
         for batch, worker, samples, source in items:
-            if samples is None:  # only there to have the right worker come next
+            if samples is None:  # only advances to the next worker
                 continue
             if self._sharded:
                 self._progress = {"epoch": self._epoch, "samples": samples, "source": source}
@@ -141,12 +138,12 @@ class StreamLoader(WorkerLoader):
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the batch that was taken last ends. Of a data set that shares itself out, on this rank."""
+        """The position after the last batch returned. For a data set that splits itself, of this rank."""
         if self._resume is not None:
             return self._resume
         state = dict(self._progress or self._start())
         if not self.num_workers and self._stream is not None and self._stream.reader is not None:
-            # Read in this process, the source has been read just as far; in workers it is ahead, so batches bring it.
+            # Without workers, the state of the source is current. Workers read ahead, so they send it with batches.
             source = self._stream.reader.state_dict()
             state |= {"source": source} if self._sharded else {"shards": [[self._stream.reader.position, source]]}
         elif not self._sharded:
@@ -154,26 +151,26 @@ class StreamLoader(WorkerLoader):
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Have the next ``iter()`` go on at a saved position, if it is of the same epoch.
+        """Start the next ``iter()`` at a saved position, if it is of the same epoch.
 
         Returns:
-            False if the data set cannot go there, and ``fast_forward`` is off.
+            False if the data set cannot go there and ``fast_forward`` is off.
         """
-        if not self._fast_forward and self._unknown(state):
+        if not self._fast_forward and self._samples_to_discard(state):
             return False
         self._resume = state
         return True
 
     def __len__(self) -> int:
-        """Batches of a pass on this rank.
+        """Batches per pass on this rank.
 
         Raises:
-            TypeError: that is not known: the data set has no length, or shares itself out between several shards.
+            TypeError: unknown: the data set has no length, or splits itself into several shards.
         """
         if isinstance(self.dataset, ShardedIterable):
             return self._parts.number(len(self.dataset.source))  # type: ignore[arg-type]
         if self._parts.world_size * max(1, self.num_workers) > 1:
-            raise TypeError("the number of batches is not known: the data set shares itself out")
+            raise TypeError("the number of batches is unknown: the data set splits itself between ranks and workers")
         return self._parts.number(len(self.dataset))  # type: ignore[arg-type]
 
     def _start(self) -> dict[str, Any]:
@@ -186,36 +183,36 @@ class StreamLoader(WorkerLoader):
             "world_size": self._parts.world_size,
         }
 
-    def _unknown(self, state: dict[str, Any]) -> int:
-        """How many samples come before a position that the data set cannot go to by itself."""
-        if isinstance(self.dataset, ShardedIterable) and _seeks(self.dataset.source):
+    def _samples_to_discard(self, state: dict[str, Any]) -> int:
+        """Number of samples to read and discard to reach a position."""
+        if isinstance(self.dataset, ShardedIterable) and takes_start(self.dataset.source):
             return 0
         shards = [[state["samples"], state["source"]]] if "samples" in state else state["shards"]
         return sum(samples for samples, source in shards if source is None)
 
     def _check(self, resume: dict[str, Any]) -> None:
-        """That the run before had the shards that this one has."""
+        """Check that the saved position has the shards of this run."""
         if self._sharded != ("samples" in resume):
-            raise ConfigError("DATASETS.TRAIN: the checkpoint's position is that of another kind of data set")
+            raise ConfigError("DATASETS.TRAIN: the checkpoint's position is of another kind of data set")
         if self._sharded:
             return
         name = type(self.dataset).__name__
         before, now = len(resume["shards"]), max(1, self.num_workers)
         if before != now:
             raise ConfigError(
-                f"DATALOADER.NUM_WORKERS: {name} shares itself out between workers, and was read by {before} of them: "
-                f"in the middle of an epoch it cannot go on with {now}. Set NUM_WORKERS back, or make the set a "
-                "ShardedIterable, which goes on with any number"
+                f"DATALOADER.NUM_WORKERS: {name} splits itself between workers, and was read by {before} of them: "
+                f"in the middle of an epoch it cannot continue with {now}. Restore NUM_WORKERS, or make the data set "
+                "a ShardedIterable, which continues with any number"
             )
         if resume["world_size"] != self._parts.world_size:
             raise ConfigError(
-                f"{name} shares itself out between ranks, and was read by {resume['world_size']} of them: in the "
-                f"middle of an epoch it cannot go on with {self._parts.world_size}; a ShardedIterable could"
+                f"{name} splits itself between ranks, and was read by {resume['world_size']} of them: in the "
+                f"middle of an epoch it cannot continue with {self._parts.world_size}; a ShardedIterable can"
             )
 
 
 class _Parts:
-    """How a stream is cut: global batches, and what of each is a rank's."""
+    """How a stream is split into global batches, and each batch into parts of ranks."""
 
     def __init__(
         self, batch_size: int, rank: int | None, world_size: int | None, drop_last: bool, keep_rest: bool
@@ -233,11 +230,11 @@ class _Parts:
         self.share = end - first
 
     def part(self, length: int) -> tuple[int, int]:
-        """The rank's part of a batch of so many samples, from and to."""
+        """Start and end of the rank's part of a batch of ``length`` samples."""
         return length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size
 
     def counts(self, length: int) -> bool:
-        """Whether so many samples make a batch."""
+        """Whether ``length`` samples make a batch."""
         return length == self.batch_size or (length >= self.least and not self.drop_last)
 
     def number(self, samples: int) -> int:
@@ -246,7 +243,7 @@ class _Parts:
 
 
 class _BatchStream(IterableDataset[Any]):
-    """What workers read: (batch, worker, samples read, state of the source), one after the other."""
+    """What workers read: items of (batch, worker, samples read, state of the source)."""
 
     def __init__(self, dataset: Any, parts: _Parts, collate: Callable[[Any], Any], seed: int, resume: Any) -> None:
         self.dataset = dataset
@@ -261,11 +258,13 @@ class _BatchStream(IterableDataset[Any]):
         return self._one_stream() if isinstance(self.dataset, ShardedIterable) else self._own_shard()
 
     def _one_stream(self) -> Iterator[Any]:
-        """Of a stream that all read alike, this rank's part of each batch that is this worker's turn."""
+        """Yield this rank's part of the batches whose turn is this worker's."""
         worker, workers = _worker()
         parts, resume = self._parts, self._resume
         stamp = (self._seed, resume["epoch"])
-        reader = self.reader = _Reader(self.dataset.source, stamp, resume["samples"], resume["source"], _seeks)
+        reader = self.reader = _Reader(
+            self.dataset.source, stamp, resume["samples"], resume["source"], takes_start(self.dataset.source)
+        )
         turn = 0
         while True:
             with isolated_generators():
@@ -282,15 +281,15 @@ class _BatchStream(IterableDataset[Any]):
             turn = (turn + 1) % workers
 
     def _own_shard(self) -> Iterator[Any]:
-        """All of what the data set yields in this worker."""
+        """Yield batches of everything that the data set yields in this worker."""
         worker, workers = _worker()
         parts, resume = self._parts, self._resume
         read, state = resume["shards"][worker]
-        # A loader takes its first batch from its first worker. It has to be the one that was next.
+        # A DataLoader reads its first item from worker 0. Empty items advance it to the worker whose turn it is.
         if worker <= resume["last"]:
             yield None, worker, None, None
         stamp = (self._seed, resume["epoch"], parts.rank * workers + worker)
-        reader = self.reader = _Reader(self.dataset, stamp, read, state, lambda source: False)
+        reader = self.reader = _Reader(self.dataset, stamp, read, state, False)
         while True:
             with isolated_generators():
                 samples = reader.take(parts.share)
@@ -312,29 +311,27 @@ class _BatchStream(IterableDataset[Any]):
 
 
 class _Reader:
-    """Reads a stream from a position on, each sample with the random numbers of its place.
+    """Reads a stream from a position on, and seeds each sample by its position.
 
     Args:
         source: the stream.
-        stamp: numbers that seed it, together with the position: the seed, the epoch, ...
-        start: samples that come before.
-        state: of the source there, if it has one.
-        seeks: tells whether a source can go to a position by itself.
+        stamp: numbers that seed it together with the position: seed, epoch, ...
+        start: samples before the position.
+        state: state of the source there, or None.
+        seeks: whether the source can go to the position by ``set_epoch(epoch, start)``.
     """
 
-    def __init__(
-        self, source: Any, stamp: tuple[int, ...], start: int, state: Any, seeks: Callable[[Any], bool]
-    ) -> None:
+    def __init__(self, source: Any, stamp: tuple[int, ...], start: int, state: Any, seeks: bool) -> None:
         self.position = start
         self._source = source
         self._epoch = stamp[1]
         self._key = stream_key(*stamp, SAMPLE)
         self._seeded = not is_deterministic(source)
         self._samples: Any = None
-        self._begin = (start, state, seeks(source))
+        self._begin = (start, state, seeks)
 
     def take(self, number: int) -> list[Any]:
-        """The next samples: so many, or what is left."""
+        """Return the next ``number`` samples, or fewer at the end."""
         if self._samples is None:
             self._open(*self._begin)
         if not self._seeded:
@@ -352,7 +349,7 @@ class _Reader:
         return taken
 
     def state_dict(self) -> Any:
-        """The source's state behind the last sample, or None if it has none."""
+        """The source's state after the last sample, or None if it has none."""
         if self._samples is None:
             return self._begin[1]
         owner = self._source if _has_state(self._source) else self._samples
@@ -360,7 +357,7 @@ class _Reader:
 
     def _open(self, start: int, state: Any, seeks: bool) -> None:
         source, epoch = self._source, self._epoch
-        seed_generators(self._key, -1)  # what is drawn before the first sample
+        seed_generators(self._key, -1)  # for random numbers drawn before the first sample
         if hasattr(source, "set_epoch"):
             if seeks and state is None:
                 source.set_epoch(epoch, start)
@@ -379,15 +376,10 @@ class _Reader:
 
 
 def _worker() -> tuple[int, int]:
-    """This worker's number, and how many there are; the training process is the first of one."""
+    """Index of this worker and number of workers; (0, 1) in the training process."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
 
 
 def _has_state(source: Any) -> bool:
     return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
-
-
-def _seeks(source: Any) -> bool:
-    set_epoch = getattr(source, "set_epoch", None)
-    return set_epoch is not None and "start" in inspect.signature(set_epoch).parameters

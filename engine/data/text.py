@@ -1,4 +1,4 @@
-"""Text, as bytes: the language reference that comes with Python, cut into pieces."""
+"""Text as bytes: Python's language reference, split into blocks."""
 
 import functools
 
@@ -8,39 +8,40 @@ from .datasets import DATASET_REGISTRY, ArrayDataset
 
 __all__ = ["python_docs_test", "python_docs_train"]
 
-# Every so many pieces one is for testing.
+# One of this many blocks is in the test set.
 _TEST_EVERY = 10
 
 
 @DATASET_REGISTRY.register()
 def python_docs_train(block_size: int = 128) -> ArrayDataset:
-    """The help texts of Python's language reference (about 460,000 bytes), in pieces.
+    """Python's language reference (``pydoc_data.topics``, about 460,000 bytes), in blocks.
 
-    They come with Python itself (``pydoc_data.topics``), so they differ a little from one version of it to the next.
+    The text differs slightly between versions of Python.
 
     Args:
-        block_size: bytes in a piece.
+        block_size: bytes per block.
 
     Returns:
-        Inputs (N, block_size) int64 and, as targets of the same shape, the byte that follows each.
+        Inputs (N, block_size) int64, and targets of the same shape: the byte that follows each.
     """
-    return _pieces(block_size)[0]
+    return _blocks(block_size)[0]
 
 
 @DATASET_REGISTRY.register()
 def python_docs_test(block_size: int = 128) -> ArrayDataset:
-    """Every tenth piece of that text, which the training set leaves out."""
-    return _pieces(block_size)[1]
+    """Every tenth block of the text, which the training set leaves out."""
+    return _blocks(block_size)[1]
 
 
 @functools.cache
-def _pieces(block_size: int) -> tuple[ArrayDataset, ArrayDataset]:
+def _blocks(block_size: int) -> tuple[ArrayDataset, ArrayDataset]:
     from pydoc_data.topics import topics
 
     text = torch.frombuffer(bytearray("\n".join(topics.values()).encode()), dtype=torch.uint8).long()
-    pieces = text.unfold(0, block_size + 1, block_size)  # neighbours share one byte, a target here and an input there
-    test = torch.arange(len(pieces)) % _TEST_EVERY == _TEST_EVERY - 1
+    # Neighbours share one byte: the last target of a block is the first input of the next.
+    blocks = text.unfold(0, block_size + 1, block_size)
+    test = torch.arange(len(blocks)) % _TEST_EVERY == _TEST_EVERY - 1
     train, held_out = (
-        ArrayDataset(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in (pieces[~test], pieces[test])
+        ArrayDataset(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in (blocks[~test], blocks[test])
     )
     return train, held_out

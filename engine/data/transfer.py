@@ -1,4 +1,4 @@
-"""Moving a batch to a device."""
+"""Move a batch to a device."""
 
 import copy
 from collections.abc import Mapping, MutableMapping
@@ -10,18 +10,18 @@ __all__ = ["move_to_device"]
 
 
 def move_to_device(batch: Any, device: torch.device | str) -> Any:
-    """Move every tensor in a batch to a device, without waiting where that is safe.
+    """Move every tensor in a batch to a device.
 
-    Copies to CUDA do not block: later work on the same stream waits for them, and pinned memory makes them overlap
-    with computing. In other directions the host would read a tensor that has not arrived, so those copies block.
+    Copies to CUDA do not block: later work on the same stream waits for them. Copies in other directions block, since
+    the host could read a tensor before it has arrived.
 
     Args:
         batch: tensors, objects with a method ``to``, and dicts, lists, tuples and named tuples of these, nested.
-            Anything else (strings, numbers) stays as it is.
-        device: where to.
+            Other values (strings, numbers) are kept.
+        device: the target device.
 
     Returns:
-        The same structure; what is there already is not copied.
+        The same structure. Tensors that are already on the device are not copied.
     """
     device = torch.device(device)
     return _move(batch, device, device.type == "cuda")
@@ -38,7 +38,7 @@ def _move(batch: Any, device: torch.device, non_blocking: bool) -> Any:
     if isinstance(batch, list):
         return [_move(item, device, non_blocking) for item in batch]
     if isinstance(batch, MutableMapping):
-        moved = copy.copy(batch)  # keeps the type and whatever else it holds
+        moved = copy.copy(batch)  # keeps the type and other attributes
         for key, value in batch.items():
             moved[key] = _move(value, device, non_blocking)
         return moved

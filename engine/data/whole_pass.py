@@ -1,4 +1,4 @@
-"""Passes over a loader that must not end early without an error."""
+"""Complete passes over a loader: ending early is an error."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -29,9 +29,9 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[Any]:
 
 
 def exact_length(loader: Any) -> int | None:
-    """The number of batches that a pass over the loader has; None if only its end tells.
+    """Number of batches of a pass, or None if unknown.
 
-    The length of a loader over an IterableDataset is an estimate: workers may split the data unevenly.
+    The length of a loader over an IterableDataset is only an estimate: workers may split the data unevenly.
     """
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
         return None

@@ -1,4 +1,4 @@
-"""Starting a loader's worker processes."""
+"""Start the worker processes of a loader."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -13,14 +13,14 @@ __all__ = ["WorkerLoader", "swapped"]
 
 
 class WorkerLoader(DataLoader[Any]):
-    """A DataLoader whose workers leave signals to the process that trains, from their first moment on.
+    """A DataLoader whose workers leave signals to the training process.
 
-    torch's own handler, which a worker has until ``worker_init_fn`` is called, ends it at SIGTERM. So workers start
-    with the signals blocked, and unblock them when they have the handlers of :func:`leave_signals_to_parent`.
+    Until ``worker_init_fn`` runs, SIGTERM would end a worker. Workers therefore start with the signals blocked, and
+    unblock them after setting the handlers of :func:`leave_signals_to_parent`.
     """
 
     def __iter__(self) -> Any:
-        if not self.num_workers or getattr(self, "_iterator", None) is not None:  # persistent workers are there
+        if not self.num_workers or getattr(self, "_iterator", None) is not None:  # persistent workers are running
             return super().__iter__()
         announce_exit_to_workers()
         with swapped(self, worker_init_fn=_Init(self.worker_init_fn)), _blocked_signals():
@@ -28,7 +28,7 @@ class WorkerLoader(DataLoader[Any]):
 
 
 class _Init:
-    """A ``worker_init_fn`` that sets the signals' handlers first."""
+    """A ``worker_init_fn`` that sets the signal handlers first."""
 
     def __init__(self, then: Callable[[int], Any] | None) -> None:
         self._then = then
@@ -43,7 +43,7 @@ class _Init:
 
 @contextmanager
 def _blocked_signals() -> Iterator[None]:
-    """Block the signals that end a run, in this thread and in the processes that it starts. They come afterwards."""
+    """Block the signals that end a run, in this thread and in processes that it starts. They are delivered later."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
@@ -56,9 +56,9 @@ def _blocked_signals() -> Iterator[None]:
 
 @contextmanager
 def swapped(loader: Any, **attributes: Any) -> Iterator[None]:
-    """Have a loader make its iterator (and with it its workers) of other parts than it shows to users."""
+    """Replace attributes of a loader temporarily, while it makes its iterator and workers."""
     own = {name: getattr(loader, name) for name in attributes}
-    loader.__dict__.update(attributes)  # DataLoader refuses to have its data set changed
+    loader.__dict__.update(attributes)  # DataLoader's __setattr__ refuses to change the data set
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ def test_array_dataset_gathers_a_batch_equal_to_its_samples():
 
 
 def test_array_dataset_refuses_tensors_of_different_lengths():
-    with pytest.raises(ValueError, match="one length"):
+    with pytest.raises(ValueError, match="the same length"):
         ArrayDataset(torch.zeros(3), torch.zeros(4))
 
 

@@ -333,13 +333,14 @@ print(json.dumps(iterator.state_dict()))
 
 
 def test_processes_one_after_the_other_read_what_one_process_reads(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    here = Path(__file__).parent
+    environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parents[1] / 'helpers'}"}
     (tmp_path / "part.py").write_text(SCRIPT)
     file, state = tmp_path / "bytes", "null"
     for workers, number in ((2, 5), (0, 7)):
         command = [tmp_path / "part.py", workers, number, file, state]
         process = forker.start(command, tmp_path, environment, apart=True)
-        state, err = process.communicate(60)
+        state, err = process.communicate(250)
         assert process.returncode == 0, err
     assert json.loads(state)["epoch"] == 2
     assert file.read_bytes() == b"".join(read(EpochIterator(make_loader()), 12))

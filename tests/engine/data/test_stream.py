@@ -264,7 +264,7 @@ def test_a_set_without_a_state_is_read_again_and_says_how_much(caplog):
     assert fresh.load_state_dict(iterator.state_dict())
     with caplog.at_level(logging.WARNING, "hookline"):
         next(fresh)
-    assert "Plain has no state_dict(): to go on where the run was, 12 samples are read and thrown away" in caplog.text
+    assert "Plain has no state_dict(): to resume, 12 samples are read and discarded" in caplog.text
     assert data.asked == 16
 
 
