@@ -18,7 +18,8 @@ from .watching.flops import FlopsCounter
 from .watching.profiling import AutogradProfiler, GarbageCollection, MemoryMonitor, TorchMemoryStats, TorchProfiler
 from .watching.throughput import Throughput
 from .watching.timing import IterationTimer
-from .weights.averaging import EMA, EMAHook, WeightAveraging
+from .weights.averaging import WeightAveraging
+from .weights.ema import EMA, EMAHook
 from .weights.freezing import ModelFreezer
 from .weights.precise_bn import PreciseBN
 from .weights.swa import SWA

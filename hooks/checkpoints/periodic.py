@@ -1,4 +1,4 @@
-"""When checkpoints are written, and which are kept."""
+"""Checkpoints every period, at the end and after a failure."""
 
 import logging
 import os
@@ -19,18 +19,18 @@ logger = logging.getLogger(__name__)
 class PeriodicCheckpointer(HookBase):
     """Saves ``<prefix>_0000999`` every ``period`` and on request, and ``<prefix>_final`` when the run has ended.
 
-    It acts at the very end of a step, after every other hook and after metrics were written: what it saves is the
-    state all hooks are in, and no metric that belongs before the checkpoint is missing from the files. Its place
-    in the list of hooks makes no difference. A run that is interrupted (a signal, a time limit) is saved under the
-    name of its iteration, as by period; one that fails is not saved here. Saves the list of checkpoints it keeps.
+    It acts at the end of a step, after every other hook and after metrics are written, wherever it stands in the list.
+    So a checkpoint has the state of all hooks after the step, and the files have all metrics before it. An
+    interrupted run (a signal, a time limit) is saved under its iteration; a failed run is not saved here. The list
+    of kept checkpoints is saved too.
 
     Args:
         checkpointer: a :class:`~hookline.engine.checkpoint.Checkpointer` (or fvcore's).
         period: a duration, in iterations, epochs or time; 0: only on request and at the end.
-        max_iter: accepted for detectron2's sake; the trainer's is used.
-        max_to_keep: keep only so many of the periodic checkpoints, the newest; None keeps all. The last, the final
-            and the best one are not among them, and always kept. An older one goes when the newer one is whole.
-        file_prefix: how the names begin.
+        max_iter: ignored; accepted for compatibility with detectron2.
+        max_to_keep: how many periodic checkpoints to keep, the most recent ones; None: all. The final and the best
+            checkpoints do not count. An old checkpoint is removed after the new one is written.
+        file_prefix: prefix of the file names.
 
     Raises:
         ConfigError: ``max_to_keep`` is less than 1.
@@ -52,69 +52,68 @@ class PeriodicCheckpointer(HookBase):
         self.max_to_keep = max_to_keep
         self.file_prefix = file_prefix
         self.recent_checkpoints: list[str] = []
-        # Those that are to go with the next save: so they do also after a run was killed before they went.
+        # Files to remove with the next save. In the state, so that a resumed run removes them too.
         self._outdated: list[str] = []
         self._every = Every(period)
         self._ending = False
         self._saved_iter = -1
-        self._end_is_lost = False  # the final save failed
+        self._final_failed = False  # the final save failed
 
     def before_train(self) -> None:
         self.max_iter = self.trainer.max_iter
         self._ending = False
         self._saved_iter = -1
-        self._scheduled = self._may_be_made_up_for = False
-        self._lost: OSError | None = None
+        self._scheduled = self._may_retry = False
+        self._error: OSError | None = None
         self._every.start()
         self._poll = self.checkpointer.poll
 
     def after_step(self) -> None:
-        if self._poll():  # tells of asynchronous saves that have ended
-            self._make_up_for_it()
+        if self._poll():  # finishes an asynchronous save that has ended
+            self._retry_failed_save()
         if self._every(self.trainer):
             self._scheduled = True
             self.trainer.request_save(everywhere=True)
 
-    def _make_up_for_it(self) -> None:
-        """Have what all ranks wrote parts of, in vain, be saved once more at the same step on all of them: once, as
-        the next one that is due tells of this one's failure."""
+    def _retry_failed_save(self) -> None:
+        """Retry a failed scheduled save once, at the same step on all ranks."""
         trainer = self.trainer
-        if self._may_be_made_up_for and (trainer.ranks_in_sync or trainer.comm.get_world_size() == 1):
+        if self._may_retry and (trainer.ranks_in_sync or trainer.comm.get_world_size() == 1):
             trainer.request_save()
 
     def after_train(self) -> None:
         trainer = self.trainer
         self._ending = True
-        has_news = trainer.finished_iter >= trainer.start_iter or self._end_is_lost or self._only_the_end_is_missing()
+        has_news = trainer.finished_iter >= trainer.start_iter or self._final_failed or self._only_final_is_missing()
         if not trainer.failed and has_news:
             trainer.request_save()
         else:
             self.checkpointer.wait()
 
-    def _only_the_end_is_missing(self) -> bool:
-        """Whether there was no step left to do when this run began, and the one before was killed as it ended."""
+    def _only_final_is_missing(self) -> bool:
+        """Return whether the earlier run was killed after its last step, before its final checkpoint was written."""
         trainer, resumed_from = self.trainer, os.path.basename(self.checkpointer.resumed_from)
         done = trainer.finished_iter + 1 == trainer.max_iter or getattr(trainer, "stopped", False)
         return done and resumed_from not in ("", f"{self.file_prefix}_final.pth")
 
     def on_save(self) -> None:
         trainer = self.trainer
-        self._may_be_made_up_for, self._scheduled = self._scheduled, False
+        self._may_retry, self._scheduled = self._scheduled, False
         iteration = trainer.finished_iter
         if self._ending and not trainer.interrupted:
-            self._end_is_lost = True
+            self._final_failed = True
             self._save_final(iteration)
         elif not self._ending:
             self._save_periodic(iteration)
         else:
-            self.checkpointer.wait()  # the last step's may be on its way
+            self.checkpointer.wait()  # the last step's save may be under way
             if self._saved_iter != iteration:
                 self._save_periodic(iteration)
         if self._ending:
             self.checkpointer.wait()
-            if self._lost is not None:  # no next save will make up for it, whatever the checkpointer does about errors
-                raise self._lost
-            self._end_is_lost = False
+            if self._error is not None:  # there is no later save, so this ends the run whatever on_error says
+                raise self._error
+            self._final_failed = False
 
     def after_run(self) -> None:
         self.checkpointer.close()
@@ -123,7 +122,7 @@ class PeriodicCheckpointer(HookBase):
         name = f"{self.file_prefix}_{iteration:07d}"
         path = os.path.join(self.checkpointer.save_dir, f"{name}.pth")
         if self.max_to_keep is not None:
-            # Before the save, so that the checkpoint's own list is the one that holds after it.
+            # Before the save, so that the checkpoint has the list as it is after the save.
             kept = [*(p for p in self.recent_checkpoints if p != path), path]
             self._outdated += kept[: -self.max_to_keep]
             self.recent_checkpoints = kept[-self.max_to_keep :]
@@ -139,7 +138,7 @@ class PeriodicCheckpointer(HookBase):
         self._save(name, then, outdated, iteration=iteration)
 
     def _save_final(self, iteration: int) -> None:
-        # A run that was killed after its last periodic checkpoint may have left files that were to go with it.
+        # A run killed after its last periodic checkpoint may have left outdated files.
         outdated = list(self._outdated)
 
         def then(error: OSError | None) -> None:
@@ -152,8 +151,8 @@ class PeriodicCheckpointer(HookBase):
         """Save now, outside the schedule.
 
         Args:
-            name: of the file, without folder or extension.
-            **kwargs: further data to save.
+            name: file name without folder and extension.
+            **kwargs: more data to save.
         """
         self._save(name, lambda error: None, (), **kwargs)
 
@@ -164,7 +163,7 @@ class PeriodicCheckpointer(HookBase):
 
         def saved(error: OSError | None) -> None:
             then(error)
-            self._lost = error
+            self._error = error
             if error is None:
                 logger.info("Saved %s", path)
                 trainer.emit("after_save", path)
@@ -189,23 +188,23 @@ def _names(paths: Sequence[str]) -> list[str]:
 
 @HOOK_REGISTRY.register()
 class ExceptionCheckpointer(HookBase):
-    """When a run fails, saves ``<file_name>.pth``, if its weights are those of a step that was finished.
+    """Saves ``<file_name>.pth`` when a run fails, if the weights are those of a finished step.
 
-    They are if the failure came before the update of its step, or in hooks after the step. If it came in the update
-    or between the update and the step's end, nothing is saved: the weights are of no iteration. To be able to tell, it
-    needs the event ``before_optimizer_step`` of :class:`~hookline.engine.SimpleTrainer`.
+    This is so if the failure comes before the update of its step or in a hook after the step. If it comes during the
+    update or between the update and the end of the step, nothing is saved. To tell, the hook needs the event
+    ``before_optimizer_step`` of :class:`~hookline.engine.SimpleTrainer`.
 
-    The file is there to look into, and to go on from if no better one is left: it holds the last finished iteration's
-    weights and optimizer, but random numbers and batches that the failed step has drawn are gone, statistics of batch
-    normalisation may have seen its batch, and of several hooks only those before the failing one had their turn. So
-    ``last_checkpoint`` is not made to point to it, and ``--resume`` stays exact. Ctrl-C twice saves nothing.
+    The file is for inspection, and for a resume if there is no better checkpoint. It has the weights and optimizer of
+    the last finished iteration, but the failed step has drawn random numbers and batches, may have changed batch norm
+    statistics, and may have called only some of the hooks. So ``last_checkpoint`` does not point to it, and
+    ``--resume`` stays exact. A second Ctrl-C saves nothing.
 
-    Of several ranks the main one alone can save, if it fails. Of a sharded model (FSDP2) nothing is saved: a rank that
-    fails cannot have the others write their parts.
+    Only the main rank saves, and only if it fails itself. The state of a sharded model (FSDP2) is not saved, since it
+    takes all ranks.
 
     Args:
         checkpointer: saves the state.
-        file_name: name of the file, without its extension.
+        file_name: file name without extension.
     """
 
     def __init__(self, checkpointer: Any, file_name: str = "model_exception") -> None:
@@ -222,18 +221,18 @@ class ExceptionCheckpointer(HookBase):
     def on_exception(self, error: BaseException) -> None:
         trainer = self.trainer
         in_step = trainer.iter != trainer.finished_iter
-        # Where an error about NaN comes after a step, the weights may be NaN.
+        # After an error about NaN the weights may be NaN.
         nan = isinstance(error, FloatingPointError)
         untouched = self._updating == trainer.finished_iter if in_step else not nan
         self._exact = isinstance(error, Exception) and trainer.finished_iter >= trainer.start_iter and untouched
         if isinstance(error, Exception) and not self._exact:
-            logger.info("The state at the failure is not saved: it is not that of a step of this run that was finished")
+            logger.info("The state at the failure is not saved: it is not the state of a finished step of this run")
 
-    def after_train(self) -> None:  # not before: hooks may put weights back in on_exception
+    def after_train(self) -> None:  # not earlier: hooks may restore weights in on_exception
         if not self.trainer.failed or not self._exact:
             return
         if self._checkpointer.needs_all_ranks:
-            logger.info("The state at the failure is not saved: other ranks would have to write their parts of it")
+            logger.info("The state at the failure is not saved: it takes all ranks")
             return
         trainer, path = self.trainer, os.path.join(self._checkpointer.save_dir, f"{self._file_name}.pth")
         trainer.emit("before_save", path)
@@ -241,8 +240,8 @@ class ExceptionCheckpointer(HookBase):
         def saved(error: OSError | None) -> None:
             if error is None:
                 logger.warning(
-                    "Saved the state at the failure, after iteration %d, as %s. --resume goes on from the last "
-                    "checkpoint before it, exactly; to go on from this one, write its name into last_checkpoint",
+                    "Saved the state at the failure, after iteration %d, as %s. --resume continues from the last "
+                    "regular checkpoint; to continue from this one, write its name into last_checkpoint",
                     trainer.finished_iter,
                     path,
                 )

@@ -1,4 +1,4 @@
-"""Layers that are not trained, or not from the beginning."""
+"""Frozen layers."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -19,27 +19,25 @@ logger = logging.getLogger(__name__)
 
 @HOOK_REGISTRY.register()
 class ModelFreezer(HookBase):
-    """Freezes parts of the model, for good or until some iteration, all at once or layer by layer.
+    """Freezes parts of the model, permanently or until an iteration, all at once or layer by layer.
 
-    A frozen parameter has no gradient, so the optimizer leaves it alone, momentum and weight decay included; it stays
-    in the optimizer, and is trained from its iteration on with the learning rate there is then. Batch norms in
-    a frozen part are in eval mode: they use the statistics that they came with, and do not change them.
+    A frozen parameter has no gradient, so the optimizer does not change it, momentum and weight decay included. It
+    stays in the optimizer, and is trained from its iteration on with the current learning rate. Batch norms in a
+    frozen part are in eval mode: they use their statistics and do not change them.
 
-    What is frozen follows from the iteration: nothing is saved, and a resumed run is right from its first step.
-    Parameters that did not require gradients before are left like that. Acts in ``before_train``, then in
-    ``before_step`` where something changes.
+    The iteration determines what is frozen, so nothing is saved. Parameters that did not require gradients before
+    never do. Acts in ``before_train``, and in ``before_step`` when something changes.
 
     Args:
-        layers: names of submodules, parameters or classes, such as "features", "features.0.*" or "BatchNorm2d" (see
-            :func:`~hookline.hooks.common.models.matches`); one, or a list. A submodule includes everything in it.
-        until: when they are trained: a duration in iterations or epochs, one for all or one for each of ``layers``;
-            0: never.
+        layers: a name or a list of names of submodules, parameters or classes, such as "features", "features.0.*" or
+            "BatchNorm2d" (see :func:`~hookline.hooks.common.models.matches`). A submodule includes its submodules.
+        until: when to unfreeze: a duration in iterations or epochs, one for all or one per layer; 0: never.
 
     Raises:
-        ConfigError: a name fits nothing in the model; the message suggests the nearest.
+        ConfigError: a name matches nothing in the model; the message suggests the closest name.
 
     Example: ``ModelFreezer(["features.9", "features"], until=["1ep", "3ep"])`` trains the rest of the model in the
-    first epoch, then the last layer of the features too, then all of it.
+    first epoch, then the last layer of the features too, then everything.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class ModelFreezer(HookBase):
         if len(lengths) != len(self.layers):
             raise ConfigError(f"ModelFreezer: until has {len(lengths)} durations for {len(self.layers)} layers")
         self._lengths = [Duration.parse_length(length) for length in lengths]
-        # Each parameter and norm of a frozen part, and the iteration it is trained from (None: none).
+        # Each parameter and norm of a frozen part, with the iteration it is unfrozen at (None: never).
         self._parameters: list[tuple[nn.Parameter, int | None]] | None = None
         self._norms: list[tuple[nn.Module, int | None]] = []
         self._frozen_norms: list[nn.Module] = []
@@ -67,11 +65,11 @@ class ModelFreezer(HookBase):
     def before_step(self) -> None:
         if self._next is not None and self.trainer.iter >= self._next:
             self._apply(self.trainer.iter)
-        elif self._frozen_norms and self._frozen_norms[0].training:  # somebody has called model.train()
+        elif self._frozen_norms and self._frozen_norms[0].training:  # model.train() was called
             self._keep_norms()
 
     def after_train(self) -> None:
-        """The model is as it was given: what was trainable is trainable."""
+        """Unfreeze everything that this hook froze."""
         for parameter, _ in self._parameters or ():
             parameter.requires_grad_(True)
         for norm in self._frozen_norms:
@@ -82,8 +80,8 @@ class ModelFreezer(HookBase):
         trainer = self.trainer
         if isinstance(trainer.model, nn.parallel.DistributedDataParallel) and not trainer.model.find_unused_parameters:
             raise ConfigError(
-                "ModelFreezer: DistributedDataParallel waits for the gradients of frozen layers; "
-                "make it with find_unused_parameters=True"
+                "ModelFreezer: DistributedDataParallel waits for gradients of frozen layers; create it with "
+                "find_unused_parameters=True"
             )
         model = unwrap_model(trainer.model)
         modules = {name.replace("_orig_mod.", ""): module for name, module in model.named_modules() if name}
@@ -99,7 +97,7 @@ class ModelFreezer(HookBase):
             single = [parameter for name, parameter in parameters.items() if matches(pattern, name)]
             if not chosen and not single:
                 raise ConfigError(f"ModelFreezer: {describe_no_match(model, pattern, list(parameters))}")
-            # A part that several names fit is trained from the first of their iterations on that comes in the list.
+            # For a part that matches several names, the first of them in the list counts.
             for parameter in (*single, *(parameter for module in chosen for parameter in module.parameters())):
                 if parameter.requires_grad:
                     when.setdefault(id(parameter), (parameter, until))
@@ -109,7 +107,7 @@ class ModelFreezer(HookBase):
         self._parameters, self._norms = list(when.values()), list(norms.values())
 
     def _apply(self, iteration: int) -> None:
-        """Freeze and unfreeze for an iteration, and note when that changes next."""
+        """Freeze and unfreeze for an iteration, and find the next iteration with a change."""
         trained = frozen = 0
         for parameter, until in self._parameters or ():
             train = until is not None and iteration >= until
@@ -127,15 +125,15 @@ class ModelFreezer(HookBase):
         later = [until for _, until in (*(self._parameters or ()), *self._norms) if until is not None]
         self._next = min((until for until in later if until > iteration), default=None)
         logger.info(
-            "ModelFreezer: from iteration %d on %d parameters are frozen%s%s",
+            "ModelFreezer: from iteration %d on, %d parameters are frozen%s%s",
             iteration,
             frozen,
-            f", {trained} are not any more" if trained else "",
-            f"; the next change comes at iteration {self._next}" if self._next is not None else "",
+            f", {trained} are trained" if trained else "",
+            f"; the next change is at iteration {self._next}" if self._next is not None else "",
         )
 
     def _start_momentum(self) -> None:
-        """Have the newly trained start with a momentum of zero: torch's fused SGD fails where some have none yet."""
+        """Give unfrozen parameters zero momentum: torch's fused SGD fails if only some have a buffer."""
         optimizer: Any = self.trainer.optimizer
         states = [(one.state, group) for one in optimizers_of(optimizer) for group in one.param_groups]
         for state, group in states:
@@ -154,4 +152,4 @@ class ModelFreezer(HookBase):
         self._keep_norms()
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
-        self._keep_norms()  # the function that evaluated may have called model.train()
+        self._keep_norms()  # the evaluation may have called model.train()

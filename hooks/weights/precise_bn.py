@@ -1,4 +1,4 @@
-"""Batch-norm statistics that belong to the weights there are, instead of to those of the last steps."""
+"""Batch norm statistics computed with the current weights."""
 
 import itertools
 import logging
@@ -26,21 +26,20 @@ Loader = Iterable[Any] | Callable[[], Iterable[Any]]
 
 
 class PreciseBN(HookBase):
-    """Computes batch norm's means and variances anew from ``num_iter`` batches, every ``period`` and at the end.
+    """Recomputes batch norm's means and variances from ``num_iter`` batches, every ``period`` and at the end.
 
-    While training they are running averages, to which weights contributed that are no more. In a config's run it
-    stands right before :class:`EvalHook` (``TEST.PRECISE_BN``). Training is not disturbed: batches come from a loader
-    of its own, which begins anew each time, in an order that depends on the iteration alone; random numbers are
-    put back; ranks agree on the mean of their statistics.
+    During training they are running averages, which earlier weights contributed to. ``TEST.PRECISE_BN`` puts this hook
+    right before :class:`EvalHook`. Training is not affected: the hook has its own loader, which restarts each time in
+    an order that depends only on the iteration, and random states are restored. Statistics are averaged over ranks.
 
-    Acts in ``after_step``; there is no state to save but the model's own.
+    Acts in ``after_step``. Saves nothing: the statistics are in the model.
 
     Args:
         period: a duration; 0: only at the end.
-        model: batch norms in it that are in training mode are computed anew; if there are none, nothing is done.
-        data_loader: batches of training data that nobody else reads, or a function that makes the loader when it
-            is first needed.
-        num_iter: batches to use; at most one pass over a loader that has a length.
+        model: its batch norms in training mode are recomputed.
+        data_loader: batches of training data, or a function that makes the loader when it is first needed. No other
+            code may read the loader.
+        num_iter: number of batches; at most one pass over a loader that has a length.
 
     Source: Wu and Johnson, "Rethinking Batch in BatchNorm" (arXiv:2105.07576, section 3), by ``fvcore.nn.precise_bn``.
     """
@@ -64,7 +63,7 @@ class PreciseBN(HookBase):
             self.update_stats()
 
     def update_stats(self) -> None:
-        """Compute the statistics now."""
+        """Recompute the statistics now."""
         if self._disabled:
             return
         trainer = self.trainer
@@ -73,7 +72,7 @@ class PreciseBN(HookBase):
 
 
 class StatisticsData:
-    """Training batches for statistics, read beside the training that goes on.
+    """Reads training batches for statistics without affecting training.
 
     Args:
         data_loader: an iterable of batches, or a function that makes one.
@@ -86,27 +85,27 @@ class StatisticsData:
 
     @contextmanager
     def batches(self, trainer: Any, number: int, at_most: int | None = None) -> Iterator[tuple[Iterator[Any], int]]:
-        """The first batches of a pass, and their number. Random numbers are put back afterwards.
+        """Give the first batches of a pass and their number, and restore random states afterwards.
 
         Args:
-            trainer: whose model is given them.
-            number: of the pass: the order of samples, and what loader workers draw, depend on it alone.
-            at_most: how many batches; None: one whole pass.
+            trainer: the trainer; batches are moved to its device.
+            number: number of the pass. The order of samples and the random numbers of workers depend only on it.
+            at_most: how many batches; None: a whole pass.
 
         Raises:
-            ConfigError: there are none, or nobody knows how many a pass has.
+            ConfigError: there are no batches, or the length of a pass is unknown.
         """
         with preserve_rng(gpus_of(trainer.model)):
             loader = self._positioned(number)
             try:
                 length: int | None = len(loader)
-            except TypeError:  # a generator, an iterable data set, an endless sampler
+            except TypeError:  # a generator, an iterable data set, an infinite sampler
                 length = trainer.iters_per_epoch if at_most is None else None
             count = min(n for n in (length, at_most, sys.maxsize) if n is not None)
             if count in (0, sys.maxsize):
                 raise ConfigError("the data loader for batch-norm statistics has no batches, or no length")
             move = getattr(trainer, "to_device", lambda batch: batch)
-            yield map(move, itertools.islice(_again_and_again(loader), count)), count
+            yield map(move, itertools.islice(_repeat(loader), count)), count
 
     def _positioned(self, number: int) -> Any:
         if self._loader is None:
@@ -114,7 +113,7 @@ class StatisticsData:
             generator = getattr(self._loader, "generator", None)
             self._generator_state = generator.get_state() if generator is not None else None
         loader = self._loader
-        if self._generator_state is not None:  # from which each pass draws its workers' seeds
+        if self._generator_state is not None:  # each pass draws its workers' seeds from it
             loader.generator.set_state(self._generator_state)
         owners: list[Any] = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader]
         for owner in owners:
@@ -124,19 +123,19 @@ class StatisticsData:
         return loader
 
 
-def _again_and_again(loader: Iterable[Any]) -> Iterator[Any]:
-    """The loader's batches, and when it ends from the beginning again."""
+def _repeat(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield the loader's batches, restarting it when it ends."""
     while True:
         empty = True
         for batch in loader:
             empty = False
             yield batch
         if empty:
-            raise ConfigError("the data loader for batch-norm statistics gave no batch when it was started over")
+            raise ConfigError("the data loader for batch-norm statistics gave no batch when it was restarted")
 
 
 def batch_norms(model: nn.Module) -> list[Any]:
-    """A model's batch norms that are in training mode and keep statistics."""
+    """Return the batch norms that are in training mode and track statistics."""
     return [module for module in model.modules() if _is_norm(module) and module.training and module.track_running_stats]
 
 
@@ -145,34 +144,34 @@ def _is_norm(module: Any) -> bool:
 
 
 def precise_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any], count: int) -> None:
-    """Statistics of the population that batches are drawn from, by fvcore's ``update_bn_stats``.
+    """Estimate the statistics of the training data with fvcore's ``update_bn_stats``.
 
     Args:
         trainer: runs the model.
-        model: batch norms in it that are in training mode are set.
-        batches, count: of training data, and how many.
+        model: its batch norms in training mode are set.
+        batches, count: batches of training data, and their number.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of fvcore.nn's import, about torch.jit
+        warnings.simplefilter("ignore")  # importing fvcore.nn warns about torch.jit
         from fvcore.nn.precise_bn import update_bn_stats
     untracked = [module for module in model.modules() if _is_norm(module) and not module.track_running_stats]
     with _statistics_replaced(model), EventStorage(trainer.iter):
         modes = [module.training for module in untracked]
         try:
-            for module in untracked:  # fvcore does not know of those; in either mode they do the same
+            for module in untracked:  # fvcore does not support these; they work the same in both modes
                 module.eval()
             update_bn_stats(_Forward(model, trainer), batches, count)
         finally:
             for module, training in zip(untracked, modes, strict=True):
                 module.training = training
-    _agree(batch_norms(model))
+    _reduce_over_ranks(batch_norms(model))
 
 
 @torch.no_grad()
 def cumulative_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any]) -> None:
-    """Statistics averaged over batches, each counting the same, as ``torch.optim.swa_utils.update_bn`` does.
+    """Average the statistics of batches with equal weights, like ``torch.optim.swa_utils.update_bn``.
 
-    Arguments as for :func:`precise_statistics`; unlike torch's, it leaves batch norms in eval mode as they are.
+    Arguments as for :func:`precise_statistics`. Unlike torch's, it does not change batch norms in eval mode.
     """
     forward = _Forward(model, trainer)
     with _statistics_replaced(model) as norms, EventStorage(trainer.iter):
@@ -181,11 +180,11 @@ def cumulative_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any]
             norm.momentum = None
         for batch in batches:
             forward(batch)
-    _agree(norms)
+    _reduce_over_ranks(norms)
 
 
 class _Forward(nn.Module):
-    """A model that is given batches as its trainer gives them to it."""
+    """A model that gets batches the way its trainer passes them."""
 
     def __init__(self, model: nn.Module, trainer: Any) -> None:
         super().__init__()
@@ -199,9 +198,9 @@ class _Forward(nn.Module):
 
 @contextmanager
 def _statistics_replaced(model: nn.Module) -> Iterator[list[Any]]:
-    """Inside, batch norms get new statistics, and nothing else of them changes.
+    """Keep only the new statistics that batch norms get within the context.
 
-    Their buffers stay the same tensors, with new values. After an error all is as it was.
+    Buffers stay the same tensors. After an error everything is restored.
     """
     norms: list[Any] = batch_norms(model)
     own = [dict(norm._buffers) for norm in norms]
@@ -223,8 +222,8 @@ def _statistics_replaced(model: nn.Module) -> Iterator[list[Any]]:
 
 
 @torch.no_grad()
-def _agree(norms: list[Any]) -> None:
-    """Have all ranks take the statistics over all of their batches together."""
+def _reduce_over_ranks(norms: list[Any]) -> None:
+    """Set the statistics to those over the batches of all ranks."""
     if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
         return
     ranks = torch.distributed.get_world_size()

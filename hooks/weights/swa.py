@@ -21,36 +21,36 @@ logger = logging.getLogger(__name__)
 
 @HOOK_REGISTRY.register()
 class SWA(WeightAveraging):
-    """Averages the weights at the end of each epoch from ``start`` on, each counting the same; they stay at the end.
+    """Averages the weights at the end of each epoch from ``start`` on, and ends with the average in the model.
 
-    From ``start`` on learning rates go from where the schedule has brought them to ``swa_lr`` within ``anneal``, and
-    stay there; the schedule steps on, and has no say. Before the average is evaluated, batch norm's statistics are
-    computed for it, by a pass over the training data that training does not notice.
+    From ``start`` on, learning rates change from the schedule's to ``swa_lr`` within ``anneal``, and stay there; the
+    schedule steps on without effect. Before the average is evaluated, batch norm statistics are computed for it in a
+    pass over the training data, which does not affect training.
 
-    When all iterations are done the model keeps the average (``final="average"``): it is what ``train()`` leaves
-    behind, what the last evaluation was of, and the ``model`` in ``model_final``. The last weights of training are
-    then in the hook's state as ``last_model``: a run that is resumed with a larger MAX_ITER goes on with them. A run
-    that failed or was stopped keeps its own weights.
+    After the last iteration the model keeps the average (``final="average"``): the last evaluation uses it, and it is
+    the ``model`` in ``model_final``. The hook's state then has the last weights of training as ``last_model``; a run
+    that is extended with a larger MAX_ITER continues with them. A run that failed or was stopped keeps its own
+    weights.
 
-    Acts in ``after_step``, or before that in ``before_eval`` and ``before_save``; see :class:`WeightAveraging`. Saves
-    ``averaged_model``, ``updates`` and the learning rates that it began with.
+    Acts in ``after_step``, or earlier in ``before_eval`` and ``before_save``; see :class:`WeightAveraging`. Saves
+    ``averaged_model``, ``updates`` and the initial learning rates.
 
     Args:
         start: a fraction of the run between 0 and 1, or a duration in iterations or epochs.
-        every: how often a snapshot goes into the average: a duration.
-        swa_lr: the learning rate while averaging, or one for each parameter group; None: as the schedule has it.
-        anneal: how long the learning rate takes to get there: a duration in iterations or epochs.
+        every: how often the weights are added to the average: a duration.
+        swa_lr: the learning rate while averaging, or one for each parameter group; None: the schedule's.
+        anneal: how long the change to ``swa_lr`` takes: a duration in iterations or epochs.
         anneal_strategy: "cos" or "linear".
-        update_bn: whether batch norm's statistics are computed for the average. Without that they are the model's.
-        bn_batches: use so many batches for that; None: a pass over the data.
-        data_loader: training batches that nobody else reads, or a function that makes the loader. By default a
-            second one from the trainer's ``build_train_loader``.
-        device: where the average is kept, such as "cpu"; None: beside the weights.
-        evaluate: whether evaluations before the last are of the average.
-        final: what the model has when training is completed: the "average", or the "last" weights.
+        update_bn: whether to compute batch norm statistics for the average; otherwise the model's are used.
+        bn_batches: number of batches for the statistics; None: a pass over the data.
+        data_loader: training batches, or a function that makes the loader. No other code may read it. None: a new
+            loader from the trainer's ``build_train_loader``.
+        device: the device of the average, such as "cpu"; None: that of the weights.
+        evaluate: whether evaluations before the last use the average.
+        final: the weights of the model after training: "average" or "last".
 
     Source: Izmailov et al., "Averaging Weights Leads to Wider Optima and Better Generalization" (arXiv:1803.05407);
-    learning rates as by ``torch.optim.swa_utils.SWALR``.
+    learning rates as in ``torch.optim.swa_utils.SWALR``.
     """
 
     after = ("LRScheduler",)
@@ -84,9 +84,9 @@ class SWA(WeightAveraging):
         self._data = None if data_loader is None else StatisticsData(data_loader)
         self.final = final
         self._initial_lrs: list[float] | None = None
-        # How many updates the statistics that the average has were computed after.
+        # The number of updates when the average's statistics were computed.
         self._statistics_of = 0
-        self._stays = False
+        self._model_has_average = False
         self._last_model: dict[str, torch.Tensor] | None = None
 
     def averages_buffer(self, module: nn.Module, name: str) -> bool:
@@ -95,7 +95,7 @@ class SWA(WeightAveraging):
     # ------------------------------------------------------------------ training
 
     def before_train(self) -> None:
-        self._leave_the_average()
+        self._restore_last_weights()
         super().before_train()
         trainer = self.trainer
         try:
@@ -122,7 +122,7 @@ class SWA(WeightAveraging):
 
     def after_step(self) -> None:
         super().after_step()
-        # Wherever the average was brought up to date: the schedule has set the next step's rates by now.
+        # Here, not in step(): by now the schedule has set the next step's learning rates.
         self._set_rates(self.trainer.iter + 1)
 
     def step(self) -> None:
@@ -135,7 +135,7 @@ class SWA(WeightAveraging):
         self.updates += 1
 
     def _set_rates(self, iteration: int) -> None:
-        """Set the learning rates for an iteration that averaging has begun with or before."""
+        """Set the learning rates for an iteration, if averaging has begun."""
         if self.swa_lr is None or iteration < self._first:
             return
         groups = self.trainer.optimizer.param_groups
@@ -152,19 +152,19 @@ class SWA(WeightAveraging):
             else:
                 group["lr"] = rate
 
-    # ------------------------------------------------------------------ evaluation, and the end
+    # ------------------------------------------------------------------ evaluation and the end of training
 
     def before_eval(self) -> None:
         self._catch_up()
-        self._take_over()
+        self._create_loaded()
         last = self._seen is not None and self.trainer.completed
-        if self.average is None or self._stays or not (self.evaluate or last):
+        if self.average is None or self._model_has_average or not (self.evaluate or last):
             return
-        self._tell()
+        self._log_once()
         self._put()
 
     def _put(self) -> None:
-        """Give the model the average, and the average batch norm's statistics if it has none of its own."""
+        """Give the model the average, and compute batch norm statistics for it if they are missing."""
         average = self.average
         assert average is not None
         average.put()
@@ -173,16 +173,16 @@ class SWA(WeightAveraging):
         trainer = self.trainer
         with self._data.batches(trainer, number=0, at_most=self._bn_batches) as (batches, count):
             cumulative_statistics(trainer, trainer.model, batches)
-        logger.info("SWA: computed batch norm's statistics for the average, from %d batches", count)
+        logger.info("SWA: computed batch norm statistics for the average from %d batches", count)
         average.copy_buffers()
         self._statistics_of = self.updates
 
     def on_eval_end(self) -> None:
-        if not self._stays:
+        if not self._model_has_average:
             super().on_eval_end()
 
     def before_save(self, path: str) -> None:
-        if not self._stays:
+        if not self._model_has_average:
             super().before_save(path)
 
     def after_train(self) -> None:
@@ -199,18 +199,18 @@ class SWA(WeightAveraging):
             except BaseException:
                 self.on_eval_end()
                 raise
-            self._stays = True
-            logger.info("SWA: the model has the average of the weights at %d moments now", self.updates)
+            self._model_has_average = True
+            logger.info("SWA: the model now has the average of %d sets of weights", self.updates)
         super().after_train()
 
-    def _leave_the_average(self) -> None:
-        """Training goes on after it was completed: with its own weights."""
-        if self._stays and self.average is not None:
+    def _restore_last_weights(self) -> None:
+        """Restore the last weights of training, when a completed run continues."""
+        if self._model_has_average and self.average is not None:
             self.average.restore()
         elif self._last_model is not None:
             load_plain_weights(self.trainer.model, self._last_model)
-            logger.info("SWA: training goes on with the weights that it had ended with, not with their average")
-        self._stays, self._last_model = False, None
+            logger.info("SWA: training continues with its last weights, not with their average")
+        self._model_has_average, self._last_model = False, None
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -220,7 +220,7 @@ class SWA(WeightAveraging):
             state |= {"initial_lrs": self._initial_lrs, "start": self._begun_at}
         if state:
             state["statistics_of"] = self._statistics_of
-        if self._stays and self.average is not None:
+        if self._model_has_average and self.average is not None:
             state["last_model"] = self.average.own_state_dict()
         elif self._last_model is not None:
             state["last_model"] = self._last_model
@@ -232,9 +232,9 @@ class SWA(WeightAveraging):
         self._begun_at = state_dict.get("start")
         self._initial_lrs = state_dict.get("initial_lrs")
         self._statistics_of = state_dict.get("statistics_of", 0)
-        self._stays, self._last_model = False, state_dict.get("last_model")
+        self._model_has_average, self._last_model = False, state_dict.get("last_model")
 
     def reset_state(self) -> None:
-        self._leave_the_average()
+        self._restore_last_weights()
         super().reset_state()
         self._initial_lrs, self._statistics_of = None, 0

@@ -1,4 +1,4 @@
-"""A second set of a model's weights that follows the first, and can stand in for it."""
+"""An average of a model's weights, which can be swapped with them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,16 +19,16 @@ _HALF = (torch.float16, torch.bfloat16)
 
 @dataclass
 class _Group:
-    """Weights of one device and type, which one call works on.
+    """Weights of one device and dtype, updated by one call.
 
-    A weight is looked up in its module at each use: some code puts other tensors in the place of buffers.
+    Weights are looked up in their modules at each use, since some code replaces buffers.
     """
 
-    names: list[list[str]] = field(default_factory=list)  # each weight's: tied ones have several
+    names: list[list[str]] = field(default_factory=list)  # of each weight; tied weights have several
     places: list[tuple[dict[str, Any], str]] = field(default_factory=list)
     averages: list[torch.Tensor] = field(default_factory=list)
     backup: list[torch.Tensor] | None = None
-    # From a GPU to the host: where a copy is on its way to, and what tells that it arrived.
+    # Target of a copy from a GPU to the host, and the event of its completion.
     staging: list[torch.Tensor] | None = None
     arrived: Any = None
 
@@ -37,18 +37,18 @@ class _Group:
 
 
 class WeightAverage:
-    """Holds an average for each floating-point parameter of a model, and for the buffers that are asked for.
+    """Averages the floating-point parameters of a model, and selected buffers.
 
-    Averages of half-precision weights are kept in float32, where small steps do not get lost. Calls work on all
-    weights of a device and type at once, and on a GPU no update waits for it.
+    Averages of half-precision weights are float32, so that small updates are not lost. One call updates all weights of
+    a device and dtype, and does not wait for a GPU.
 
     Args:
-        model: the model, wrapped for data-parallel training, compiled, or neither.
-        device: where averages are kept; None: each beside its weight. For a GPU's weights kept on the CPU each update
-            starts a copy into pinned memory, which is worked in with the next one.
-        averages_buffer: called with a module and a buffer's name: whether it has an average, too. Buffers that
-            are not saved, and those of whole numbers, have none.
-        begin_with: values to begin with, by plain name; by default the model's own.
+        model: the model; it may be wrapped for data-parallel training or compiled.
+        device: the device of the averages; None: that of each weight. With weights on a GPU and averages on the CPU
+            each update starts a copy into pinned memory, which the next update uses.
+        averages_buffer: called with a module and a buffer's name; returns whether to average the buffer. Buffers that
+            are not saved and integer buffers are never averaged.
+        begin_with: initial values by plain name; None: the model's.
 
     Raises:
         ConfigError: ``begin_with`` does not fit the model, or there is a ``device`` and the model is sharded (FSDP2).
@@ -63,10 +63,10 @@ class WeightAverage:
     ) -> None:
         self.model = unwrap_model(model)
         self._device = None if device is None else torch.device(device)
-        # FSDP2's modules, told by their methods: to import its class takes a second.
+        # FSDP2's modules. Importing their class takes a second, so they are recognized by their methods.
         self._sharded: list[Any] = [m for m in self.model.modules() if hasattr(m, "reshard") and hasattr(m, "unshard")]
         if self._sharded and device is not None:
-            raise ConfigError(f"the average of sharded weights stays beside them; leave out device={str(device)!r}")
+            raise ConfigError(f"the average of sharded weights is on their device; remove device={str(device)!r}")
         self._reshard()
         self._groups = self._collect(averages_buffer or (lambda module, name: False))
         self._pending = 0.0
@@ -103,7 +103,7 @@ class WeightAverage:
         return list(groups.values())
 
     def _reshard(self) -> None:
-        """After a forward pass FSDP2 may leave gathered weights in the place of the sharded ones: let them go."""
+        """Reshard FSDP2 modules: after a forward pass they may hold gathered weights."""
         for module in self._sharded:
             module.reshard()
 
@@ -113,11 +113,11 @@ class WeightAverage:
         with torch.no_grad():
             return average.copy_(value)
 
-    # ------------------------------------------------------------------ following
+    # ------------------------------------------------------------------ updating
 
     @torch.no_grad()
     def update(self, share: float) -> None:
-        """Move the averages towards the weights: ``average += share * (weight - average)``."""
+        """Update the averages: ``average += share * (weight - average)``."""
         self.flush()
         self._reshard()
         for group in self._groups:
@@ -141,7 +141,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def flush(self) -> None:
-        """Work in what is still on its way from a GPU."""
+        """Finish an update whose copy from a GPU is under way."""
         for group in self._groups:
             if group.arrived is not None and group.staging is not None:
                 group.arrived.synchronize()
@@ -151,25 +151,25 @@ class WeightAverage:
 
     @torch.no_grad()
     def copy_buffers(self) -> None:
-        """Have the averages of buffers be what the model's buffers are now."""
+        """Copy the model's buffers into their averages."""
         for group in self._groups:
             for average, (owner, key) in zip(group.averages, group.places, strict=True):
                 if not isinstance(owner[key], nn.Parameter):
                     average.copy_(owner[key])
 
-    # ------------------------------------------------------------------ standing in
+    # ------------------------------------------------------------------ swapping
 
     @property
     def is_in_use(self) -> bool:
-        """Whether the model has the averages for weights at present."""
+        """Whether the model's tensors hold the averages."""
         return any(group.backup is not None for group in self._groups)
 
     @torch.no_grad()
     def put(self) -> None:
-        """Give the model the averages for weights; its own are put aside, beside the averages.
+        """Copy the averages into the model's tensors, and keep a backup of its weights on the averages' device.
 
-        Values are copied into the model's tensors, which stay the same: optimizers, compiled code, CUDA graphs and
-        views keep what they point to. It takes memory for one more set of weights, as gradients do while training.
+        The model's tensors stay the same objects, so optimizers, compiled code, CUDA graphs and views remain valid.
+        The backup takes as much memory as the weights.
         """
         self.flush()
         self._reshard()
@@ -182,7 +182,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Give the model its own weights back, if :meth:`put` has put them aside, wholly or in part."""
+        """Restore the weights that :meth:`put` backed up, even if it was interrupted."""
         if not self.is_in_use:
             return
         self._reshard()
@@ -193,7 +193,7 @@ class WeightAverage:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """The model has the averages inside, and its own weights again afterwards, whatever happens."""
+        """Give the model the averages within the context."""
         try:
             self.put()
             yield
@@ -203,12 +203,12 @@ class WeightAverage:
     # ------------------------------------------------------------------ as a state dict
 
     def state_dict(self) -> dict[str, Any]:
-        """The model's state dict, under plain names, with the averages in it. Tensors are not copied."""
+        """Return the model's state dict with plain names and the averages. Tensors are not copied."""
         self.flush()
         return self._with([group.averages for group in self._groups])
 
     def own_state_dict(self) -> dict[str, Any]:
-        """The same with the weights that :meth:`put` has put aside."""
+        """Return the same with the weights that :meth:`put` backed up."""
         return self._with([group.backup or group.weights() for group in self._groups])
 
     def _with(self, values: list[list[torch.Tensor]]) -> dict[str, Any]:
@@ -221,18 +221,18 @@ class WeightAverage:
 
 
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
-    for target, source in zip(targets, sources, strict=True):  # the call for all at once knows no sharded tensors
+    for target, source in zip(targets, sources, strict=True):  # _foreach_copy_ does not support sharded tensors
         target.copy_(source)
 
 
 def has_shapes(model: nn.Module) -> bool:
-    """Whether all of a model's weights are there: those of lazy modules come with the first batch."""
+    """Return whether all weights have a shape; those of lazy modules get it from the first batch."""
     return not any(is_lazy(weight) for weight in (*model.parameters(), *model.buffers()))
 
 
 @torch.no_grad()
 def load_plain_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load a state dict with plain names into a model that may be wrapped, or compiled in parts."""
+    """Load a state dict with plain names into a model that may be wrapped or partly compiled."""
     model = unwrap_model(model)
     model.load_state_dict({name: weights[_plain(name)] for name in model.state_dict()})
 

@@ -1,4 +1,4 @@
-"""EMA: what it averages, when it is evaluated, and that training never notices."""
+"""EMA: the average, its evaluation, and that training is not affected."""
 
 import pytest
 import torch
@@ -448,7 +448,7 @@ def test_an_average_added_on_a_resume_starts_with_the_loaded_weights(make, log):
     again.train()
     expected = 0.5 * start + 0.5 * again.model.classifier.bias
     torch.testing.assert_close(again.find_hook(EMA).state_dict()["averaged_model"]["classifier.bias"], expected)
-    assert "begins with the model's present weights" in log.text
+    assert "starts with the model's current weights" in log.text
 
 
 def test_a_loaded_average_is_saved_again_before_training(make):
