@@ -1,4 +1,4 @@
-"""Checkpoints: how a run's state gets to the disk and back, and weights of any origin into a model."""
+"""Saves and loads checkpoints, and loads weights of other formats into a model."""
 
 from .checkpointer import Checkpointer, DetectionCheckpointer, PeriodicCheckpointer, unwrap_model
 from .saver import CheckpointError

@@ -199,8 +199,9 @@ def saved_config(folder: str) -> str:
     paths = []
     with suppress(OSError):
         paths = newest_first(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
-    if name := read_tag(folder):
-        paths.insert(0, os.path.join(folder, name))
+    with suppress(OSError):
+        if name := read_tag(folder):
+            paths.insert(0, os.path.join(folder, name))
     for path in paths:
         with suppress(ConfigError, OSError, KeyError, TypeError):
             verify_checkpoint(_state_file(path))

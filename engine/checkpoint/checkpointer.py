@@ -24,16 +24,14 @@ How it is written
 
 A process that is killed at any point leaves a checkpoint that can be loaded.
 
-How it is read
---------------
-
-Checksums are compared first. ``torch.load(weights_only=True)`` reads the file, so no code in it runs. A resume skips
-damaged checkpoints and takes the newest that verifies (``candidates.py``).
+Checksums are compared before a file is loaded. It is read with ``weights_only=True``, so no code in it runs. A resume
+skips damaged checkpoints and takes the newest that verifies (``candidates.py``).
 """
 
 import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import IO, Any
 
 from fvcore.common.checkpoint import Checkpointer as _FvcoreCheckpointer
@@ -305,8 +303,10 @@ class Checkpointer(_FvcoreCheckpointer):
 
     def get_checkpoint_file(self) -> str:
         """Return the path that ``last_checkpoint`` points to; empty if there is none or it is not a file name."""
-        name = read_tag(self.save_dir, self.path_manager)
-        return os.path.join(self.save_dir, name) if name else ""
+        with suppress(OSError):
+            if name := read_tag(self.save_dir, self.path_manager):
+                return os.path.join(self.save_dir, name)
+        return ""
 
     def get_all_checkpoint_files(self) -> list[str]:
         """Return the paths of all checkpoints in ``save_dir``. Sharded ones are folders."""

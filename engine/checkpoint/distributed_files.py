@@ -1,8 +1,8 @@
-"""Reading the tensors in a folder of torch.distributed.checkpoint (DCP), without running code in it.
+"""Reads the tensors in a folder of torch.distributed.checkpoint (DCP), without running code in it.
 
 DCP keeps its metadata in a pickle and unpickles it without restriction. Here the pickle is read once, into records
 that do nothing. Torch's classes are then built from checked values, and DCP's reader is given that object. DCP itself
-unpickles nothing: tensors are read with ``weights_only=True``, and entries that are no tensors are never read.
+unpickles nothing: tensors are read with ``weights_only=True``, and other entries are never read.
 """
 
 import collections
@@ -48,12 +48,12 @@ def read_metadata(path: str) -> Metadata:
         _check_is_file(path, ".metadata")
         with open(os.path.join(path, ".metadata"), "rb") as file:
             return _checked(_MetadataUnpickler(file).load(), path)
-    except Exception as error:  # of any kind, as the bytes happen to be
+    except Exception as error:  # damaged bytes can cause any error
         raise ConfigError(f"{path}: its .metadata is damaged ({first_line(error)})") from error
 
 
 def tensor_places(metadata: Metadata) -> dict[tuple[str, ...], tuple[str, TensorStorageMetadata]]:
-    """The tensors of a folder, by the keys they were saved under: DCP's name for each, and its record."""
+    """Return DCP's name and record for each tensor, by the keys under which it was saved."""
     places = metadata.planner_data or {}
     return {
         places.get(name, (name,)): (name, entry)
@@ -80,16 +80,16 @@ def load_tensors(path: str, metadata: Metadata, tensors: dict[str, Any]) -> None
     except CheckpointException as error:  # of some rank, with its traceback
         cause = next(iter(error.failures.values()))[0] if error.failures else error
         raise ConfigError(f"{path} is damaged ({first_line(cause)})") from error
-    except Exception as error:  # of any kind, as the bytes happen to be
+    except Exception as error:  # damaged bytes can cause any error
         raise ConfigError(f"{path} is damaged ({first_line(error)})") from error
 
 
 def read_tensors(path: str, wanted: Callable[[tuple[str, ...]], bool]) -> dict[str, Any]:
-    """Read tensors whole, whatever number of processes wrote them. All ranks call this together.
+    """Read whole tensors, written by any number of processes. All ranks call this together.
 
     Args:
         path: the folder.
-        wanted: whether to read a tensor, by the keys it was saved under, such as ``("model", "fc.weight")``.
+        wanted: whether to read a tensor, given the keys under which it was saved, such as ``("model", "fc.weight")``.
 
     Returns:
         Tensors on the CPU, in dicts as they were saved.
@@ -113,7 +113,7 @@ def read_tensors(path: str, wanted: Callable[[tuple[str, ...]], bool]) -> dict[s
 
 
 class _Reader(dcp.FileSystemReader):
-    """Gives DCP the metadata that was checked, where torch's class would unpickle the file again."""
+    """Gives DCP the checked metadata. Torch's class would unpickle the file again."""
 
     def __init__(self, path: str, metadata: Metadata) -> None:
         super().__init__(path)
@@ -124,7 +124,7 @@ class _Reader(dcp.FileSystemReader):
 
 
 class _Planner(dcp.DefaultLoadPlanner):
-    """Reads tensors only: torch's class would unpickle anything else."""
+    """Reads only tensors. Torch's class would unpickle other entries."""
 
     def load_bytes(self, read_item: Any, value: Any) -> None:
         raise ValueError(f"'{read_item.dest_index.fqn}' is not a tensor")
@@ -179,7 +179,7 @@ class _Info(_Record):
 
 
 class _Ignored(_Record):
-    """Stands in for what reading tensors does not need, such as the path that the folder had."""
+    """Stands in for what is not needed to read tensors, such as the folder's former path."""
 
     def __init__(self, *args: Any) -> None:
         pass
@@ -190,11 +190,11 @@ class _MemoryFormat(_Ignored):
 
 
 class _Getattr(_Record):
-    """Stands in for ``getattr``, by which some versions of Python pickle members of enumerations."""
+    """Stands in for ``getattr``, which some versions of Python use to pickle members of enumerations."""
 
     def __new__(cls, source: Any, name: Any) -> Any:
         if source is not _MemoryFormat:
-            raise pickle.UnpicklingError("it holds an object that builtins.getattr makes")
+            raise pickle.UnpicklingError("it holds an object of builtins.getattr")
         return _MemoryFormat()
 
 
@@ -228,7 +228,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it holds an object that {module}.{name} makes") from None
+            raise pickle.UnpicklingError(f"it holds an object of {module}.{name}") from None
 
 
 # ---------------------------------------------------------------------------- from records to torch's classes
@@ -301,14 +301,14 @@ def _text(value: Any) -> str:
 
 
 def _of(value: Any, kind: Any) -> Any:
-    """The value, if it is exactly of a kind; dicts may be ordered."""
+    """Return the value if its type is exactly ``kind``; dicts may be ordered."""
     if type(value) is kind or (kind is dict and type(value) is collections.OrderedDict):
         return value
     raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
 
 
 def _check_is_file(folder: str, name: str) -> int:
-    """Make sure that a name is that of a file directly in the folder; its size."""
+    """Check that a name is that of a file directly in the folder, and return its size."""
     path = os.path.join(folder, name)
     if os.path.basename(name) != name or not os.path.isfile(path):
         raise ValueError(f"there is no file {name!r}")

@@ -25,14 +25,18 @@ def is_local(path: str) -> bool:
 
 
 def read_tag(folder: str, path_manager: Any = None) -> str:
-    """Return the file name in a folder's ``last_checkpoint``; empty if there is none or it is not a file name."""
+    """Return the file name in a folder's ``last_checkpoint``; empty if there is none or it is not a file name.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
     tag = os.path.join(folder, "last_checkpoint")
     try:
         if is_local(tag) and not os.path.isfile(tag):  # reading a pipe would wait
             return ""
         with path_manager.open(tag, "r") if path_manager else open(tag) as file:
             name = str(file.read(_MAX_NAME).strip())
-    except (OSError, UnicodeDecodeError):
+    except (FileNotFoundError, UnicodeDecodeError):
         return ""
     return name if name and os.path.basename(name) == name and name.isprintable() else ""
 

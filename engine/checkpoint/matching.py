@@ -1,4 +1,4 @@
-"""Giving a model the weights that were read for it: names are matched, and what does not fit is reported."""
+"""Loads weights into a model: matches their names, and reports what does not fit."""
 
 import itertools
 import logging
@@ -17,30 +17,30 @@ from ...config import ConfigError
 
 __all__ = ["LoadReport", "load_weights", "plain_name"]
 
-# What wraps a model, or its parts, adds to the names of weights: torch.compile, FSDP, activation checkpointing.
+# Parts of names that torch.compile, FSDP and activation checkpointing add.
 _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
-# What others' checkpoints have before the names: DistributedDataParallel, Lightning's modules, DeepSpeed.
+# Prefixes of names in other checkpoints: DistributedDataParallel, Lightning, DeepSpeed.
 _PREFIXES = ("module.", "model.", "_forward_module.")
 _MAX_LINES = 40
 
 
 def plain_name(name: str) -> str:
-    """The name of a weight in the model as the user wrote it, without what wraps it or parts of it."""
+    """Return a weight's name in the model as the user wrote it, without names of wrappers."""
     return _WRAPPERS.sub("", name)
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of the weights of a file.
+    """How the weights of a file matched a model.
 
     Attributes:
-        total: weights of the model, parameters and buffers.
-        loaded: how many of them were set.
-        missing: the model's that the file does not hold.
-        unexpected: the file's that the model does not have, by their names in the file.
-        mismatched: (name, in the file, in the model) where the shape differs, or the kind of number.
-        converted: how many were converted, by (dtype in the file, dtype in the model).
-        prefix: what was left out of the file's names to match them.
+        total: number of the model's weights, parameters and buffers.
+        loaded: how many of them were loaded.
+        missing: weights of the model that the file does not hold.
+        unexpected: weights of the file that the model does not have.
+        mismatched: (name, in the file, in the model) where the shape differs, or complex meets real.
+        converted: number of converted weights, by (dtype in the file, dtype in the model).
+        prefix: prefix that was removed from the file's names.
     """
 
     total: int
@@ -53,17 +53,17 @@ class LoadReport:
 
     @property
     def exact(self) -> bool:
-        """Whether file and model have the same weights, in the same shapes."""
+        """Whether file and model have the same weights with the same shapes."""
         return not (self.missing or self.unexpected or self.mismatched)
 
     def summary(self) -> str:
-        """What was loaded, in a line."""
-        notes = [f"names taken without {self.prefix!r}"] if self.prefix else []
+        """Describe in one line what was loaded."""
+        notes = [f"prefix {self.prefix!r} removed"] if self.prefix else []
         notes += [f"{count} converted from {old} to {new}" for (old, new), count in self.converted.items()]
         return f"{self.loaded} of the model's {self.total} weights" + (f" ({'; '.join(notes)})" if notes else "")
 
     def differences(self) -> list[str]:
-        """What does not fit: a text for each kind of difference, names grouped by module."""
+        """Describe what does not fit: one text per kind of difference, names grouped by module."""
         texts = []
         if self.missing:
             texts.append(
@@ -73,16 +73,16 @@ class LoadReport:
             lines = [f"  {name}: {there} in the file, {own} in the model" for name, there, own in self.mismatched]
             texts.append(f"weights of another shape, left as the model was built ({len(lines)}):\n{_cut(lines)}")
         if self.unexpected:
-            texts.append(f"weights not in the model, left out ({len(self.unexpected)}):\n{group(self.unexpected)}")
+            texts.append(f"weights not in the model, ignored ({len(self.unexpected)}):\n{group(self.unexpected)}")
         return texts
 
     def log(self, logger: logging.Logger, path: str, which: str = "model") -> None:
-        """Tell it: what was loaded at INFO, each kind of difference at WARNING.
+        """Log what was loaded at INFO, and each kind of difference at WARNING.
 
         Args:
-            logger: where.
-            path: the file's.
-            which: of its weights, as :func:`~hookline.engine.checkpoint.weights.choose_weights` calls them.
+            logger: the logger.
+            path: the file.
+            which: which weights, as returned by :func:`~hookline.engine.checkpoint.weights.choose_weights`.
         """
         averaged = "" if which == "model" else f", {which}"
         logger.info("Loaded %s from %s%s", self.summary(), path, averaged)
@@ -93,25 +93,25 @@ class LoadReport:
 def load_weights(
     model: nn.Module, weights: Mapping[str, Any], *, path: str = "the file", by_suffix: bool = False
 ) -> LoadReport:
-    """Set a model's weights to those of the same names, whatever wraps the model or wrapped the one they are of.
+    """Load weights into a model by name.
 
-    Wrappers' parts of names (``_orig_mod.``) are left out on both sides. Prefixes of the file's names (``module.``,
-    ``model.``) are left out if more names match then. Numbers are converted to the model's dtype.
+    Names that wrappers add (``_orig_mod.``) are ignored on both sides. Prefixes of the file's names (``module.``,
+    ``model.``) are removed if more names match then. Numbers are converted to the model's dtype.
 
     Args:
         model: the model.
         weights: tensors by name, and extra state of modules.
-        path: the file they are of, for messages.
-        by_suffix: match a name of the model with the longest name of the file that it ends with, as detectron2 does
-            for checkpoints with ``matching_heuristics``.
+        path: the file, for messages.
+        by_suffix: match each name of the model with the longest name of the file that it ends with, as detectron2
+            does for checkpoints with ``matching_heuristics``.
 
     Returns:
         What was loaded, and what does not fit.
 
     Raises:
-        ConfigError: the model has weights, and none was loaded; or it refuses them.
+        ConfigError: no weight was loaded, or the model refuses them.
     """
-    own = model.state_dict(keep_vars=True)  # tied weights are one object then
+    own = model.state_dict(keep_vars=True)  # so that tied weights are one object
     full_names = {plain_name(name): name for name in own}
     prefix = ""
     if by_suffix:
@@ -161,21 +161,21 @@ def load_weights(
         prefix=prefix,
     )
     if report.total and not report.loaded:
-        raise ConfigError(f"{path} is of another model: {_nothing_fits(report, weights, full_names)}")
+        raise ConfigError(f"{path} is a checkpoint of another model: {_nothing_fits(report, weights, full_names)}")
     return report
 
 
 def _nothing_fits(report: LoadReport, weights: Mapping[str, Any], own: Iterable[str]) -> str:
     if report.mismatched:
         name, there, here = report.mismatched[0]
-        return f"no weight has the shape it has in the model; {name} is {there} in the file and {here} in the model"
+        return f"no weight has the model's shape; {name} is {there} in the file and {here} in the model"
     in_file = ", ".join(itertools.islice(weights, 3)) or "nothing"
     in_model = ", ".join(itertools.islice(own, 3))
-    return f"none of its weights ({in_file} ...) is one of the model's ({in_model} ...)"
+    return f"none of its weights ({in_file} ...) is in the model ({in_model} ...)"
 
 
 def _difference(value: Any, own: torch.Tensor) -> tuple[Any, Any] | None:
-    """What keeps a value from being copied into a weight, in the file and in the model."""
+    """Return the shapes or dtypes, in file and model, that prevent a copy; None if nothing does."""
     if not isinstance(value, torch.Tensor):
         return type(value).__name__, tuple(own.shape)
     if value.shape != own.shape:
@@ -193,7 +193,7 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def _match_prefixes(names: Iterable[str], own: Mapping[str, Any]) -> tuple[dict[str, str], str]:
-    """The model's name for each of the file's, and the prefix that was left out: the one that lets most names match."""
+    """Map the file's names to the model's. Returns the map and the removed prefix, with which most names match."""
     best = {name: plain_name(name) for name in names}
     most, found = sum(name in own for name in best.values()), ""
     plain = dict(best)
@@ -210,9 +210,9 @@ def _match_prefixes(names: Iterable[str], own: Mapping[str, Any]) -> tuple[dict[
 
 
 def _match_suffixes(names: Iterable[str], own: Iterable[str]) -> dict[str, str]:
-    """As detectron2: each of the model's names takes the longest of the file's that it ends with.
+    """Map each name of the model to the longest name of the file that it ends with, as detectron2 does.
 
-    A name of the file that several of the model's would take is left alone: which one is meant cannot be known.
+    Names of the file that several names of the model end with are ambiguous, and stay as they are.
     """
     matched = {name: plain_name(name) for name in names}
     by_plain = {plain: name for name, plain in matched.items()}
@@ -226,9 +226,9 @@ def _match_suffixes(names: Iterable[str], own: Iterable[str]) -> dict[str, str]:
 
 
 def _metadata(of_file: Mapping[str, Any], of_model: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Versions of modules, which load_state_dict() converts old weights by.
+    """Return the modules' versions, which ``load_state_dict()`` uses to convert old weights.
 
-    A file without them (ours, safetensors) counts as of the model's own versions.
+    Without versions in the file (hookline's, safetensors) the model's own are used.
     """
     versions = dict(of_model)
     full_names = {plain_name(f"{name}.") or ".": name for name in of_model}
@@ -239,11 +239,11 @@ def _metadata(of_file: Mapping[str, Any], of_model: Mapping[str, Any], prefix: s
     return versions
 
 
-# ---------------------------------------------------------------------------- words
+# ---------------------------------------------------------------------------- messages
 
 
 def group(names: Iterable[str]) -> str:
-    """Names, a line for each module, indented: ``backbone.conv1.{bias, weight}``."""
+    """List names, one indented line per module: ``backbone.conv1.{bias, weight}``."""
     groups = defaultdict(list)
     for name in names:
         module, _, last = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Files written one at a time, in place or on a thread, and what becomes of those that fail."""
+"""Writes files one at a time, in place or on a thread, and handles errors."""
 
 import logging
 import threading
@@ -13,28 +13,28 @@ __all__ = ["CheckpointError", "OnError", "Saver", "Then"]
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER = 1.0
-"""Seconds after which a write that failed is tried again."""
+"""Seconds before a failed write is retried."""
 
 
 class CheckpointError(WriteError):
-    """A checkpoint could not be written: the path, the cause, and what to do. What was there is unchanged."""
+    """A checkpoint could not be written. The message has the path, the cause and what to do. Earlier files remain."""
 
     verb = "save"
 
 
 Then = Callable[[CheckpointError | None], Any]
-"""Called when a file was written, with None, or when it could not be, with the error."""
+"""Called with None when a file is written, or with the error that prevented it."""
 
 
 class Saver:
-    """Writes files, one at a time. All methods are for one thread, the one that trains.
+    """Writes files, one at a time. Only the training thread calls its methods.
 
-    A write that fails with an OSError is tried once more. What then comes of it is told by the method during which
-    it is known: by :meth:`write` itself, or if ``asynchronous`` by whatever is called next after it has ended.
+    A write that fails with an OSError is retried once. Then :meth:`write` reports the error. If ``asynchronous``, the
+    first method called after the write has ended does.
 
     Args:
         asynchronous: write on a thread.
-        on_error: whether such an error is raised, as a CheckpointError, or logged. Others are raised in any case.
+        on_error: "stop" raises an OSError as a CheckpointError, "continue" logs it. Other errors are always raised.
     """
 
     def __init__(self, asynchronous: bool = False, on_error: OnError = "stop") -> None:
@@ -42,13 +42,13 @@ class Saver:
         self.asynchronous = asynchronous
         self.on_error = on_error
         self.pending: _Write | None = None
-        """The write that has not been told of."""
+        """The write whose result is not reported yet."""
 
     def write(self, path: str, write: Callable[[], Any], then: Then | None = None) -> None:
-        """Have ``write()`` called, which writes ``path``, and ``then`` when that is done; waits for the one before.
+        """Wait for the previous write, call ``write()``, which writes ``path``, then call ``then``.
 
         Raises:
-            CheckpointError: it failed, or the one before did; ``then`` was called.
+            CheckpointError: this write or the previous one failed; ``then`` was called.
         """
         self.wait()
         job = _Write(path, write, then)
@@ -60,24 +60,24 @@ class Saver:
             self._end(job)
 
     def poll(self) -> None:
-        """Tell of a write that has ended; does not wait.
+        """Report a write that has ended. Does not wait.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: the write failed.
         """
         if self.pending is not None and not self.pending.is_alive():
             self._end(self.pending)
 
     @property
     def has_failed(self) -> bool:
-        """Whether the write that has not been told of has ended with an error."""
+        """Whether the pending write has failed."""
         return self.pending is not None and not self.pending.is_alive() and self.pending.error is not None
 
     def wait(self) -> None:
-        """Wait for the write that is on its way, and tell of it.
+        """Wait for the pending write and report it.
 
         Raises:
-            CheckpointError: it failed.
+            CheckpointError: the write failed.
         """
         if self.pending is not None:
             self.pending.join()
@@ -90,7 +90,9 @@ class Saver:
             raise error
         failure = None if error is None else CheckpointError.of(ended.path, error)
         if failure is not None and self.on_error == "continue":
-            logger.error("Training goes on without a checkpoint, and the next save tries again: %s", failure)
+            logger.error(
+                "Training continues without this checkpoint; the next one is saved when it is due: %s", failure
+            )
         if ended.then is not None:
             ended.then(failure)
         if failure is not None and self.on_error == "stop":
@@ -98,7 +100,7 @@ class Saver:
 
 
 class _Write(threading.Thread):
-    """One file's way to the disk. Not a daemon: a program that ends waits for it."""
+    """Writes one file. Not a daemon: the program waits for it before it exits."""
 
     def __init__(self, path: str, write: Callable[[], Any], then: Then | None) -> None:
         super().__init__(name="hookline-checkpoint")
@@ -113,10 +115,10 @@ class _Write(threading.Thread):
             try:
                 self._write()
             except OSError as error:
-                logger.warning("Trying once more: %s", CheckpointError.of(self.path, error))
+                logger.warning("Retrying once: %s", CheckpointError.of(self.path, error))
                 time.sleep(RETRY_AFTER)
                 self._write()
         except BaseException as error:
             self.error = error
         finally:
-            self._write = None  # and with it the copy of the state
+            self._write = None  # releases the copy of the state

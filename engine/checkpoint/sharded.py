@@ -1,13 +1,13 @@
-"""Checkpoints of which every rank writes its part: folders of torch.distributed.checkpoint (DCP).
+"""Sharded checkpoints: folders of torch.distributed.checkpoint (DCP), into which each rank writes its shards.
 
     model_0000999/
-      __0_0.distcp, __1_0.distcp, ...    the parts of sharded tensors that each rank had
-      .metadata                          DCP's: which part of which tensor is where
-      state.pth                          all the rest, as in a checkpoint of a single file
-      checksums.json                     of all these files: DCP notices no damage
+      __0_0.distcp, __1_0.distcp, ...    each rank's shards
+      .metadata                          DCP's index of the shards
+      state.pth                          all other state, as in a checkpoint of one file
+      checksums.json                     of all these files, since DCP does not detect damage
 
-The rules are those of single files: written under another name, flushed to the disk, and renamed when it is whole.
-Tensors are found again by their place in the state, so a folder is read on any number of ranks, one among them.
+A folder is written under a temporary name, flushed to disk and renamed. Tensors are identified by their place in the
+state, so a folder can be read on any number of ranks.
 """
 
 import io
@@ -55,7 +55,7 @@ __all__ = [
 
 STATE_FILE = "state.pth"
 _CHECKSUMS = "checksums.json"
-# Stands in state.pth for a tensor that is in DCP's files.
+# Marks a tensor in state.pth that is in DCP's files.
 _SHARD = "__sharded_tensor__"
 _BLOCK = 1 << 22
 
@@ -63,20 +63,20 @@ Keys = tuple[str, ...]
 """A place in nested dicts and lists."""
 
 Like = Callable[[Keys, torch.Size], "DTensor | None"]
-"""Tells how a tensor at a place is sharded in this run: as the tensor that is returned; None: it is whole."""
+"""Returns a tensor that is sharded like the one at a place; None if that one is not sharded."""
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Whether ranks hold parts of the model's parameters."""
+    """Return whether a model's parameters are sharded over the ranks."""
     return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def is_sharded_folder(path: str) -> bool:
-    """Whether a path is a folder that :func:`write_folder` wrote."""
+    """Return whether a path is a folder that :func:`write_folder` wrote."""
     return os.path.isfile(os.path.join(path, STATE_FILE)) and os.path.isfile(os.path.join(path, _CHECKSUMS))
 
 
-# ---------------------------------------------------------------------------- what is sharded
+# ---------------------------------------------------------------------------- sharding
 
 
 def split_shards(state: Any) -> tuple[Any, dict[Keys, "DTensor"]]:
@@ -86,7 +86,7 @@ def split_shards(state: Any) -> tuple[Any, dict[Keys, "DTensor"]]:
         state: plain data and tensors, in nested dicts, lists and tuples.
 
     Returns:
-        The state with marks in their stead, and the tensors by their place in it.
+        The state with marks in place of the sharded tensors, and the tensors by their place.
     """
     shards: dict[Keys, DTensor] = {}
 
@@ -100,21 +100,21 @@ def split_shards(state: Any) -> tuple[Any, dict[Keys, "DTensor"]]:
 
 
 def local_parts(shards: Mapping[Keys, "DTensor"]) -> dict[Keys, torch.Tensor]:
-    """This rank's part of each."""
+    """Return this rank's shard of each tensor."""
     return {keys: tensor.to_local() for keys, tensor in shards.items()}
 
 
 def with_parts(shards: Mapping[Keys, "DTensor"], parts: Mapping[Keys, torch.Tensor]) -> dict[Keys, "DTensor"]:
-    """The same tensors made of other parts, such as copies of this rank's in the host's memory."""
+    """Return the same tensors with other local shards, such as copies in host memory."""
     return {keys: DTensor(parts[keys], tensor._spec, requires_grad=False) for keys, tensor in shards.items()}
 
 
 def like_model(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Like:
-    """How the tensors of a run's state are sharded: those of the model, the optimizers' and averages of weights.
+    """Return how the tensors of a run's state are sharded: weights, averaged weights and optimizer state.
 
     Args:
-        model: whose parameters are sharded, or not.
-        optimizers: of these, in the order in which their states are saved.
+        model: the model.
+        optimizers: its optimizers, in the order in which their states are saved.
     """
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)}
     numbered = [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
@@ -133,11 +133,11 @@ def like_model(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (
 
 
 def shard(state: Any, like: Like) -> Any:
-    """Give each rank its part of a state's tensors, which are whole and the same on all ranks.
+    """Shard the whole tensors of a state, which are the same on all ranks.
 
     Args:
-        state: as it comes from a checkpoint of a single file.
-        like: how they are sharded here.
+        state: the content of a checkpoint of one file.
+        like: how tensors are sharded in this run.
     """
 
     def visit(keys: Keys, value: Any) -> Any:
@@ -156,16 +156,16 @@ def shard(state: Any, like: Like) -> Any:
 
 
 def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group: "dist.ProcessGroup") -> None:
-    """Write a checkpoint. All ranks call it together, and return when it stands.
+    """Write a sharded checkpoint. All ranks call this together, and return when it is complete.
 
     Args:
-        path: the folder; if there is one of the name it is replaced.
-        state: rank 0's: all but the sharded tensors. Others may pass anything.
+        path: the folder; an existing one is replaced.
+        state: on rank 0, everything but the sharded tensors. Ignored on other ranks.
         shards: the sharded tensors.
-        group: a group of gloo's which nothing else uses meanwhile.
+        group: a gloo group that nothing else uses at the same time.
 
     Raises:
-        OSError: some rank could not write its part. What was there is as it was.
+        OSError: a rank could not write. An earlier folder of that name is unchanged.
     """
     main = dist.get_rank(group) == 0
     temporary = _agree(temporary_path(path) if main else "", group)
@@ -189,7 +189,7 @@ def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group:
 def _write_parts(
     folder: str, state: Any, shards: Mapping[Keys, "DTensor"], group: "dist.ProcessGroup"
 ) -> dict[str, int]:
-    """Write what is this rank's to write; the checksums of it, by file."""
+    """Write this rank's files, and return their checksums by name."""
     rank = dist.get_rank(group)
     writer = dcp.FileSystemWriter(folder, sync_files=True)
     writer.fs = _FileSystem()
@@ -202,7 +202,7 @@ def _write_parts(
 
 
 class _FileSystem(FileSystem):
-    """Raises the error of the disk where torch's archive writer replaces it by one about a position in the file."""
+    """Raises the disk's error, which torch's archive writer replaces by one about a position in the file."""
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
@@ -217,7 +217,7 @@ class _FileSystem(FileSystem):
 
 
 class _RawFile(io.FileIO):
-    """A file that keeps the first error of a write."""
+    """A file that remembers the first error of a write."""
 
     error: OSError | None = None
 
@@ -230,12 +230,12 @@ class _RawFile(io.FileIO):
 
 
 def _complete(temporary: str, path: str, sums: list[dict[str, int]]) -> None:
-    """All parts are there: have the folder take its name."""
+    """Check that all files exist, write the checksums, and rename the folder."""
     for rank, names in enumerate(sums):
         for name in names:
             if not os.path.isfile(os.path.join(temporary, name)):
                 folder = os.path.dirname(path)
-                raise OSError(f"{name} of rank {rank} is not here: {folder} must be one folder of all machines")
+                raise OSError(f"{name} of rank {rank} is missing: {folder} must be a folder that all machines share")
     together = {name: crc for names in sums for name, crc in names.items()}
     replace_text(os.path.join(temporary, _CHECKSUMS), json.dumps(together, indent=1))
     with displaced(path):
@@ -244,7 +244,7 @@ def _complete(temporary: str, path: str, sums: list[dict[str, int]]) -> None:
 
 
 def _agree(value: Any, group: "dist.ProcessGroup") -> Any:
-    """Rank 0's value."""
+    """Return rank 0's value on all ranks."""
     box = [value]
     dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
     return box[0]
@@ -252,10 +252,10 @@ def _agree(value: Any, group: "dist.ProcessGroup") -> Any:
 
 @contextmanager
 def fail_together(group: "dist.ProcessGroup") -> Iterator[None]:
-    """If some rank fails within it, have all raise an OSError: none must go on alone. Every rank must come to its end.
+    """Raise an OSError on all ranks if the body fails on any. All ranks must reach the end of the body.
 
     Args:
-        group: of gloo's.
+        group: a gloo group.
     """
     error: BaseException | None = None
     try:
@@ -265,7 +265,7 @@ def fail_together(group: "dist.ProcessGroup") -> Iterator[None]:
     except Exception as failure:
         error = failure
     errors: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(errors, None if error is None else _told(error), group=group)
+    dist.all_gather_object(errors, None if error is None else _summary(error), group=group)
     if isinstance(error, OSError):
         raise error
     for rank, found in enumerate(errors):
@@ -275,8 +275,8 @@ def fail_together(group: "dist.ProcessGroup") -> Iterator[None]:
             raise (OSError(number, text) if number else OSError(text)) from error
 
 
-def _told(error: BaseException) -> tuple[int | None, str]:
-    """The system's number of an error, and what is wrong, in a line."""
+def _summary(error: BaseException) -> tuple[int | None, str]:
+    """Return an error's errno, if it has one, and one line of text."""
     if isinstance(error, OSError) and error.errno:
         return error.errno, f"{error.strerror}: {error.filename}" if error.filename else str(error.strerror)
     return None, f"{type(error).__name__}: {first_line(error)}"
@@ -286,10 +286,10 @@ def _told(error: BaseException) -> tuple[int | None, str]:
 
 
 def verify_folder(path: str) -> None:
-    """Make sure that every file of a checkpoint is as it was written.
+    """Check that every file of a sharded checkpoint is unchanged.
 
     Raises:
-        ConfigError: one is not; the message names it.
+        ConfigError: one is damaged; the message names it.
     """
     verify_checkpoint(os.path.join(path, STATE_FILE))
     try:
@@ -303,7 +303,7 @@ def verify_folder(path: str) -> None:
                 raise ConfigError(f"{path} is damaged: the checksum of {name} is wrong")
     except ConfigError:
         raise
-    except Exception as error:  # of any kind, as the bytes happen to be
+    except Exception as error:  # damaged bytes can cause any error
         raise ConfigError(f"{path} is damaged: its {_CHECKSUMS} cannot be read ({first_line(error)})") from error
     used = {info.relative_path for info in read_metadata(path).storage_data.values()}
     if unknown := {STATE_FILE, ".metadata", *used} - sums.keys():
@@ -311,12 +311,12 @@ def verify_folder(path: str) -> None:
 
 
 def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bool] | None = None) -> Any:
-    """Verify and read a checkpoint, on any number of ranks. All of them call this together; one verifies.
+    """Verify and read a sharded checkpoint. All ranks call this together; the main process verifies.
 
     Args:
         path: the folder.
-        like: how tensors are sharded in this run; without it they come whole, on the CPU.
-        wanted: which of the sharded tensors to read, by their place; in that of others is None. By default all.
+        like: how tensors are sharded in this run; by default they are read whole, on the CPU.
+        wanted: which sharded tensors to read, by their place; others become None. By default all.
 
     Returns:
         The state, as it was before :func:`split_shards`.
@@ -367,7 +367,7 @@ def _is_mark(value: Any) -> bool:
 
 
 def _walk(value: Any, visit: Callable[[Keys, Any], Any], keys: Keys = ()) -> Any:
-    """A copy of nested data, in which ``visit(place, value)`` stands for what it changes."""
+    """Copy nested data, with ``visit(place, value)`` in place of each value that it changes."""
     new = visit(keys, value)
     if new is not value:
         return new
@@ -376,7 +376,7 @@ def _walk(value: Any, visit: Callable[[Keys, Any], Any], keys: Keys = ()) -> Any
     if isinstance(value, dict):
         return {key: _walk(item, visit, (*keys, str(key))) for key, item in value.items()}
     if type(value) in (list, tuple):
-        # Long lists of numbers, such as a generator's state, hold nothing to look at.
+        # Skip long lists of numbers, such as a generator's state.
         if all(type(item) in (int, float, str, bool) for item in value):
             return value
         return type(value)(_walk(item, visit, (*keys, str(index))) for index, item in enumerate(value))
@@ -384,7 +384,7 @@ def _walk(value: Any, visit: Callable[[Keys, Any], Any], keys: Keys = ()) -> Any
 
 
 def _nested(flat: Mapping[Keys, Any]) -> dict[str, Any]:
-    """Dicts in dicts, which is how DCP is told the places."""
+    """Build nested dicts, which DCP flattens to places."""
     nested: dict[str, Any] = {}
     for (*parents, last), value in flat.items():
         place = nested
@@ -395,7 +395,7 @@ def _nested(flat: Mapping[Keys, Any]) -> dict[str, Any]:
 
 
 def _checksums(folder: str, names: Iterable[str]) -> dict[str, int]:
-    """The CRC32 of files, each computed on a thread."""
+    """Return the CRC32 of files, computed on several threads."""
     names = list(names)
     with ThreadPoolExecutor(4) as pool:
         return dict(zip(names, pool.map(lambda name: _crc32(os.path.join(folder, name)), names), strict=True))

@@ -1,4 +1,4 @@
-"""The checkpointer of runs whose ranks hold parts of the model each."""
+"""The checkpointer for models that are sharded over the ranks."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -30,15 +30,15 @@ __all__ = ["ShardedCheckpointer"]
 
 
 class ShardedCheckpointer(Checkpointer):
-    """A :class:`Checkpointer` with which every rank writes the parts it has: a checkpoint is a folder.
+    """A :class:`Checkpointer` that saves a folder, into which each rank writes its shards.
 
-    No rank ever holds the whole state. All ranks call the same methods in the same order, so a rank that fails alone
-    saves nothing. Files of one process are read as well, and its folders by any process: ``<name>.pth`` may be the
-    one or the other.
+    No rank holds the whole state. All ranks must call the same methods in the same order; if one rank fails, nothing
+    is saved. ``<name>.pth`` may be a folder or a file: this class also loads files, and :class:`Checkpointer` also
+    loads folders.
 
     Args:
         model: with sharded parameters.
-        save_dir: a local folder, that all machines share.
+        save_dir: a local folder that all machines share.
         asynchronous, on_error, **checkpointables: as for :class:`Checkpointer`.
 
     Raises:
@@ -46,7 +46,6 @@ class ShardedCheckpointer(Checkpointer):
     """
 
     needs_all_ranks = True
-    """A rank cannot save by itself."""
 
     def __init__(self, model: nn.Module, save_dir: str = "", **options: Any) -> None:
         if "://" in save_dir:
@@ -56,10 +55,10 @@ class ShardedCheckpointer(Checkpointer):
         self._group: dist.ProcessGroup = comm.new_group(backend="gloo")
 
     def poll(self) -> bool:
-        """Whether the asynchronous save under way has failed.
+        """Return whether the asynchronous save has failed on this rank.
 
-        Parts are on the disk sooner on one rank than on another, and what a save came to must be known on all of them
-        from the same step on: the next :meth:`save`, :meth:`wait` or :meth:`close` tells.
+        Ranks finish writing at different times, but must learn the result at the same step: the next :meth:`save`,
+        :meth:`wait` or :meth:`close` reports it.
         """
         return self._saver.has_failed
 
@@ -87,7 +86,7 @@ class ShardedCheckpointer(Checkpointer):
                 super()._conclude(last, outdated)
 
     def _split(self, further: dict[str, Any]) -> tuple[Any, dict[Keys, "DTensor"]]:
-        """What the main process writes of the state (None on other ranks), and sharded tensors by their place."""
+        """Return the state that the main process writes (None on other ranks), and the sharded tensors by place."""
         state = {"model": {plain_name(name): value for name, value in self.model.state_dict().items()}}
         state |= {name: obj.state_dict() for name, obj in self.checkpointables.items()}
         rest, shards = split_shards({**state, **further})
@@ -96,11 +95,11 @@ class ShardedCheckpointer(Checkpointer):
         return compact({name: to_plain(value, name) for name, value in rest.items()}), shards
 
     def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
-        """What a file or folder holds; of sharded tensors this rank's parts."""
+        """Read a file or folder. Of sharded tensors it reads this rank's shards."""
         like = like_model(self.model, self._optimizers())
         if is_sharded_folder(f):
             return read_checkpoint(f, mmap=mmap, like=like)
-        # Mapped, not read: a rank reads no more of a file than its parts.
+        # Mapped, so that each rank reads only its shards of a file.
         return shard(read_checkpoint(f, mmap=True), like)
 
     def _load_weights(self, f: str) -> dict[str, Any]:

@@ -18,23 +18,23 @@ __all__ = ["to_plain"]
 
 
 _PLAIN = {int, float, bool, str, type(None)}
-# Longer ints are written in a form that torch.load(weights_only=True) does not know.
+# torch.load(weights_only=True) cannot read longer ints.
 _MAX_INT = 1 << 2000
 
 
 def to_plain(value: Any, where: str = "state") -> Any:
-    """Turn numpy's, torch's and Python's everyday types into tensors and plain data, which load without pickle.
+    """Turn common types of NumPy, torch and Python into tensors and plain data, which load without pickle.
 
-    Containers are copied, tensors are not. Parameters and subclasses of tensors become tensors, generators of random
-    numbers (torch's, NumPy's, Python's) their state, enums their value, dataclasses dicts, paths, dates and Decimals
-    strings, timedeltas seconds, deques and the like lists, any mapping a dict.
+    Containers are copied, tensors are not. Parameters and subclasses of tensors become tensors; random generators
+    (torch's, NumPy's, Python's) their state; enums their value; dataclasses and mappings dicts; paths, dates and
+    Decimals strings; timedeltas seconds; other collections lists.
 
     Args:
-        value: what to turn.
-        where: what to call it in errors.
+        value: the value.
+        where: its name in error messages.
 
     Raises:
-        TypeError: something has no plain form; the message says where it stands.
+        TypeError: something cannot be converted; the message says where it is.
     """
     try:
         return _plain(value, where)
@@ -54,7 +54,7 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if isinstance(value, np.generic):
-        item = value.item()  # a longdouble's is a longdouble
+        item = value.item()  # item() of a longdouble is a longdouble
         refused = isinstance(value, np.void) or isinstance(item, np.generic)
         return _refuse(value, where) if refused else _plain(item, where)
     if isinstance(value, int):
@@ -93,21 +93,21 @@ def _plain(value: Any, where: str) -> Any:
         return tuple(_plain(item, f"{where}[{index}]") for index, item in enumerate(value))
     if isinstance(value, Set):
         return {_plain_key(item, where) for item in value}
-    # Neither an iterator, which reading would use up, nor a module or a loader of data.
+    # Not iterators, which reading would use up; not modules or data loaders.
     if isinstance(value, Collection) and not isinstance(value, torch.nn.Module):
         return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
     return _refuse(value, where)
 
 
 def _plain_state(state: Any) -> Any:
-    """Of one of NumPy's generators, which take lists of ints back, but no tensors of large ones."""
+    """Convert the state of a NumPy generator. NumPy accepts lists of large ints, but not tensors."""
     if isinstance(state, Mapping):
         return {key: _plain_state(value) for key, value in state.items()}
     return state.tolist() if isinstance(state, np.ndarray | np.generic) else state
 
 
 def _plain_key(key: Any, where: str) -> Any:
-    """What stands as a key, or in a set."""
+    """Convert a key of a dict or an item of a set."""
     plain = _plain(key, where)
     return plain if isinstance(plain, Hashable) and not isinstance(plain, torch.Tensor) else _refuse(key, where)
 

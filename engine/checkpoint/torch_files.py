@@ -1,4 +1,4 @@
-"""Reading torch.save's files without running code in them, numpy arrays included."""
+"""Reads files of ``torch.save``, with NumPy arrays, without running code in them."""
 
 import math
 import os
@@ -15,35 +15,34 @@ from ...config import ConfigError
 
 __all__ = ["load_torch_file", "printable"]
 
-# What a file of torch.save() began with before it was a zip archive: a pickled number.
+# Start of torch.save's files before they were zip archives: a pickled number.
 _LEGACY = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 def load_torch_file(path: str, *, mmap: bool = False) -> Any:
-    """``torch.load(path, weights_only=True)`` on the CPU, for files that hold numpy arrays as well.
+    """Like ``torch.load(path, weights_only=True)`` on the CPU, but also reads NumPy arrays.
 
     Args:
         path: a local file.
-        mmap: map the file into memory, so that only what is looked at is read; where the format allows it.
+        mmap: map the file into memory if the format allows it, so that only what is used is read.
 
     Returns:
-        What was saved, numpy's numbers as Python's, its arrays as tensors.
+        The content, with NumPy's numbers as Python's and its arrays as tensors.
 
     Raises:
-        ConfigError: the file is damaged, is none of torch.save's, or holds objects that could run code; or what it
-            holds would be out of all proportion to the file.
+        ConfigError: the file is damaged, not by ``torch.save``, holds objects that could run code, or holds far more
+            than its size allows.
     """
-    if not os.path.isfile(path):  # a pipe would be waited for
+    if not os.path.isfile(path):  # reading a pipe would wait
         raise ConfigError(f"{path} {'is not a file' if os.path.exists(path) else 'does not exist'}")
     mmap = mmap and zipfile.is_zipfile(path)
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(_STAND_INS):
-            # What cannot be read is an error.
             warnings.filterwarnings("ignore", "Detected pickle protocol|'torch.load' received a zip file")
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or first_line(error)}") from error
-    except Exception as error:  # of any kind, as the bytes happen to be
+    except Exception as error:  # damaged bytes can cause any error
         raise ConfigError(_explain(path, error)) from error
     try:
         return _Contents().plain(content)
@@ -55,14 +54,14 @@ def load_torch_file(path: str, *, mmap: bool = False) -> Any:
 def _explain(path: str, error: Exception) -> str:
     if _is_plain_pickle(path):
         return (
-            f"{path} is a pickle. Reading one can run any code, so it is not read. If you trust where it is from, "
-            "convert it once: load it with the pickle module, and torch.save() the dict that you get"
+            f"{path} is a pickle. Reading one can run any code, so it is refused. If you trust its source, "
+            "convert it once: load it with the pickle module, and torch.save() the dict"
         )
     if unknown := re.search(r"GLOBAL ([\w.]+) was not an allowed global|unsupported GLOBAL ([\w.]+)", str(error)):
         name = unknown[1] or unknown[2]
         return (
             f"{path} is damaged, or is not a checkpoint that can be read without running code: it holds an object "
-            f"that {name} makes. Save tensors and plain data alone, such as model.state_dict()"
+            f"of {name}. Save only tensors and plain data, such as model.state_dict()"
         )
     if "TorchScript" in str(error):
         return f"{path} is a TorchScript program, not a checkpoint; save the state_dict() of torch.jit.load(...)"
@@ -70,7 +69,7 @@ def _explain(path: str, error: Exception) -> str:
 
 
 def _from_its_ends(path: str) -> str:
-    """What the first bytes of a file and its last ones say is wrong with it; empty if nothing."""
+    """Return what a file's start and end say is wrong with it; empty if nothing."""
     with open(path, "rb") as file:
         start = file.read(2 + len(_LEGACY))
         whole = zipfile.is_zipfile(file)
@@ -79,12 +78,12 @@ def _from_its_ends(path: str) -> str:
     if start[:4] == b"PK\x03\x04" and not whole:
         return ": it is cut short"
     if not whole and start[2:] != _LEGACY and start[: len(_LEGACY)] != _LEGACY:
-        return ": it does not begin as files of torch.save() do"
+        return ": it does not start like files of torch.save()"
     return ""
 
 
 def _is_plain_pickle(path: str) -> bool:
-    """Whether the file holds a pickle that torch.save() did not write."""
+    """Return whether the file is a pickle that ``torch.save`` did not write."""
     if zipfile.is_zipfile(path):
         return False
     with open(path, "rb") as file:
@@ -95,24 +94,24 @@ def _is_plain_pickle(path: str) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its type where it has none."""
+    """Return the first line of an error's message, or the name of its type if it has none."""
     lines = str(error).strip().splitlines()
     return printable(lines[0][:200]) if lines else type(error).__name__
 
 
 def printable(text: str) -> str:
-    """Text from a file, fit for a terminal: control characters are escaped."""
+    """Escape control characters in text from a file, so that it can be printed."""
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 # ---------------------------------------------------------------------------- numpy
 #
-# numpy's own functions for unpickling believe whatever the file says of an array's memory. These stand in for them,
-# and make arrays of numbers only, of as many bytes as there are.
+# NumPy's own functions for unpickling trust what the file says about an array's memory. These classes replace them.
+# They build only arrays of numbers, with exactly the bytes in the file.
 
 
 class _Dtype:
-    """Stands for ``numpy.dtype``."""
+    """Replaces ``numpy.dtype``."""
 
     def __init__(self, name: str, *_: Any) -> None:
         self.dtype = np.dtype(name) if isinstance(name, str) and re.fullmatch(r"[biufc]\d{1,2}|\?", name) else None
@@ -123,15 +122,15 @@ class _Dtype:
 
     def decode(self, data: Any, shape: tuple[int, ...]) -> np.ndarray:
         if self.dtype is None or not isinstance(data, bytes) or not all(isinstance(n, int) and n >= 0 for n in shape):
-            raise ValueError("an array of something else than numbers")
+            raise ValueError("an array that does not hold numbers")
         if len(data) != math.prod(shape) * self.dtype.itemsize:
-            raise ValueError("an array that is not as long as its shape says")
-        # A copy, in the machine's byte order: torch takes nothing else.
+            raise ValueError("an array whose length does not match its shape")
+        # A copy in native byte order, which torch requires.
         return np.frombuffer(data, self.dtype).astype(self.dtype.newbyteorder("="))
 
 
 class _Array:
-    """Stands for ``numpy.ndarray``."""
+    """Replaces ``numpy.ndarray``."""
 
     def __init__(self) -> None:
         self.value: torch.Tensor | None = None
@@ -143,7 +142,7 @@ class _Array:
 
 
 class _Scalar:
-    """Stands for a numpy number."""
+    """Replaces a NumPy number."""
 
     def __init__(self, dtype: _Dtype, data: Any) -> None:
         self.value = dtype.decode(data, ()).item()
@@ -160,30 +159,30 @@ def _no_bytes() -> bytes:
 _STAND_INS: list[Callable[..., Any] | tuple[Callable[..., Any], str]] = [
     (_Dtype, "numpy.dtype"),
     (_Array, "numpy.ndarray"),
-    (_no_bytes, "builtins.bytes"),  # the content of an array without elements
+    (_no_bytes, "builtins.bytes"),  # content of an empty array
     *((_reconstruct, f"{module}._reconstruct") for module in ("numpy.core.multiarray", "numpy._core.multiarray")),
     *((_Scalar, f"{module}.scalar") for module in ("numpy.core.multiarray", "numpy._core.multiarray")),
 ]
 
 
-# ---------------------------------------------------------------------------- what was read
+# ---------------------------------------------------------------------------- checks of the content
 
-# A few bytes of a pickle can refer to the same data so often that no program comes to the end of it.
+# A few bytes of a pickle can refer to the same data so often that walking through it never ends.
 _MAX_REPEATED = 100
 _MAX_VALUES = 1_000_000
 _MAX_TENSOR = 1 << 30  # bytes beyond those in the file
 
 
 class _Contents:
-    """Puts values in the place of stand-ins, and counts."""
+    """Replaces stand-ins by their values, and counts values."""
 
     def __init__(self) -> None:
-        # By the id of a container: itself, so that it stays alive; its plain form; how many values it has in all.
+        # By id of a container: the container, kept alive; its plain form; its number of values, nested ones included.
         self._done: dict[int, tuple[Any, Any, int] | None] = {}
         self._distinct = 0
 
     def plain(self, content: Any) -> Any:
-        """The content without stand-ins.
+        """Return the content without stand-ins.
 
         Raises:
             ValueError: it contains itself, refers to the same data too often, or has tensors far larger than the file.
@@ -226,7 +225,7 @@ class _Contents:
             return value, count
         if isinstance(value, tuple):
             return tuple(changed.get(index, item) for index, item in enumerate(value)), count
-        for key, new in changed.items():  # in place: a state dict has attributes
+        for key, new in changed.items():  # in place, since a state dict has attributes
             value[key] = new
         return value, count
 

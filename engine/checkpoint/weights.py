@@ -1,4 +1,4 @@
-"""Reading weights, whoever wrote them: the formats, where a file keeps them, and which of several to take."""
+"""Reads weights in all supported formats, and chooses between a model's and averaged ones."""
 
 import json
 import os
@@ -12,6 +12,7 @@ import torch
 from ...config import ConfigError, suggest_file
 from .. import comm
 from .checkpoint_file import verify_checkpoint
+from .folder import read_tag
 from .torch_files import first_line, load_torch_file, printable
 
 if TYPE_CHECKING:
@@ -33,31 +34,28 @@ _HUGGING_FACE = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-# Where a checkpoint keeps the model's weights: ours, detectron2's and fvcore's, Lightning's, torch's tutorial's,
-# DeepSpeed's.
+# Keys of the model's weights: hookline, detectron2 and fvcore; Lightning; torch's tutorial; DeepSpeed.
 _MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module")
-# No more than this is read of last_checkpoint.
-_MAX_NAME = 4096
-# Where those of others keep averaged ones.
+# Keys of averaged weights in other projects' checkpoints.
 _AVERAGED_KEYS = ("model_ema", "ema_state_dict", "state_dict_ema", "ema_model", "ema")
 
 
 def find_checkpoint(path: str) -> str:
-    """The file that a path means.
+    """Return the checkpoint file that a path refers to.
 
     Args:
-        path: a local file; or a folder: a run's, Hugging Face's, or one of torch.distributed.checkpoint.
+        path: a local file, or a folder: of a run, of Hugging Face, or of torch.distributed.checkpoint.
 
     Returns:
-        The file, or the folder if it is one of torch.distributed.checkpoint.
+        The file; for torch.distributed.checkpoint, the folder.
 
     Raises:
-        ConfigError: there is nothing, or nothing that could be weights.
+        ConfigError: there is no such path, or it holds no weights.
     """
     if os.path.isfile(path):
         return path
     if os.path.exists(path) and not os.path.isdir(path):
-        raise ConfigError(f"{path} is neither a file nor a folder, but a device or the like: name a file of weights")
+        raise ConfigError(f"{path} is neither a file nor a folder; name a file of weights")
     if not os.path.isdir(path):
         raise ConfigError(f"there is no file {path}{suggest_file(path)}")
     if _is_distributed(path):
@@ -65,14 +63,15 @@ def find_checkpoint(path: str) -> str:
     tag = os.path.join(path, "last_checkpoint")
     if os.path.isfile(tag):
         try:
-            with open(tag, errors="replace") as file:
-                name = printable(file.read(_MAX_NAME).strip())
+            name = read_tag(path)
         except OSError as error:
             raise ConfigError(f"{tag} cannot be read: {error.strerror}") from error
         last = os.path.join(path, name)
-        if not name or os.path.basename(name) != name or not (os.path.isfile(last) or _is_distributed(last)):
+        if not name:
+            raise ConfigError(f"{tag} points to no file; name a file of {path} instead")
+        if not (os.path.isfile(last) or _is_distributed(last)):
             raise ConfigError(
-                f"{tag} points to {last}, which is not there, or no checkpoint; name a file of {path} instead"
+                f"{tag} points to {last}, which does not exist or is not a checkpoint; name a file of {path} instead"
             )
         return last
     for name in _HUGGING_FACE:
@@ -86,29 +85,28 @@ def find_checkpoint(path: str) -> str:
 
 
 def _is_distributed(path: str) -> bool:
-    """Whether a path is a folder of torch.distributed.checkpoint."""
+    """Return whether a path is a folder of torch.distributed.checkpoint."""
     return os.path.isfile(os.path.join(path, ".metadata"))
 
 
 def read_checkpoint(path: str, *, mmap: bool = False, like: "Like | None" = None) -> dict[str, Any]:
-    """Read a checkpoint or weights of any known format, verify them, and run no code in them.
+    """Read and verify a checkpoint or weights. No code in them runs.
 
-    Every load comes through here. Where there are checksums (in files of ``torch.save``, and in our folders), all of
-    them are compared.
+    All loads use this function. It compares all checksums that there are, in files of ``torch.save`` and in sharded
+    checkpoints.
 
-    Known are files of ``torch.save``: checkpoints of hookline, detectron2, fvcore and Lightning, and plain state
-    dicts; safetensors; Hugging Face's folders, in one or several files; folders of ``torch.distributed.checkpoint``,
-    which are read by all ranks together where there are several, and of those that are not ours the weights alone.
+    Formats: files of ``torch.save`` (checkpoints of hookline, detectron2, fvcore and Lightning, plain state dicts);
+    safetensors; Hugging Face's folders; folders of ``torch.distributed.checkpoint``. All ranks read a folder of the
+    last kind together. If it is not hookline's, only the weights are read.
 
     Args:
         path: see :func:`find_checkpoint`.
-        mmap: map files into memory, so that only what is looked at is read; where the format allows it. Of folders of
-            ``torch.distributed.checkpoint`` sharded tensors other than weights are left out, and None is in their
-            place.
-        like: how sharded tensors of our folders are sharded in this run; by default they come whole.
+        mmap: map files into memory if the format allows it, so that only what is used is read. Sharded tensors other
+            than weights are then not read; None is in their place.
+        like: how tensors are sharded in this run; by default they are read whole.
 
     Returns:
-        ``{"model": {name: tensor}}``, tensors on the CPU, and what else the file holds.
+        ``{"model": {name: tensor}}``, tensors on the CPU, and the file's other content.
 
     Raises:
         ConfigError: there is no such file, it is damaged, or it holds no weights.
@@ -136,14 +134,14 @@ def _read(path: str, mmap: bool, like: "Like | None") -> dict[str, Any]:
 
 
 def _check_names(path: str, weights: Mapping[Any, Any]) -> None:
-    """Refuse names that would do something to the terminal they are printed on."""
+    """Refuse names with control characters, which could change the terminal when they are printed."""
     for name in weights:
         if not isinstance(name, str) or not name.isprintable():
             raise ConfigError(f"{path} is damaged, or is not a checkpoint: a weight has the name {name!r}")
 
 
 def check_weights(path: str, source: str = "auto") -> None:
-    """Make sure that a local file or folder holds weights, and verify them.
+    """Check that a local file or folder holds undamaged weights.
 
     Args:
         path: see :func:`find_checkpoint`.
@@ -153,12 +151,12 @@ def check_weights(path: str, source: str = "auto") -> None:
         ConfigError: see :func:`read_checkpoint` and :func:`choose_weights`.
     """
     path = find_checkpoint(path)
-    if os.path.isdir(path):  # read by all ranks together, when they are there
+    if os.path.isdir(path):  # its tensors are read later, by all ranks together
         from .distributed_files import read_metadata
         from .sharded import is_sharded_folder, verify_folder
 
         read_metadata(path)
-        if is_sharded_folder(path) and comm.is_main_process():  # which has checksums
+        if is_sharded_folder(path) and comm.is_main_process():  # others have no checksums
             verify_folder(path)
         return
     try:
@@ -168,7 +166,7 @@ def check_weights(path: str, source: str = "auto") -> None:
 
 
 def averaged_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor] | None:
-    """The averaged weights (EMA, SWA) that a checkpoint holds beside the model's.
+    """Return the averaged weights (EMA, SWA) in a checkpoint.
 
     Args:
         checkpoint: what :func:`read_checkpoint` returned.
@@ -181,15 +179,15 @@ def averaged_weights(checkpoint: Mapping[str, Any]) -> dict[str, torch.Tensor] |
 
 
 def choose_weights(checkpoint: Mapping[str, Any], source: str = "auto") -> tuple[Mapping[str, Any], str]:
-    """The weights of a checkpoint that are asked for.
+    """Choose between a checkpoint's model and averaged weights.
 
     Args:
         checkpoint: what :func:`read_checkpoint` returned.
-        source: "model"; "averaged"; or "auto": the averaged ones if there are some and the run that wrote them
-            evaluated them, so that what is loaded is what its results are of; else the model's.
+        source: "model", "averaged", or "auto": the averaged weights if the run evaluated them, so that its results
+            are reproduced; else the model's.
 
     Returns:
-        The weights by name, and which they are: "model", or "averaged by ..." with the hook's name.
+        The weights by name, and what they are: "model", or "averaged by ..." with the hook's name.
 
     Raises:
         ConfigError: there are no averaged weights.
@@ -208,7 +206,7 @@ def choose_weights(checkpoint: Mapping[str, Any], source: str = "auto") -> tuple
 
 
 def _find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], bool] | None:
-    """Whose averaged weights there are, they themselves, and whether the run evaluated them."""
+    """Return the hook's name, its averaged weights, and whether the run evaluated them."""
     trainer = checkpoint.get("trainer")
     hooks = trainer.get("hooks") if isinstance(trainer, Mapping) else None
     hooks = hooks if isinstance(hooks, Mapping) else {}
@@ -219,7 +217,7 @@ def _find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], 
     ]
     for key, weights, _ in found:
         _check_names(f"the state of {printable(key)}", weights)
-    if found:  # one that was evaluated goes before one that was not
+    if found:  # evaluated ones first
         return max(found, key=lambda one: one[2])
     for key in _AVERAGED_KEYS:
         others = checkpoint.get(key)
@@ -235,7 +233,7 @@ def _find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], 
 def _read_file(path: str, mmap: bool) -> dict[str, Any]:
     if _is_safetensors(path):
         return _read_safetensors(path)
-    if zipfile.is_zipfile(path):  # older files of torch.save have no checksums
+    if zipfile.is_zipfile(path):  # torch.save's old format has no checksums
         verify_checkpoint(path)
     content = load_torch_file(path, mmap=mmap)
     if not isinstance(content, dict):
@@ -252,7 +250,7 @@ def _read_file(path: str, mmap: bool) -> dict[str, Any]:
 
 
 def _is_state_dict(value: Any) -> TypeGuard[Mapping[str, Any]]:
-    """Whether something is weights by name; the extra state of a module may be anything."""
+    """Return whether a value is a state dict. Extra state of modules may be of any type."""
     return isinstance(value, Mapping) and all(
         isinstance(key, str) and (isinstance(item, torch.Tensor) or key.endswith("_extra_state"))
         for key, item in value.items()
@@ -260,7 +258,7 @@ def _is_state_dict(value: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def _is_safetensors(path: str) -> bool:
-    """Whether a file is one of safetensors, whatever it is called: the length of a JSON object, then that."""
+    """Return whether a file is safetensors by name or content: the length of a JSON object, then the object."""
     if path.endswith(".safetensors"):
         return True
     with open(path, "rb") as file:
@@ -279,9 +277,9 @@ def _read_safetensors(path: str) -> dict[str, Any]:
         with safe_open(path, framework="pt") as file:
             weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it cannot be iterated)
             metadata = dict(file.metadata() or {})
-    except Exception as error:  # of any kind, as the bytes happen to be
+    except Exception as error:  # damaged bytes can cause any error
         raise ConfigError(f"{path} is damaged, or is not a safetensors file ({first_line(error)})") from error
-    # Weights that share memory are kept once; the others' names are noted, as safetensors.torch.save_model() does.
+    # Shared weights are stored once, with the other names in the metadata, as safetensors.torch.save_model() does.
     for name, kept in metadata.items():
         if name not in weights and kept in weights:
             weights[name] = weights[kept]
@@ -292,14 +290,14 @@ def _read_safetensors(path: str) -> dict[str, Any]:
 
 
 def _read_shards(index: str, mmap: bool) -> dict[str, Any]:
-    """Read the files that Hugging Face's index says hold the weights."""
+    """Read the files that a Hugging Face index lists."""
     try:
         with open(index) as file:
             places = json.load(file)["weight_map"]
         files = sorted(set(places.values()))
         if not files or any(os.path.basename(name) != name for name in files):
             raise ValueError("it names no files of its folder")
-    except Exception as error:  # of any kind, as the bytes happen to be
+    except Exception as error:  # damaged bytes can cause any error
         raise ConfigError(f"{index} is damaged, or is not an index of weights ({first_line(error)})") from error
     folder = os.path.dirname(index)
     if gone := [name for name in files if not os.path.isfile(os.path.join(folder, name))]:
@@ -313,12 +311,12 @@ def _read_shards(index: str, mmap: bool) -> dict[str, Any]:
 
 
 def is_place_of_weights(keys: tuple[Any, ...]) -> bool:
-    """Whether something that is saved under these keys is one of a model's weights, or of their average."""
+    """Return whether an entry with these keys is one of a model's weights or averaged weights."""
     return keys[0] in _MODEL_KEYS or "averaged_model" in keys
 
 
 def _read_distributed(path: str) -> dict[str, Any]:
-    """Read the weights, and averaged ones, in a folder of torch.distributed.checkpoint, whole and not sharded."""
+    """Read the weights and averaged weights in a folder of torch.distributed.checkpoint as whole tensors."""
     from .distributed_files import read_tensors
 
     content = read_tensors(path, is_place_of_weights)

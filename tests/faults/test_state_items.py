@@ -252,7 +252,7 @@ class Watch(HookBase):
 
 
 def make(scenario: str, folder: Path, overrides: Iterable[Any] = ()) -> DefaultTrainer:
-    """A trainer as a new process would have it."""
+    """Build a trainer as a new process would."""
     cfg = get_cfg()
     for part in (SMALL, SCENARIOS[scenario], {"OUTPUT_DIR": str(folder)}):
         cfg.merge_from_other_cfg(CfgNode(part))
@@ -264,7 +264,7 @@ def make(scenario: str, folder: Path, overrides: Iterable[Any] = ()) -> DefaultT
 
 
 def kill_in_save(trainer: DefaultTrainer) -> None:
-    """Have the run die when the checkpoint is whole, and the one that is to go is still there."""
+    """Kill the run after it wrote a checkpoint and before it removes the outdated one."""
     remove = trainer.checkpointer._folder.remove
 
     def remove_or_die(path: str, path_manager: Any) -> None:
@@ -275,13 +275,13 @@ def kill_in_save(trainer: DefaultTrainer) -> None:
     trainer.checkpointer._folder.remove = remove_or_die
 
 
-# ---------------------------------------------------------------------- what they leave behind
+# ---------------------------------------------------------------------- files of a run
 
 TIMINGS = ("time", "data_time", "eta_seconds", "samples_per_s", "time_p95", "time_max", "flops_per_s", "mfu")
 
 
 def frozen(value: Any) -> Any:
-    """A copy that is compared bit by bit."""
+    """Copy a value so that it can be compared bit by bit."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), tuple(value.shape), value.detach().contiguous().numpy().tobytes()
     if isinstance(value, dict):
@@ -587,7 +587,7 @@ ELSEWHERE = {
     ),
     "trainer/rng_of_ranks": (
         "distributed/test_training.py",
-        "test_whichever_rank_is_killed_and_whenever_the_end_is_the_same",
+        "test_killing_any_rank_at_any_step_gives_the_same_result",
     ),
     "trainer/nonfinite": ("engine/step/test_nonfinite.py", "test_a_resumed_run_continues_the_count"),
     "trainer/end": (
@@ -628,14 +628,14 @@ def look_up(state: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize("scenario", [name for name in SCENARIOS if "completed" not in name])
-def test_a_killed_run_that_is_resumed_leaves_behind_what_the_untouched_one_does(runs, scenario):
+def test_a_killed_and_resumed_run_leaves_the_same_files_as_an_uninterrupted_one(runs, scenario):
     whole, resumed = runs.whole(scenario), runs.resumed(scenario)
     for name in whole:
         assert resumed[name] == whole[name], name
 
 
 @pytest.mark.parametrize("item", CASES)
-def test_each_item_alone_is_missed(runs, item):
+def test_a_resume_without_any_one_item_differs(runs, item):
     case = CASES[item]
 
     def leave_out(checkpoint: dict[str, Any], new: dict[str, Any]) -> None:
@@ -660,7 +660,7 @@ def test_there_is_a_case_for_every_item_of_a_checkpoint(runs, scenario):
     assert set(items(runs.checkpoint(scenario))) <= known
 
 
-def test_what_has_no_case_is_a_copy_or_tested_elsewhere(runs):
+def test_items_without_a_case_are_copies_or_tested_elsewhere(runs):
     checkpoint = runs.checkpoint("everything")
     for item, original in COPIES.items():
         assert look_up(checkpoint, item) == original(checkpoint), item
@@ -668,7 +668,7 @@ def test_what_has_no_case_is_a_copy_or_tested_elsewhere(runs):
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(), file
 
 
-def test_every_registered_hook_and_writer_that_has_state_takes_part(runs):
+def test_every_registered_hook_and_writer_with_state_is_covered(runs):
     states = [runs.checkpoint(scenario)["trainer"]["hooks"] for scenario in SCENARIOS]
     saved = {key for hooks in states for key in hooks}
     saved |= {key.split()[0] for hooks in states for key in hooks["PeriodicWriter"]["writers"]}
@@ -682,7 +682,7 @@ def test_every_registered_hook_and_writer_that_has_state_takes_part(runs):
 
 
 def is_ours(entry: Any) -> bool:
-    """Whether a class is hookline's: other tests register some as well."""
+    """Return whether a class is hookline's. Other tests register classes too."""
     return entry.__module__.startswith("hookline.")
 
 

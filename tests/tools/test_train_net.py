@@ -451,7 +451,7 @@ ERRORS = {
     "missing weights": (["MODEL.WEIGHTS", "model_finl.pth"], ["MODEL.WEIGHTS", "model_finl.pth"]),
     "weights that are none": (["MODEL.WEIGHTS", "file"], ["MODEL.WEIGHTS", "file is damaged, or is not a checkpoint"]),
     "a device for weights": (["MODEL.WEIGHTS", "/dev/null"], ["/dev/null is neither a file nor a folder"]),
-    "a text for weights": (["MODEL.WEIGHTS", __file__], ["does not begin as files of torch.save() do"]),
+    "a text for weights": (["MODEL.WEIGHTS", __file__], ["does not start like files of torch.save()"]),
     "a folder without weights": (["MODEL.WEIGHTS", "."], ["MODEL.WEIGHTS", ". is a folder without last_checkpoint"]),
     "weights of an unknown kind": (["MODEL.WEIGHTS_FROM", "ema"], ["MODEL.WEIGHTS_FROM", "'averaged'"]),
     "unknown model": (["MODEL.NAME", "ConvNett"], ["MODEL.NAME", "did you mean 'ConvNet'"]),

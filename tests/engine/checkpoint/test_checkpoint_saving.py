@@ -198,7 +198,7 @@ def test_a_disk_that_is_full_for_a_moment_is_tried_again(folder, log, full):
     checkpointer.save("model_1", iteration=1)
     full("model_2.pth", 1)
     checkpointer.save("model_2", iteration=2)
-    assert any("Trying once more" in message and "No space left" in message for message in messages(log))
+    assert any("Retrying once" in message and "No space left" in message for message in messages(log))
     assert resumed(folder) == (2, 1.0)
 
 

@@ -78,7 +78,7 @@ def test_a_write_that_fails_once_is_tried_again(caplog, asynchronous):
     saver.wait()
     assert (disk.calls, told) == (2, [None])
     (message,) = errors(caplog, logging.WARNING)
-    assert "Trying once more: cannot save a.pth: No space left; make room" in message
+    assert "Retrying once: cannot save a.pth: No space left; make room" in message
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -97,7 +97,7 @@ def test_a_write_that_fails_twice_stops_the_run_or_is_logged(caplog, asynchronou
     else:
         save()
         (message,) = errors(caplog, logging.ERROR)
-        assert "Training goes on" in message
+        assert "Training continues" in message
         assert "cannot save a.pth: No space left" in message
     assert disk.calls == 2
     assert isinstance(told[0], CheckpointError)

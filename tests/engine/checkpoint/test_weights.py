@@ -187,7 +187,7 @@ def test_a_folder_without_weights_is_refused_with_what_it_could_have_been(tmp_pa
 def test_a_last_checkpoint_that_is_not_there_is_named(tmp_path):
     (tmp_path / "last_checkpoint").write_text("model_7.pth")
     assert "points to" in refused(tmp_path)
-    assert "model_7.pth, which is not there" in refused(tmp_path)
+    assert "model_7.pth, which does not exist" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("target", ["../other.pth", "/etc/passwd", "pipe", "x\x1b[2J", "loop"])
