@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from .. import hooks
-from ..config import CfgNode, ConfigError, Duration, component
+from ..config import CfgNode, Duration
 from ..hooks.writers.progress_bar import rich_is_installed
 from . import comm
 from .checkpoint import Checkpointer, unwrap_model
@@ -23,9 +23,9 @@ from .evaluation import (
     check_metrics,
     evaluation_context,
     format_results,
-    inference_on_dataset,
     verify_results,
 )
+from .evaluation.test_sets import evaluate_test_sets
 from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, model_summary, resolve_device
 from .parallel.base import build_strategy, share_weights
@@ -144,11 +144,7 @@ class DefaultTrainer(ResumableTrainer):
                 self._apply_changes(self._saved_run)
             self.emit("after_load", self.checkpointer.loaded_from)
             if self.start_iter > self.max_iter:
-                logger.warning(
-                    "Nothing to train: the checkpoint's iteration, %d, is beyond SOLVER.MAX_ITER, %d",
-                    self.finished_iter,
-                    self.max_iter,
-                )
+                logger.warning("Nothing to train: SOLVER.MAX_ITER, %d, is before the resumed iteration", self.max_iter)
         elif resume:
             logger.info("No checkpoint to resume in %s: starting from the beginning", self.cfg.OUTPUT_DIR)
 
@@ -183,9 +179,6 @@ class DefaultTrainer(ResumableTrainer):
             self._log_nothing_to_train(end)
             if self._result is None:
                 self._result = self._previous_result(end)
-                for hook in self.find_hooks(hooks.BestCheckpointer):
-                    hook.load_best()
-                self._evaluate_best(self._result)
         if self._last_eval_results:  # the same on all ranks
             if comm.is_main_process():
                 logger.info("Results:\n%s", format_results(self._last_eval_results))
@@ -195,25 +188,13 @@ class DefaultTrainer(ResumableTrainer):
 
     def _train_from_config(self, end: Mapping[str, Any] | None) -> TrainResult:
         """Train. If ``end`` is given, all steps are done, and only the end of the run is repeated."""
-        for hook in self.find_hooks(hooks.BestCheckpointer):
-            if hook.loaded_iter is not None:
-                raise ConfigError(
-                    f"CHECKPOINT.LOAD_BEST_AT_END: the model has the weights of iteration {hook.loaded_iter}, and "
-                    "training cannot continue with them. Make a new trainer, and call resume_or_load(resume=True)"
-                )
-        if self._rng_after_train is not None:
-            self._continue_run()
+        self._continue_run()
         if self.max_iter != self.cfg.SOLVER.MAX_ITER:
             self._apply_max_iter()
         logger.info("Model:\n%s", model_summary(unwrap_model(self.model)))
         epochs = f" ({epochs_at(self.max_iter, self._segments):.4g} epochs)" if self._segments else ""
-        logger.info(
-            "Training for %d iterations%s, %d samples each, on %s",
-            self.max_iter,
-            epochs,
-            self.cfg.DATALOADER.BATCH_SIZE,
-            self.device,
-        )
+        samples = self.cfg.DATALOADER.BATCH_SIZE
+        logger.info("Training for %d iterations%s, %d samples each, on %s", self.max_iter, epochs, samples, self.device)
         stop = None
         if end is not None and end["reason"] != "completed":
             stop = StopRequest(end["reason"], by=end["by"])
@@ -221,12 +202,6 @@ class DefaultTrainer(ResumableTrainer):
         result = self._train(self.start_iter, self.max_iter, stop)
         self._evaluate_best(result)
         return result
-
-    def _evaluate_best(self, result: TrainResult) -> None:
-        for hook in self.find_hooks(hooks.BestCheckpointer):
-            if hook.loaded_iter not in (None, result.iteration):  # the last evaluation was of other weights
-                logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
-                self._evaluate_and_keep()
 
     # ------------------------------------------------------------------ parts
 
@@ -267,17 +242,9 @@ class DefaultTrainer(ResumableTrainer):
             output_dir=cfg.OUTPUT_DIR,
         )
         if cfg.CHECKPOINT.BEST.METRIC:  # after all hooks that evaluate
-            best = cfg.CHECKPOINT.BEST
-            ret.append(
-                hooks.BestCheckpointer(
-                    best.PERIOD,
-                    self.checkpointer,
-                    best.METRIC,
-                    best.MODE,
-                    keep=best.KEEP,
-                    load_at_end=cfg.CHECKPOINT.LOAD_BEST_AT_END,
-                )
-            )
+            best, load = cfg.CHECKPOINT.BEST, cfg.CHECKPOINT.LOAD_BEST_AT_END
+            args = (best.PERIOD, self.checkpointer, best.METRIC, best.MODE)
+            ret.append(hooks.BestCheckpointer(*args, keep=best.KEEP, load_at_end=load))
         # After HOOKS, which may have a ProgressBar with other arguments: only the first one is shown.
         if cfg.LOG.PROGRESS_BAR is True or (cfg.LOG.PROGRESS_BAR == "auto" and rich_is_installed()):
             ret.append(hooks.ProgressBar())
@@ -356,24 +323,14 @@ class DefaultTrainer(ResumableTrainer):
             ConfigError: the number of evaluators is not the number of test sets.
         """
         begin_look(cfg)
-        names = [component(entry)[0] for entry in cfg.DATASETS.TEST]
-        given = [evaluators] if isinstance(evaluators, DatasetEvaluator) else evaluators
-        if given is not None and len(given) != len(names):
-            raise ConfigError(f"DATASETS.TEST has {len(names)} sets, but {len(given)} evaluators were given")
-        adapter, device = cls.build_adapter(cfg), resolve_device(cfg.MODEL.DEVICE)
-        results: dict[str, Any] = {}
-        for index, name in enumerate(names):
-            loader = cls.build_test_loader(cfg, name)
-            evaluator = given[index] if given is not None else cls.build_evaluator(cfg, name)
-            found = inference_on_dataset(model, loader, evaluator, predict=adapter.predict, device=device)
-            found = comm.broadcast_object(found)  # an evaluator may return results on rank 0 only
-            if set(found) == {name}:
-                results.update(found)
-            elif len(names) == 1 and found and all(isinstance(value, Mapping) for value in found.values()):
-                return dict(found)
-            else:
-                results[name] = found
-        return results
+        return evaluate_test_sets(
+            cfg,
+            model,
+            evaluators,
+            adapter=cls.build_adapter(cfg),
+            build_loader=cls.build_test_loader,
+            build_evaluator=cls.build_evaluator,
+        )
 
     def evaluate(self, max_batches: int | None = None) -> Mapping[str, Any]:
         """Evaluate the model on DATASETS.TEST, during training or not, and emit the events of an evaluation.
@@ -401,8 +358,7 @@ class DefaultTrainer(ResumableTrainer):
         with evaluation_context(self.emit, max_batches):
             # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
             results = self.test(self.cfg, unwrap_model(self.model))
-        # A subclass's test() may return results on rank 0 only, but hooks of all ranks use them.
-        return comm.broadcast_object(results)
+        return comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
 
     @classmethod
     def _overridden(cls) -> set[str]:

@@ -38,7 +38,7 @@ from ..hooks.storage.event_storage import EventStorage
 from . import comm
 from .ranks.agreement import StopRequest
 from .ranks.exit_error import as_failure
-from .ranks.requests import RequestHost
+from .ranks.run_state import RunState
 
 __all__ = ["HookBase", "TrainResult", "TrainerBase"]
 
@@ -63,7 +63,7 @@ class TrainResult:
     exit_code: int = 0
 
 
-class TrainerBase(RequestHost):
+class TrainerBase(RunState):
     """Calls :meth:`run_step` repeatedly, and hooks around it. Does not know about models or data.
 
     Attributes:
@@ -82,17 +82,10 @@ class TrainerBase(RequestHost):
     iters_per_epoch: int | None = None
     epoch_ended: bool = False
     comm = comm
-    _max_iter: int = 0
-    _longest: int = 0  # the largest max_iter of the run
 
     def __init__(self) -> None:
         super().__init__()
-        self.iter: int = 0
-        self.start_iter: int = 0
-        self.storage: EventStorage
-        self._finished: int = -1  # the last finished iteration
         self._has_state = False  # from an earlier train(), or loaded
-        self._error: BaseException | None = None
         self._at_last_save = False
         self._storage_state: Mapping[str, Any] | None = None  # loaded; used by the next train()
         self._state_at_end: Mapping[str, Any] | None = None  # of the storage, at the last step of a stopped run
@@ -157,11 +150,12 @@ class TrainerBase(RequestHost):
         self.max_iter = self._longest = max_iter
         self._finished = start_iter - 1
         self._error, self._loaded_end, self._at_last_save = None, None, False
+        self._start_requests(stop)
         if starts_over:
             self._reset_hooks()
             self._storage_state = None
         self._start_hooks()
-        self._start_requests(start_iter, stop)
+        self._start_agreement()
         logger.debug("Hooks, in the order they are called in:\n%s", self.describe_hooks())
         self.storage, self._state_at_end = EventStorage(start_iter), None
         if self._storage_state is not None:
@@ -279,49 +273,6 @@ class TrainerBase(RequestHost):
 
     def _gather_state(self) -> None:
         """Collect from all ranks what a checkpoint needs. Called on all ranks before a save."""
-
-    # ------------------------------------------------------------------ what hooks may ask
-
-    @property
-    def max_iter(self) -> int:
-        return self._max_iter
-
-    @max_iter.setter
-    def max_iter(self, value: int) -> None:
-        changed, self._max_iter = value != self._max_iter, value
-        if changed and self._running:
-            self._longest = max(self._longest, value)
-            self._length_changed()
-
-    def _length_changed(self) -> None:
-        """Called when ``max_iter`` changes during training."""
-        self.emit("set_max_iter", self.max_iter)
-
-    @property
-    def finished_iter(self) -> int:
-        """The last finished iteration. A checkpoint has the state after it; a resume starts with the next one."""
-        return self._finished
-
-    @property
-    def completed(self) -> bool:
-        """Whether all iterations up to ``max_iter`` are done without an error."""
-        return self._error is None and self.iter >= self.max_iter
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether the run ends early because of an exit code (a signal, a time limit). It can be resumed."""
-        stop = self._stop
-        return self._error is None and stop is not None and bool(stop.exit_code) and self._finished + 1 < self.max_iter
-
-    @property
-    def stopped(self) -> bool:
-        """Whether the run ends early on purpose, for example by early stopping. A resume does not continue it."""
-        return self._error is None and self._stop is not None and not self._stop.exit_code
-
-    @property
-    def failed(self) -> bool:
-        """Whether the run ends with an error."""
-        return self._error is not None
 
     # ------------------------------------------------------------------ state
 

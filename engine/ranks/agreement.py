@@ -172,8 +172,8 @@ class Agreement:
         except TimeoutError as missing:
             raise RuntimeError(
                 f"StopTraining({reason!r}) was raised in step {iteration} of rank {comm.get_rank()}, and not on "
-                f"all ranks: the others cannot finish a step that one gives up ({missing}). To stop from one rank, "
-                "call trainer.request_stop(reason): all ranks then stop after the same step"
+                f"all ranks: the others cannot finish this step ({missing}). To stop from one rank, call "
+                "trainer.request_stop(reason) instead: all ranks then stop after the same step"
             ) from missing
 
     def _first_stop(self) -> StopRequest:

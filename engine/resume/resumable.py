@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ... import hooks
-from ...config import CfgNode
+from ...config import CfgNode, ConfigError
 from ...hooks.common.rng import capture_rng
 from ...hooks.host import arguments_of
 from ...hooks.storage.event_storage import EventStorage
@@ -143,12 +143,25 @@ class ResumableTrainer(PortedTrainer):
         return "" if arguments_of(hook) == by["arguments"] else f"{by['hook']} has other arguments"
 
     def _previous_result(self, end: Mapping[str, Any]) -> TrainResult:
-        """Return the result of a run that had ended before it was resumed."""
+        """Return the result of a run that had ended before it was resumed; load the best weights if the run did so."""
         storage = EventStorage(end["iteration"])
         if self._storage_state is not None:
             storage.load_state_dict(self._storage_state)
         metrics = {name: value for name, (value, _) in storage.latest().items()}
-        return TrainResult(end["reason"], end["iteration"], metrics)
+        result = TrainResult(end["reason"], end["iteration"], metrics)
+        for hook in self.find_hooks(hooks.BestCheckpointer):
+            hook.load_best()
+        self._evaluate_best(result)
+        return result
+
+    def _evaluate_best(self, result: TrainResult) -> None:
+        for hook in self.find_hooks(hooks.BestCheckpointer):
+            if hook.loaded_iter not in (None, result.iteration):  # the last evaluation was of other weights
+                logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
+                self._evaluate_and_keep()
+
+    def _evaluate_and_keep(self) -> Mapping[str, Any]:
+        raise NotImplementedError
 
     def _log_nothing_to_train(self, end: Mapping[str, Any]) -> None:
         cause = ""
@@ -171,7 +184,19 @@ class ResumableTrainer(PortedTrainer):
             self._rng_after_train = capture_rng()
 
     def _continue_run(self) -> None:
-        """Let the next ``train()`` continue the last one, as a resume from its last checkpoint would."""
+        """If this trainer has trained before, continue that run, as a resume from its last checkpoint would.
+
+        Raises:
+            ConfigError: the model has the best weights in place of the last ones.
+        """
+        for hook in self.find_hooks(hooks.BestCheckpointer):
+            if hook.loaded_iter is not None:
+                raise ConfigError(
+                    f"CHECKPOINT.LOAD_BEST_AT_END: the model has the weights of iteration {hook.loaded_iter}, and "
+                    "training cannot continue with them. Make a new trainer, and call resume_or_load(resume=True)"
+                )
+        if self._rng_after_train is None:
+            return
         self.start_iter = self.finished_iter + 1
         self._random_state.pending = self._rng_after_train
         self._storage_state = self.storage.state_dict()

@@ -1,4 +1,4 @@
-"""Requests of hooks: stop, save, write metrics, evaluate. Several ranks agree on them."""
+"""What hooks may ask of a trainer: how far the run is, and requests to stop, save, write metrics or evaluate."""
 
 import time
 
@@ -8,22 +8,25 @@ from .. import comm
 from .agreement import Agreement, HookList, StopRequest
 from .shared_metrics import share_metrics
 
-__all__ = ["RequestHost"]
+__all__ = ["RunState"]
 
 
-class RequestHost(HookHost):
-    """The part of a trainer that receives requests of hooks. The training loop serves them at the end of a step.
+class RunState(HookHost):
+    """The state of a run, and the requests that hooks make. The training loop serves them at the end of a step.
 
-    Attributes:
-        iter: the current iteration.
-        finished_iter: the last finished iteration.
-        storage: the metrics.
+    See :class:`~hookline.engine.TrainerBase` for the attributes.
     """
 
     storage: EventStorage
+    _max_iter: int = 0
+    _longest: int = 0  # the largest max_iter of the run
 
     def __init__(self) -> None:
         super().__init__()
+        self.iter: int = 0
+        self.start_iter: int = 0
+        self._finished: int = -1  # the last finished iteration
+        self._error: BaseException | None = None
         self._stop: StopRequest | None = None
         self._requests: set[str] = set()
         self._agreement: Agreement | None = None  # with other ranks, during training
@@ -31,18 +34,62 @@ class RequestHost(HookHost):
         self._hook_changes = 0
         self._began = 0.0
 
+    # ------------------------------------------------------------------ how far the run is
+
+    @property
+    def max_iter(self) -> int:
+        return self._max_iter
+
+    @max_iter.setter
+    def max_iter(self, value: int) -> None:
+        changed, self._max_iter = value != self._max_iter, value
+        if changed and self._running:
+            self._longest = max(self._longest, value)
+            self._length_changed()
+
+    def _length_changed(self) -> None:
+        """Called when ``max_iter`` changes during training."""
+        self.emit("set_max_iter", self.max_iter)
+
     @property
     def finished_iter(self) -> int:
-        raise NotImplementedError
+        """The last finished iteration. A checkpoint has the state after it; a resume starts with the next one."""
+        return self._finished
 
-    def _start_requests(self, start_iter: int, stop: StopRequest | None) -> None:
-        """Begin a run. ``stop``: the request that had stopped the run before, if it only repeats its end."""
-        self._stop = stop
+    @property
+    def completed(self) -> bool:
+        """Whether all iterations up to ``max_iter`` are done without an error."""
+        return self._error is None and self.iter >= self.max_iter
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run ends early because of an exit code (a signal, a time limit). It can be resumed."""
+        stop = self._stop
+        return self._error is None and stop is not None and bool(stop.exit_code) and self._finished + 1 < self.max_iter
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run ends early on purpose, for example by early stopping. A resume does not continue it."""
+        return self._error is None and self._stop is not None and not self._stop.exit_code
+
+    @property
+    def failed(self) -> bool:
+        """Whether the run ends with an error."""
+        return self._error is not None
+
+    # ------------------------------------------------------------------ requests
+
+    def _start_requests(self, stop: StopRequest | None) -> None:
+        """Clear the requests of an earlier run. ``stop``: the request that had stopped it, to repeat only its end."""
+        self._stop, self._agreement = stop, None
         self._requests.clear()
         self._began = time.monotonic()
-        self._agreement, self._hook_changes = None, 0
+
+    def _start_agreement(self) -> None:
+        """Compare the hooks of all ranks, and begin to exchange requests."""
+        self._hook_changes = 0
         if comm.get_world_size() > 1:
-            self._agreement = Agreement(start_iter, self._hook_list())
+            self._agreement = Agreement(self.start_iter, self._hook_list())
 
     def request_stop(self, reason: str = "", exit_code: int = 0, everywhere: bool = False) -> None:
         """Stop training after the current step. The first request counts, but an interruption yields to a stop.
@@ -110,14 +157,14 @@ class RequestHost(HookHost):
         if stop is not None:
             self._stop_with(stop)
         if self._requests and agreement.same_hooks:
-            share_metrics(self.storage, self.finished_iter)
+            share_metrics(self.storage, self._finished)
 
     def _end_requests(self, failed: bool) -> None:
         """After the loop: average the last metrics over ranks. A rank that failed leaves the others."""
         agreement, self._agreement = self._agreement, None
         self._ends_together = False
         if agreement is not None and agreement.same_hooks and not failed:
-            share_metrics(self.storage, self.finished_iter)
+            share_metrics(self.storage, self._finished)
             self._ends_together = True
 
     def _hook_list(self) -> HookList:
