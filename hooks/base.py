@@ -68,7 +68,7 @@ class HookBase:
         state_key: the key of the hook's state in a checkpoint. Default: the class name, then ``Name#2``, ``Name#3``.
     """
 
-    trainer: TrainerView
+    trainer: TrainerView = None  # type: ignore[assignment]  # set at registration
     after: tuple[type | str, ...] = ()
     before: tuple[type | str, ...] = ()
     single: bool = False

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from ..config import ConfigError, Duration, suggest
 from .base import EVENTS, HookBase
 from .every import Every
+from .trainer_view import TrainerView
 
 __all__ = ["CallbackHook", "FunctionHook", "off", "on"]
 
@@ -98,7 +99,7 @@ class FunctionHook(HookBase):
         self._done = True
         self.function(trainer, *args, **kwargs)
 
-    def _due(self, trainer: Any) -> bool:
+    def _due(self, trainer: TrainerView) -> bool:
         every = self._every
         assert every is not None
         if self.event == "before_epoch" and every.period.unit == "ep":  # counted where epochs begin

@@ -36,8 +36,8 @@ class RanksView(Protocol):
     def gather(self, data: Any, dst: int = 0) -> list[Any]:
         """Collective. Return every rank's ``data`` on rank ``dst``, an empty list on the others."""
 
-    def broadcast_object(self, data: Any, src: int = 0) -> Any:
-        """Collective. Return rank ``src``'s ``data``."""
+    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+        """Collective. Return rank ``src``'s object."""
 
     def reduce_dict(self, input_dict: Mapping[str, torch.Tensor], average: bool = True) -> dict[str, torch.Tensor]:
         """Collective. Return the mean (or sum) over ranks of each value, on rank 0."""

@@ -17,7 +17,7 @@ def members(protocol):
     return {name for name in {*vars(protocol), *protocol.__annotations__} if not name.startswith("_")}
 
 
-def test_every_event_is_a_method_of_hook_base_and_nothing_else_is():
+def test_events_are_the_methods_of_hook_base():
     methods = {name for name, _ in inspect.getmembers(HookBase, inspect.isfunction)}
     assert methods - {"state_dict", "load_state_dict", "reset_state"} == set(EVENTS)
     assert len(EVENTS) == len(set(EVENTS))

@@ -13,7 +13,7 @@ class Idle(TrainerBase):
 
 
 class Evaluation:
-    """An eval function that notes when it is called."""
+    """An eval function that records its calls."""
 
     def __init__(self, trainer, results=None):
         self.trainer, self.results, self.at = trainer, results, []
@@ -27,7 +27,7 @@ class Evaluation:
     ("max_iter", "period", "at"),
     [(30, 15, [14, 30]), (31, 15, [14, 29, 31]), (20, 0, [20]), (20, "5it", [4, 9, 14, 20]), (3, 100, [3])],
 )
-def test_evaluates_every_period_and_once_after_the_last_iteration(max_iter, period, at):
+def test_evaluates_every_period_and_after_the_last_iteration(max_iter, period, at):
     trainer = Idle()
     evaluation = Evaluation(trainer)
     trainer.register_hooks([EvalHook(period, evaluation)])
@@ -35,7 +35,7 @@ def test_evaluates_every_period_and_once_after_the_last_iteration(max_iter, peri
     assert evaluation.at == at
 
 
-def test_without_the_evaluation_at_the_end_the_last_period_counts():
+def test_evaluates_in_the_last_step_if_eval_after_train_is_off():
     trainer = Idle()
     evaluation = Evaluation(trainer)
     trainer.register_hooks([EvalHook(10, evaluation, eval_after_train=False)])
@@ -59,7 +59,7 @@ def test_a_failed_run_is_not_evaluated(at):
     assert evaluation.at == []
 
 
-def test_a_run_whose_end_another_hook_breaks_is_not_evaluated():
+def test_no_evaluation_if_another_hooks_after_train_fails():
     class Fails(HookBase):
         def after_train(self):
             raise RuntimeError("broken")
@@ -85,7 +85,7 @@ def test_a_stopped_run_is_not_evaluated_at_its_end():
     assert evaluation.at == [4]
 
 
-def test_an_evaluation_runs_at_the_end_of_the_step_it_is_requested_in():
+def test_a_requested_evaluation_runs_at_the_end_of_the_step():
     trainer = Idle()
     evaluation = Evaluation(trainer)
     request = CallbackHook(after_step=lambda trainer: trainer.request_eval() if trainer.iter == 3 else None)
@@ -94,7 +94,7 @@ def test_an_evaluation_runs_at_the_end_of_the_step_it_is_requested_in():
     assert evaluation.at == [3]
 
 
-def test_nested_results_are_put_by_their_full_names_and_not_smoothed(log):
+def test_nested_results_are_put_under_full_names_and_not_smoothed(log):
     trainer = Idle()
     results = {"test": {"accuracy": torch.tensor(0.5), "by_class": {"0": 1}}, "extra": math.nan}
     trainer.register_hooks([EvalHook(0, Evaluation(trainer, results))])
@@ -107,7 +107,7 @@ def test_nested_results_are_put_by_their_full_names_and_not_smoothed(log):
     assert any(line.startswith("Evaluation:  test/accuracy: 0.5  test/by_class/0: 1") for line in log.messages)
 
 
-def test_hooks_hear_of_an_evaluation_and_its_results():
+def test_hooks_get_before_eval_and_the_results():
     heard = []
     trainer = Idle()
     hook = CallbackHook(
@@ -133,7 +133,7 @@ def test_an_evaluation_may_return_nothing(nothing):
     ("results", "message"),
     [(0.5, "must return a dict of numbers, not 0.5"), ({"a": {"b": "good"}}, "'a/b' is 'good'")],
 )
-def test_results_that_are_no_numbers_are_an_error_that_names_them(results, message):
+def test_results_that_are_not_numbers_raise_an_error_with_the_name(results, message):
     trainer = Idle()
     trainer.register_hooks([EvalHook(0, lambda: results)])
     with pytest.raises(TypeError, match=message):

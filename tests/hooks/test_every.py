@@ -42,11 +42,11 @@ def due_at(period, steps=12, epoch_length=None, **kwargs):
         ("1.5ep", 4, [5, 11]),
     ],
 )
-def test_periods_end_where_they_say(period, epoch_length, expected):
+def test_periods_end_at_the_expected_steps(period, epoch_length, expected):
     assert due_at(period, epoch_length=epoch_length) == expected
 
 
-def test_the_last_step_ends_a_period_on_request():
+def test_at_end_includes_the_last_step():
     assert due_at(5, at_end=True) == [4, 9, 11]
 
 
@@ -62,6 +62,6 @@ def test_periods_in_time_follow_the_clock(monkeypatch):
     assert found == [False, False, True, False, False, True, False, False]
 
 
-def test_parts_of_an_epoch_need_its_length():
+def test_a_fraction_of_an_epoch_needs_a_length():
     with pytest.raises(ConfigError, match="needs a data loader with a length"):
         due_at("0.5ep")

@@ -1,4 +1,4 @@
-"""The example hooks, each in a short real training."""
+"""The example hooks, each in a short training run."""
 
 import ast
 import csv
@@ -97,7 +97,7 @@ def weights(model):
     return {name: weight.clone() for name, weight in model.state_dict().items()}
 
 
-# ---------------------------------------------------------------------- what all of them are
+# ---------------------------------------------------------------------- all examples
 
 
 def example_hooks():
@@ -110,14 +110,14 @@ def _is_example(hook, module):
 
 
 @pytest.mark.parametrize("hook", example_hooks(), ids=lambda hook: hook.__name__)
-def test_an_example_is_short_and_says_what_it_does(hook):
+def test_an_example_is_short_and_documented(hook):
     assert len(inspect.getsource(hook).strip().splitlines()) < 30
     assert hook.__doc__
     assert not re.findall(r"self\.trainer\._\w+", inspect.getsource(hook))
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
-def test_examples_import_the_public_face_of_hooks_alone(path):
+def test_examples_import_only_public_names(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module.startswith("hookline"):
             assert node.module == "hookline.hooks"
@@ -126,8 +126,11 @@ def test_examples_import_the_public_face_of_hooks_alone(path):
             assert not any(alias.name.startswith("hookline") for alias in node.names)
 
 
-def test_the_tutorial_lists_every_example():
-    listed = re.findall(r"^- \[`(\w+)`\]\(\.\./tests/hooks/examples/(\w+)\.py\)", (DOCS / "hooks.md").read_text(), re.M)
+def test_the_docs_list_every_example():
+    rows = re.findall(
+        r"^\| \[(\w+)\.py\]\(\.\./tests/hooks/examples/\1\.py\) \| (.*) \|$", (DOCS / "hooks.md").read_text(), re.M
+    )
+    listed = [(name, file) for file, names in rows for name in re.findall(r"`(\w+)`", names)]
     assert sorted(listed) == sorted(
         [(hook.__name__, hook.__module__.removeprefix("hook_examples_")) for hook in example_hooks()]
         + [("note_the_epoch", "reporting")]
@@ -137,7 +140,7 @@ def test_the_tutorial_lists_every_example():
 # ---------------------------------------------------------------------- evaluating
 
 
-def test_validation_loss_is_that_of_the_model_in_eval_mode():
+def test_validation_loss_uses_eval_mode():
     held_out = batches(2, seed=7)
 
     def loss(model, batch):
@@ -170,7 +173,7 @@ def test_confusion_matrix_counts_the_test_set_once(tmp_path):
 # ---------------------------------------------------------------------- stopping
 
 
-def test_a_target_that_is_reached_ends_the_run(tmp_path):
+def test_target_reached_stops_the_run(tmp_path):
     trainer = default_trainer(tmp_path, stopping.TargetReached("synthetic", "accuracy", 0.0), SOLVER__MAX_ITER=40)
     result = trainer.train()
     assert result.reason == "accuracy has reached 0.0"
@@ -178,7 +181,7 @@ def test_a_target_that_is_reached_ends_the_run(tmp_path):
     assert (tmp_path / "model_final.pth").is_file()
 
 
-def test_a_loss_that_stalls_ends_the_run_and_the_count_survives_a_resume():
+def test_a_stalled_loss_stops_the_run_and_the_count_is_resumed():
     hook = stopping.LossStalls(patience=3)
     result = simple_trainer(hook, lr=0.0).train(0, 100)
     assert result.reason == "the loss has not gone down for 3 epochs"
@@ -188,14 +191,14 @@ def test_a_loss_that_stalls_ends_the_run_and_the_count_survives_a_resume():
     assert simple_trainer(fresh, lr=0.0).train(0, 100).iteration == 5 * 2
 
 
-def test_a_loss_that_goes_down_does_not_end_the_run():
+def test_a_decreasing_loss_does_not_stop_the_run():
     assert simple_trainer(stopping.LossStalls(patience=1), lr=0.05).train(0, 20).reason == "completed"
 
 
 @pytest.mark.parametrize(
     ("seconds", "iteration", "reason"), [(0.0, 5, "the time limit of 0 s is over"), (3600.0, 12, "completed")]
 )
-def test_a_run_ends_at_its_time_limit(seconds, iteration, reason):
+def test_a_run_stops_at_its_time_limit(seconds, iteration, reason):
     result = simple_trainer(stopping.TimeLimit(seconds, check_every=5)).train(0, 12)
     assert (result.iteration, result.reason) == (iteration, reason)
 
@@ -224,7 +227,7 @@ def test_histograms_of_all_weights():
     assert sum(last["weights/body.weight"]["bucket_counts"]) == 48
 
 
-def test_sample_images_are_those_of_the_batch():
+def test_sample_images_are_from_the_batch():
     data = batches(shape=(1, 4, 4))
     trainer = simple_trainer(watching.SampleImages(count=2, period=3), data=data)
     trainer.train(0, 6)
@@ -259,13 +262,12 @@ def test_sample_texts_are_written_in_eval_mode():
     assert trainer.model.training
 
 
-def test_phases_are_timed_apart_and_micro_batches_added_up(monkeypatch):
+def test_phases_are_timed_separately_and_summed_over_micro_batches(monkeypatch):
     now = itertools.count()
     monkeypatch.setattr(watching.time, "perf_counter", lambda: float(next(now)))  # a clock that ticks when read
     trainer = simple_trainer(watching.PhaseTimer(), accumulation_steps=2)
     trainer.train(0, 2)
-    # The trainer's own readings (data_time, hook costs) go on between; so each phase is some ticks, and two of them
-    # for what happens twice in a step.
+    # The trainer reads the clock too, so each phase takes several ticks.
     phases = {name: values(trainer, f"time/{name}") for name in ("fetch", "forward", "backward", "optimizer")}
     assert all(list(times) == [0, 1] for times in phases.values())
     assert phases["forward"][1] == 2 * phases["optimizer"][1] > 0
@@ -275,7 +277,7 @@ def test_phases_are_timed_apart_and_micro_batches_added_up(monkeypatch):
 # ---------------------------------------------------------------------- steering
 
 
-def test_the_overriding_learning_rate_is_the_one_used_and_logged(tmp_path):
+def test_the_overridden_learning_rate_is_used_and_logged(tmp_path):
     trainer = default_trainer(
         tmp_path, steering.OverrideLearningRate(0.007, start=4), SOLVER__MAX_ITER=8, SOLVER__BASE_LR=0.1
     )
@@ -299,7 +301,7 @@ def test_layers_stay_frozen_until_their_epoch():
     assert not torch.equal(seen[2]["body.weight"], trainer.model.body.weight)
 
 
-def test_a_spike_of_the_loss_is_saved(tmp_path):
+def test_a_loss_spike_saves_a_checkpoint(tmp_path):
     class Spike(HookBase):
         def after_fetch(self, batch):
             if self.trainer.iter == 3:
@@ -314,7 +316,7 @@ def test_a_spike_of_the_loss_is_saved(tmp_path):
     assert text.startswith("loss ")
 
 
-def test_the_average_is_evaluated_and_the_weights_are_trained(tmp_path):
+def test_the_average_is_evaluated_while_the_weights_are_trained(tmp_path):
     evaluated, expected = [], []
 
     class Watch(HookBase):
@@ -341,7 +343,7 @@ def test_the_average_is_evaluated_and_the_weights_are_trained(tmp_path):
     assert not torch.equal(evaluated[-1], trainer.model[1].weight)
 
 
-def test_the_average_is_resumed_and_a_failed_evaluation_leaves_the_weights(tmp_path):
+def test_the_average_is_resumed_and_a_failed_evaluation_restores_the_weights(tmp_path):
     class Fails(HookBase):
         def before_eval_step(self, batch):
             raise RuntimeError("broken")
@@ -372,7 +374,7 @@ def test_the_average_is_resumed_and_a_failed_evaluation_leaves_the_weights(tmp_p
     assert not torch.equal(broken.average["1.weight"], trainer.model[1].weight)
 
 
-def test_without_training_the_weights_themselves_are_evaluated(tmp_path):
+def test_an_evaluation_without_training_uses_the_weights(tmp_path):
     trainer = default_trainer(tmp_path, steering.AverageWeights())
     before = weights(trainer.model)
     plain = default_trainer(tmp_path).evaluate()
@@ -390,14 +392,14 @@ class Broken(HookBase):
             raise ValueError("no more")
 
 
-def test_the_notifier_tells_of_an_error_and_where_it_was():
+def test_the_notifier_reports_an_error_and_its_place():
     sent = []
     with pytest.raises(ValueError, match="no more"):
         simple_trainer(reporting.Notifier(sent.append), Broken()).train(0, 5)
     assert sent == ["failed on rank 0: ValueError: no more (in hook Broken.after_step, at iteration 2)"]
 
 
-def test_the_notifier_tells_of_the_end_and_its_own_failure_hides_nothing():
+def test_the_notifier_reports_the_end_and_its_failure_does_not_hide_results():
     sent = []
     simple_trainer(reporting.Notifier(sent.append)).train(0, 5)
     assert sent == ["ended at iteration 5 of 5"]
@@ -432,7 +434,7 @@ def test_progress_goes_up_to_one():
     assert shown == [percent / 100 for percent in range(101)]
 
 
-def test_a_function_joins_the_trainers_it_names():
+def test_a_function_joins_trainers_by_name():
     module = load("reporting")  # which decorates it again
     try:
         mine, other = simple_trainer(), simple_trainer()
@@ -460,7 +462,7 @@ class Verifying(SimpleTrainer):
         return batch
 
 
-def test_a_bad_batch_is_refused_and_the_hook_that_did_is_named():
+def test_a_bad_batch_raises_an_error_that_names_the_hook():
     data = batches()
     data[3][0][1, 2] = math.nan
     trainer = simple_trainer(checking.VerifyBatches(), checking.FiniteInputs(), data=data)
@@ -470,7 +472,7 @@ def test_a_bad_batch_is_refused_and_the_hook_that_did_is_named():
 
 
 @pytest.mark.parametrize("by_hook", [True, False])
-def test_every_hook_with_the_method_is_asked(by_hook):
+def test_a_custom_event_reaches_every_hook_with_the_method(by_hook):
     count = checking.CountClasses(4)
     if by_hook:
         trainer = simple_trainer(checking.VerifyBatches(steps=2), checking.FiniteInputs(), count)
@@ -494,7 +496,7 @@ def test_a_config_names_examples_by_module_and_class(tmp_path, monkeypatch):
     assert trainer.train().iteration == 3
 
 
-def test_an_evaluation_of_ones_own_is_enough_for_the_examples():
+def test_examples_work_with_a_custom_evaluation():
     class Fixed(HookBase):
         def after_eval(self, results):
             self.trainer.storage.put_scalar("seen", results["val"]["accuracy"])

@@ -18,14 +18,14 @@ class OtherTrainer(Trainer):
 
 @pytest.fixture
 def decorated():
-    """Functions that a test decorated for trainers to come, taken back at its end."""
+    """Collects functions that a test decorated, and undoes it at the end."""
     functions = []
     yield functions.append
     for function in functions:
         off(function)
 
 
-def test_a_function_joins_every_trainer_that_trains_from_now_on(decorated):
+def test_a_function_joins_every_trainer_that_starts_later(decorated):
     seen = []
 
     @on("after_step", every=2)
@@ -38,7 +38,7 @@ def test_a_function_joins_every_trainer_that_trains_from_now_on(decorated):
     assert [it for _, it in seen] == [1, 3, 1, 3]
 
 
-def test_a_function_joins_once_however_often_a_trainer_trains(decorated):
+def test_a_function_joins_a_trainer_once(decorated):
     seen = []
     decorated(on("before_train")(lambda trainer: seen.append(1)))
     trainer = Trainer()
@@ -48,7 +48,7 @@ def test_a_function_joins_once_however_often_a_trainer_trains(decorated):
     assert len(seen) == 2
 
 
-def test_a_function_may_be_meant_for_one_trainer():
+def test_a_function_can_be_registered_for_one_trainer():
     seen, mine, other = [], Trainer(), Trainer()
 
     @on("after_train", trainer=mine)
@@ -60,7 +60,7 @@ def test_a_function_may_be_meant_for_one_trainer():
     assert seen == [2]
 
 
-def test_a_function_may_be_meant_for_trainers_of_a_name(decorated):
+def test_a_function_can_be_registered_for_trainers_by_name(decorated):
     seen = []
 
     @on("after_step", trainer="OtherTrainer")
@@ -90,7 +90,7 @@ def test_once_and_when():
     assert seen == [("once", 0), ("when", 2), ("when", 5)]
 
 
-def test_once_is_remembered_over_a_resume():
+def test_once_holds_after_a_resume():
     def make(seen):
         trainer = Trainer()
 
@@ -120,7 +120,7 @@ def test_events_pass_their_arguments():
     assert seen == [3, "division by zero"]
 
 
-def test_mistakes_show_at_the_decorator():
+def test_wrong_arguments_fail_at_the_decorator():
     with pytest.raises(ConfigError, match="no event 'after_stp'; did you mean 'after_step'"):
         on("after_stp")(print)
     with pytest.raises(ConfigError, match="cannot be used with before_train"):
@@ -144,12 +144,12 @@ def test_callback_hook_takes_any_event_and_passes_the_trainer_first():
     assert seen == [(0, "x.pth")]
 
 
-def test_callback_hook_refuses_what_is_no_event():
+def test_callback_hook_rejects_unknown_events():
     with pytest.raises(ConfigError, match="no event 'after_stepp'; did you mean 'after_step'"):
         CallbackHook(after_stepp=print)
 
 
-def test_callback_hook_takes_events_of_ones_own():
+def test_callback_hook_accepts_custom_events():
     seen = []
     trainer = Trainer()
     trainer.register_hooks([CallbackHook(custom={"verify": lambda t, value: seen.append(value)})])

@@ -1,4 +1,4 @@
-"""Registering, finding and removing hooks; their order, their states and their costs."""
+"""Registering, finding and removing hooks; order, state and costs."""
 
 import logging
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Counter(HookBase):
         self.count = state_dict["count"]
 
 
-def test_none_is_skipped_and_what_is_no_hook_is_refused():
+def test_none_is_skipped_and_other_objects_are_rejected():
     trainer = Trainer()
     trainer.register_hooks([None, Counter()])
     assert len(trainer._hooks) == 1
@@ -41,7 +41,7 @@ def test_none_is_skipped_and_what_is_no_hook_is_refused():
         trainer.register_hooks([object()])
 
 
-def test_hooks_are_called_in_the_order_they_were_registered_in():
+def test_hooks_are_called_in_the_order_of_registration():
     seen = []
     trainer = Trainer()
     trainer.register_hooks([CallbackHook(after_step=lambda t, n=n: seen.append(n)) for n in range(3)])
@@ -49,7 +49,7 @@ def test_hooks_are_called_in_the_order_they_were_registered_in():
     assert seen == [0, 1, 2]
 
 
-def test_the_list_of_hooks_may_be_edited_by_hand():
+def test_the_list_of_hooks_can_be_edited_directly():
     seen = []
     trainer = Trainer()
     trainer.register_hooks([CallbackHook(after_step=lambda t, n=n: seen.append(n)) for n in range(3)])
@@ -154,7 +154,7 @@ def test_a_hook_may_define_equality_and_need_not_be_hashable():
     }
 
 
-def test_a_hook_that_fails_on_joining_does_not_stay():
+def test_a_hook_whose_on_registered_fails_is_removed():
     class Refuses(HookBase):
         def on_registered(self):
             raise ValueError("not me")
@@ -169,7 +169,7 @@ def test_a_hook_that_fails_on_joining_does_not_stay():
 # ---------------------------------------------------------------------------- order
 
 
-def test_a_hook_that_registers_and_leaves_within_one_step_gets_no_event():
+def test_a_hook_registered_and_removed_in_one_step_gets_no_event():
     seen = []
 
     class Brief(HookBase):
@@ -200,7 +200,7 @@ def test_a_hook_that_registers_and_leaves_within_one_step_gets_no_event():
     assert seen == []
 
 
-def test_a_hook_that_leaves_and_registers_again_within_one_step_ends_its_run_and_begins_another():
+def test_a_hook_removed_and_registered_in_one_step_gets_both_ends():
     seen = []
 
     class Again(HookBase):
@@ -235,7 +235,7 @@ class Early(HookBase):
     before = ("Source",)
 
 
-def test_the_wrong_order_is_an_error_that_names_both_and_shows_one_that_works():
+def test_a_wrong_order_raises_an_error_with_a_valid_order():
     trainer = Trainer()
     with pytest.raises(HookOrderError) as info:
         trainer.register_hooks([Sink(), Counter(), Source(), Early()])
@@ -245,7 +245,7 @@ def test_the_wrong_order_is_an_error_that_names_both_and_shows_one_that_works():
     assert trainer._hooks == []
 
 
-def test_the_right_order_is_fine_whenever_hooks_join():
+def test_a_valid_order_is_accepted_whenever_hooks_are_registered():
     trainer = Trainer()
     trainer.register_hooks([Early(), Source()])
     trainer.register_hooks([Sink()])
@@ -254,13 +254,13 @@ def test_the_right_order_is_fine_whenever_hooks_join():
         trainer.register_hooks([Early()])
 
 
-def test_constraints_on_absent_hooks_do_not_matter():
+def test_constraints_on_absent_hooks_are_ignored():
     trainer = Trainer()
     trainer.register_hooks([Sink(), Early()])
     assert len(trainer._hooks) == 2
 
 
-def test_an_order_broken_by_hand_is_found_when_training_starts():
+def test_a_wrong_order_in_an_edited_list_is_found_when_training_starts():
     trainer = Trainer()
     trainer.register_hooks([Source(), Sink()])
     trainer._hooks.reverse()
@@ -268,7 +268,7 @@ def test_an_order_broken_by_hand_is_found_when_training_starts():
         trainer.train(0, 1)
 
 
-def test_contradicting_declarations_are_said_to_contradict():
+def test_contradicting_declarations_are_reported():
     class Other(HookBase):
         after = (Sink,)
         before = (Source,)
@@ -277,14 +277,14 @@ def test_contradicting_declarations_are_said_to_contradict():
         Trainer().register_hooks([Source(), Sink(), Other()])
 
 
-def test_a_hook_that_must_be_single_is_refused_a_second_time():
+def test_a_second_hook_of_a_single_class_is_rejected():
     trainer = Trainer()
     trainer.register_hooks([IterationTimer()])
     with pytest.raises(HookOrderError, match="there is a IterationTimer already"):
         trainer.register_hooks([IterationTimer()])
 
 
-def test_one_instance_cannot_stand_twice():
+def test_one_instance_cannot_be_registered_twice():
     hook = Counter()
     with pytest.raises(HookOrderError, match="registered twice"):
         Trainer().register_hooks([hook, hook])
@@ -303,7 +303,7 @@ def test_two_stateful_hooks_of_one_class_both_keep_their_state():
     assert [hook.count for hook in second._hooks] == [12, 22]
 
 
-def test_saving_again_and_again_saves_the_same():
+def test_repeated_saves_are_identical():
     trainer = Trainer()
     trainer.register_hooks([Counter(1), Counter(2)])
     for _ in range(3):
@@ -327,7 +327,7 @@ def test_states_find_their_hooks_by_key_in_another_order():
     assert [hook.count for hook in second._hooks] == [2, 1]
 
 
-def test_a_collision_of_state_keys_is_an_error():
+def test_equal_state_keys_raise_an_error():
     class Keyed(Counter):
         state_key = "mine"
 
@@ -335,7 +335,7 @@ def test_a_collision_of_state_keys_is_an_error():
         Trainer().register_hooks([Keyed(), Keyed()])
 
 
-def test_hooks_absent_on_either_side_are_reported_by_name(caplog):
+def test_hooks_missing_in_the_run_or_the_checkpoint_are_logged(caplog):
     class Gone(Counter):
         pass
 
@@ -362,7 +362,7 @@ def test_a_state_that_a_hook_cannot_load_is_an_error_that_names_the_hook():
 # ---------------------------------------------------------------------------- cost
 
 
-def test_the_cost_of_each_hook_is_known_and_reported(caplog):
+def test_the_cost_of_each_hook_is_measured_and_logged(caplog):
     import time
 
     class Slow(HookBase):

@@ -20,7 +20,7 @@ def test_a_pattern_matches_classes_and_base_classes_but_not_every_module():
     assert not matches("Module", "a", Block(1, 1))
 
 
-def test_the_error_names_the_nearest_name_and_what_there_is():
+def test_the_error_has_the_nearest_name_and_lists_all_names():
     text = describe_no_match(nn.Sequential(Block(1, 1)), "Blok")
     assert "did you mean" in text
     assert "Submodules: 0. Classes: Block" in text

@@ -48,7 +48,7 @@ def handlers_are_put_back():
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75), (signal.SIGUSR1, 75)])
-def test_a_signal_ends_the_run_in_good_order_after_the_present_step(number, code):
+def test_a_signal_stops_the_run_after_the_current_step(number, code):
     trainer, ended = Counting({3: [number]}), Ended()
     trainer.register_hooks([SignalHandler(), ended])
     result = trainer.train(0, 10)
@@ -59,14 +59,14 @@ def test_a_signal_ends_the_run_in_good_order_after_the_present_step(number, code
     assert ended.ended == 1
 
 
-def test_the_first_signal_says_how_the_run_ended():
+def test_the_first_signal_determines_reason_and_exit_code():
     trainer = Counting({3: [signal.SIGUSR1, signal.SIGTERM, signal.SIGINT]})
     trainer.register_hooks([SignalHandler()])
     result = trainer.train(0, 10)
     assert (result.reason, result.exit_code, result.iteration) == ("interrupted by SIGUSR1", 75, 4)
 
 
-def test_a_signal_in_the_last_step_is_too_late_to_interrupt_anything():
+def test_a_signal_in_the_last_step_has_no_effect():
     trainer = Counting({9: [signal.SIGTERM]})
     seen = []
     note = CallbackHook(after_train=lambda trainer: seen.append((trainer.interrupted, trainer.completed)))
@@ -76,7 +76,7 @@ def test_a_signal_in_the_last_step_is_too_late_to_interrupt_anything():
     assert seen == [(False, True)]
 
 
-def test_signals_are_looked_after_until_the_last_checkpoint_is_written():
+def test_signals_are_caught_until_the_last_checkpoint_is_written():
     def send(trainer):
         os.kill(os.getpid(), signal.SIGTERM)  # would end this process, had the handler been put back
 
@@ -96,7 +96,7 @@ def test_a_signal_before_the_first_step_trains_nothing_and_saves_nothing(tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_handler_that_is_taken_out_of_a_run_puts_signals_back():
+def test_a_removed_handler_restores_the_signal_handlers():
     trainer = Counting({})
     before = signal.getsignal(signal.SIGTERM)
     handlers = []
@@ -111,7 +111,7 @@ def test_a_handler_that_is_taken_out_of_a_run_puts_signals_back():
     assert handlers[1:] == [before, before]
 
 
-def test_a_run_that_fails_puts_signals_back():
+def test_a_failed_run_restores_the_signal_handlers():
     def fail(trainer):
         raise RuntimeError("broken")
 
@@ -121,14 +121,14 @@ def test_a_run_that_fails_puts_signals_back():
         trainer.train(0, 3)
 
 
-def test_an_early_stop_is_an_end_and_no_interruption():
+def test_an_early_stop_is_not_an_interruption():
     trainer = Counting({})
     trainer.register_hooks([CallbackHook(after_step=lambda trainer: trainer.request_stop("good enough"))])
     result = trainer.train(0, 10)
     assert (result.reason, result.exit_code) == ("good enough", 0)
 
 
-def test_a_loop_of_ones_own_can_look_for_signals():
+def test_a_custom_loop_can_use_stop_signals():
     done = 0
     with StopSignals() as stop:
         for iteration in range(10):
@@ -141,7 +141,7 @@ def test_a_loop_of_ones_own_can_look_for_signals():
     assert (stop.reason, stop.exit_code) == ("interrupted by SIGTERM", 75)
 
 
-def test_a_second_ctrl_c_ends_the_run_at_once():
+def test_a_second_ctrl_c_stops_the_run_at_once():
     trainer, ended = Counting({3: [signal.SIGINT, signal.SIGINT]}), Ended()
     trainer.register_hooks([SignalHandler(), ended])
     with pytest.raises(KeyboardInterrupt):
@@ -150,7 +150,7 @@ def test_a_second_ctrl_c_ends_the_run_at_once():
     assert ended.ended == 1
 
 
-def test_a_second_sigterm_does_no_harm():
+def test_a_second_sigterm_is_ignored():
     trainer = Counting({3: [signal.SIGTERM, signal.SIGTERM]})
     trainer.register_hooks([SignalHandler()])
     assert trainer.train(0, 10).iteration == 4
@@ -219,13 +219,13 @@ def start(late=0.0):
     ],
     ids=["of a process that was forked", "of one that is killed", "of one that is killed before they look after it"],
 )
-def test_workers_end_with_the_process(code, exit_code):
-    # Whoever is left keeps the output open, which run() waits for.
+def test_workers_exit_with_the_process(code, exit_code):
+    # A process that is left keeps the output open, and run() waits for it.
     command = [sys.executable, "-c", f"{WORKERS}\n{code}"]
     assert subprocess.run(command, capture_output=True, timeout=50, check=False).returncode == exit_code
 
 
-def test_outside_of_the_main_thread_signals_are_left_alone():
+def test_signals_are_not_caught_outside_the_main_thread():
     trainer = Counting({})
     trainer.register_hooks([SignalHandler()])
     results = []
@@ -239,7 +239,7 @@ def test_outside_of_the_main_thread_signals_are_left_alone():
 
 
 class Clock:
-    """Time that passes only where a test says so: a run on it is the same each time."""
+    """A clock that only the test advances."""
 
     def __init__(self, monkeypatch):
         self.now = 1000.0
@@ -270,16 +270,16 @@ def test_training_stops_while_a_step_still_fits(clock):
     assert result.reason == "the time limit of 10s is near"
 
 
-def test_the_margin_is_left(clock):
+def test_training_stops_before_the_margin(clock):
     assert timed(clock, TimeLimit("10s", margin="3s")).train(0, 100).iteration == 7
 
 
-def test_without_a_margin_a_twentieth_of_the_limit_is_left_but_no_more_than_a_minute():
+def test_the_default_margin_is_a_twentieth_of_the_limit_but_at_most_a_minute():
     assert TimeLimit("100s").margin == 5
     assert TimeLimit("10h").margin == 60
 
 
-def test_a_run_that_ends_in_time_is_not_touched(clock):
+def test_a_run_that_ends_in_time_is_not_stopped(clock):
     result = timed(clock, TimeLimit("10s", margin=0)).train(0, 9)
     assert (result.reason, result.exit_code) == ("completed", 0)
 
@@ -290,7 +290,7 @@ def test_the_longest_step_counts_and_the_first_does_not(clock):
     assert timed(clock, TimeLimit("40s", margin=0), slow).train(0, 100).iteration == 12
 
 
-def test_there_is_time_left_for_the_evaluation_and_the_checkpoint_that_were_seen(clock, tmp_path):
+def test_time_is_left_for_an_evaluation_and_a_checkpoint(clock, tmp_path):
     trainer = Counting({})
     checkpointer = Checkpointer(nn.Linear(1, 1), str(tmp_path), trainer=trainer)
     ends = []
@@ -319,7 +319,7 @@ def test_a_resumed_run_has_the_whole_limit_again(clock):
     assert trainer.train(10, 100).iteration == 20
 
 
-def test_the_limit_of_a_job_counts_from_the_start_of_the_process(clock, monkeypatch):
+def test_since_process_counts_from_the_start_of_the_process(clock, monkeypatch):
     monkeypatch.setattr("hookline.hooks.control.interruption._process_start", lambda: clock.now - 4)
     assert timed(clock, TimeLimit("10s", margin=0, since="process")).train(0, 100).iteration == 6
 
@@ -339,6 +339,6 @@ def test_the_start_of_the_process_is_before_now_and_after_its_parents():
         ({"limit": "10s", "since": "boot"}, "since must be"),
     ],
 )
-def test_a_limit_that_makes_no_sense_is_an_error(arguments, words):
+def test_an_invalid_limit_raises_an_error(arguments, words):
     with pytest.raises(ConfigError, match=words):
         TimeLimit(**arguments)

@@ -37,7 +37,7 @@ def test_jumps_are_counted_and_noise_is_not():
     assert trainer.storage.latest()["loss_spikes"] == (2.0, 99)
 
 
-def test_the_count_stands_in_every_row(tmp_path):
+def test_every_row_has_the_count(tmp_path):
     path = tmp_path / "metrics.json"
     Losses({50: 30.0}, LossSpike(window=20), path=path).train(0, 80)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -48,7 +48,7 @@ def test_the_count_stands_in_every_row(tmp_path):
 
 
 @pytest.mark.parametrize(("hook", "metric"), [(LossSpike, "loss_spikes"), (MemoryMonitor, "rss_mem")])
-def test_a_run_that_was_stopped_and_resumed_has_the_rows_of_one_that_was_not(tmp_path, hook, metric):
+def test_a_resumed_run_has_the_rows_of_an_uninterrupted_one(tmp_path, hook, metric):
     def places():
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         return [row["iteration"] for row in rows if metric in row]
@@ -70,12 +70,12 @@ def test_a_run_that_was_stopped_and_resumed_has_the_rows_of_one_that_was_not(tmp
     assert places() == [9, 19, 29, 39, 49]
 
 
-def test_a_spike_is_told_once_with_its_iteration(log):
+def test_a_spike_is_logged_once_with_its_iteration(log):
     Losses({50: 30.0}, LossSpike(window=20)).train(0, 80)
     assert log.text.count("total_loss jumped to 30 at iteration 50;") == 1
 
 
-def test_spikes_of_one_writing_are_told_together(log):
+def test_spikes_between_two_checks_are_logged_together(log):
     Losses({50: 30.0, 51: math.inf, 52: 40.0}, LossSpike(window=20)).train(0, 80)
     assert log.text.count("jumped") == 1
     assert "jumped to inf at iteration 51 (and 2 more since the last check)" in log.text
@@ -93,13 +93,13 @@ def test_a_loss_that_stays_high_is_the_new_normal_after_half_a_window():
     assert 10 <= hook.count <= 14
 
 
-def test_a_loss_that_hardly_moves_has_no_spikes_in_its_rounding():
+def test_rounding_of_a_constant_loss_is_not_a_spike():
     hook = LossSpike(window=20)
     Losses({iteration: 1.0 + 1e-7 * (iteration % 7 == 0) for iteration in range(100)}, hook).train(0, 100)
     assert hook.count == 0
 
 
-def test_nothing_is_judged_at_the_start():
+def test_no_spikes_before_the_window_is_half_full():
     hook = LossSpike(window=20)
     Losses({3: 100.0}, hook).train(0, 50)
     assert hook.count == 0
@@ -111,7 +111,7 @@ def test_nan_is_a_spike_at_any_time():
     assert hook.count == 3
 
 
-def test_when_metrics_are_written_makes_no_difference():
+def test_the_writing_period_does_not_change_the_spikes():
     counts = []
     for period in (1, 7, 1000):
         hook = LossSpike(window=20, factor=0.5)
@@ -121,14 +121,14 @@ def test_when_metrics_are_written_makes_no_difference():
     assert counts[0][0] > 1
 
 
-def test_it_can_stop_the_run():
+def test_action_stop_stops_the_run():
     trainer = Losses({50: 30.0}, LossSpike(window=20, action="stop"))
     result = trainer.train(0, 100)
     assert result.iteration == 60
     assert result.reason == "total_loss jumped to 30 at iteration 50"
 
 
-def test_a_spike_at_the_end_does_not_make_a_complete_run_a_stopped_one():
+def test_a_spike_in_the_last_step_does_not_stop_a_complete_run():
     hook = LossSpike(window=20, action="stop")
     result = Losses({99: 30.0}, hook, period=0).train(0, 100)
     assert hook.count == 1
@@ -152,13 +152,13 @@ def make(folder, hook, losses):
     return trainer, checkpointer
 
 
-def test_it_can_save_the_moment(tmp_path):
+def test_action_save_saves_a_checkpoint(tmp_path):
     trainer, _ = make(tmp_path, LossSpike(window=20, action="save"), lambda i: 30.0 if i == 50 else noise(i))
     trainer.train(0, 70)
     assert (tmp_path / "model_0000059.pth").is_file()
 
 
-def test_it_goes_on_after_a_resume_as_if_nothing_had_been(tmp_path):
+def test_a_resumed_run_finds_the_same_spikes(tmp_path):
     def losses(i):
         return 30.0 if i in (43, 47) else noise(i)
 
@@ -175,6 +175,6 @@ def test_it_goes_on_after_a_resume_as_if_nothing_had_been(tmp_path):
 
 
 @pytest.mark.parametrize("kwargs", [{"action": "explode"}, {"window": 2}])
-def test_wrong_arguments_are_refused(kwargs):
+def test_wrong_arguments_are_rejected(kwargs):
     with pytest.raises(ConfigError, match="LossSpike"):
         LossSpike(**kwargs)

@@ -35,7 +35,7 @@ class Rates(HookBase):
         self.used.append(self.trainer.optimizer.param_groups[0]["lr"])
 
 
-def test_the_rate_a_step_used_is_put_and_the_next_one_set():
+def test_puts_the_rate_of_the_step_and_sets_the_next_one():
     trainer, rates = make_trainer(), Rates()
     scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, step_size=3, gamma=0.1)
     trainer.register_hooks([LRScheduler(scheduler=scheduler), rates])
@@ -61,7 +61,7 @@ def test_a_param_scheduler_multiplies_the_base_rate_over_the_whole_run():
     assert rates.used == pytest.approx([2.0, 1.5, 1.0, 0.5])
 
 
-def test_two_hooks_on_one_scheduler_are_refused():
+def test_two_hooks_with_one_scheduler_are_rejected():
     trainer = make_trainer()
     scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1)
     trainer.register_hooks([LRScheduler(scheduler=scheduler), LRScheduler(scheduler=scheduler)])
@@ -77,7 +77,7 @@ def test_a_param_scheduler_defined_below_one_lasts_until_the_last_step():
 
 
 @pytest.mark.parametrize("make", [lambda opt: LinearParamScheduler(1.0, 0.0), lambda opt: _step_lr(opt)])
-def test_a_resumed_schedule_goes_on_where_it_was(tmp_path, make):
+def test_a_resumed_schedule_continues(tmp_path, make):
     def run(start, stop, load=None):
         trainer, rates = make_trainer(lr=0.1), Rates()
         trainer.register_hooks([LRScheduler(scheduler=make(trainer.optimizer)), rates])
@@ -108,7 +108,7 @@ def _step_lr(optimizer):
     return torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.5)
 
 
-def test_the_rate_shown_is_that_of_the_group_with_most_parameters():
+def test_reports_the_rate_of_the_group_with_most_parameters():
     trainer = make_trainer(
         param_groups=lambda model: [
             {"params": [model.fc.bias], "lr": 5.0},
@@ -120,7 +120,7 @@ def test_the_rate_shown_is_that_of_the_group_with_most_parameters():
     assert trainer.storage.latest()["lr"][0] == 1.0
 
 
-def test_with_one_parameter_a_group_the_rate_shown_is_the_most_common_one():
+def test_with_one_parameter_per_group_reports_the_most_common_rate():
     parameters = [nn.Parameter(torch.zeros(1)) for _ in range(3)]
     optimizer = torch.optim.SGD([{"params": [p], "lr": lr} for p, lr in zip(parameters, (9.0, 1.0, 1.0), strict=True)])
     assert LRScheduler.get_best_param_group_id(optimizer) == 1
@@ -169,7 +169,7 @@ def test_reduce_on_plateau_is_stepped_once_after_each_evaluation():
     assert trainer.scheduler.last_epoch == len(LOSSES)
 
 
-def test_reduce_on_plateau_is_not_stepped_by_evaluations_of_something_else():
+def test_reduce_on_plateau_ignores_evaluations_without_its_metric():
     others = EvalHook(1, lambda: {"other": {"loss": 1.0}})
     used, trainer = train_by_metric(LOSSES, metric="test/loss", hooks=[others])
     assert used == train_by_metric(LOSSES, metric="test/loss")[0]
@@ -177,7 +177,7 @@ def test_reduce_on_plateau_is_not_stepped_by_evaluations_of_something_else():
 
 
 @pytest.mark.parametrize("stop", [3, 4, 5, 7, 9])
-def test_a_resumed_plateau_goes_on_where_it_was(tmp_path, stop):
+def test_a_resumed_plateau_continues(tmp_path, stop):
     whole, _ = train_by_metric(LOSSES, metric="test/loss")
     others = [EvalHook(1, lambda: {"other": {"loss": 1.0}})]  # sees the value from before the resume
     first, trainer = train_by_metric(LOSSES, stop, tmp_path, metric="test/loss", hooks=others)
@@ -189,7 +189,7 @@ def test_a_resumed_plateau_goes_on_where_it_was(tmp_path, stop):
     assert trainer.scheduler.last_epoch == len(LOSSES)
 
 
-def test_a_second_run_is_judged_by_its_own_evaluations():
+def test_a_second_run_uses_its_own_evaluations():
     trainer = make_trainer()
     trainer.scheduler = PLATEAU(trainer.optimizer, factor=0.5, patience=0)
     trainer.register_hooks([LRScheduler(metric="loss"), EvalHook(0, lambda: {"loss": 1.0})])
@@ -199,7 +199,7 @@ def test_a_second_run_is_judged_by_its_own_evaluations():
     assert trainer.optimizer.param_groups[0]["lr"] == 0.25
 
 
-def test_a_metric_that_no_evaluation_puts_is_told_once_with_the_nearest(caplog):
+def test_a_missing_metric_is_logged_once_with_the_nearest_name(caplog):
     train_by_metric(LOSSES, metric="test/los")
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert len(warnings) == 1
@@ -207,13 +207,13 @@ def test_a_metric_that_no_evaluation_puts_is_told_once_with_the_nearest(caplog):
     assert "did you mean 'test/loss'" in warnings[0]
 
 
-def test_reduce_on_plateau_without_a_metric_is_refused_before_training():
+def test_reduce_on_plateau_without_a_metric_fails_before_training():
     with pytest.raises(ConfigError, match=r"metric=.*SOLVER\.LR_SCHEDULER_METRIC"):
         train_by_metric(LOSSES)
 
 
 @pytest.mark.parametrize("make", [_step_lr, lambda optimizer: LinearParamScheduler(1.0, 0.0)])
-def test_a_metric_for_a_scheduler_that_counts_is_refused(make):
+def test_a_metric_for_another_scheduler_is_rejected(make):
     trainer = make_trainer()
     trainer.register_hooks([LRScheduler(scheduler=make(trainer.optimizer), metric="test/loss")])
     with pytest.raises(ConfigError, match="is for ReduceLROnPlateau"):
@@ -229,14 +229,14 @@ def make_two():
     return SimpleTrainer(model, [torch.ones(1, 2)], optimizers), optimizers
 
 
-def test_one_param_scheduler_for_several_optimizers_is_refused():
+def test_one_param_scheduler_for_several_optimizers_is_rejected():
     trainer, _ = make_two()
     trainer.register_hooks([LRScheduler(scheduler=LinearParamScheduler(1.0, 0.0))])
     with pytest.raises(ConfigError, match="register one LRScheduler each"):
         trainer.train(0, 4)
 
 
-def test_each_of_several_optimizers_may_have_a_param_scheduler():
+def test_several_optimizers_can_have_a_param_scheduler_each():
     trainer, optimizers = make_two()
     for name, optimizer in zip(("lr_a", "lr_b"), optimizers, strict=True):
         trainer.register_hooks([LRScheduler(optimizer, LinearParamScheduler(1.0, 0.0), name=name)])

@@ -1,4 +1,4 @@
-"""Hooks with an event of their own: one emits it, any number listen."""
+"""Hooks with a custom event: one emits it, others listen."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from hookline.hooks import HookBase
 
 
 class VerifyBatches(HookBase):
-    """Has the first ``steps`` batches of a run looked at: every hook with a ``verify_batch(batch)`` is asked."""
+    """Emits ``verify_batch(batch)`` for the first ``steps`` batches of a run."""
 
     def __init__(self, steps: int = 10) -> None:
         self.steps = steps
@@ -19,7 +19,7 @@ class VerifyBatches(HookBase):
 
 
 class FiniteInputs(HookBase):
-    """Refuses batches ``(x, y)`` with NaN or infinity in them."""
+    """Raises an error for a batch ``(x, y)`` that contains NaN or infinity."""
 
     def verify_batch(self, batch: Any) -> None:
         if not torch.isfinite(batch[0]).all():
@@ -27,7 +27,7 @@ class FiniteInputs(HookBase):
 
 
 class CountClasses(HookBase):
-    """Counts the labels of the batches it is shown, and puts the share of the rarest class."""
+    """Counts the labels of verified batches, and puts the share of the rarest class."""
 
     def __init__(self, num_classes: int) -> None:
         self.counts = torch.zeros(num_classes)

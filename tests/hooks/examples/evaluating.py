@@ -1,4 +1,4 @@
-"""Hooks that judge the model while it trains."""
+"""Hooks that evaluate the model during training."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -35,7 +35,7 @@ class ValidationLoss(HookBase):
 
 
 class ConfusionMatrix(HookBase):
-    """Counts which class was taken for which, on batches ``(x, y)``: ``matrix[truth, prediction]``.
+    """Counts predictions by class on batches ``(x, y)``: ``matrix[truth, prediction]``.
 
     Puts the recall of each class, and the matrix as an image.
     """
@@ -51,8 +51,8 @@ class ConfusionMatrix(HookBase):
             self.matrix[truth, prediction] += 1
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
-        self.matrix = sum(self.trainer.comm.all_gather(self.matrix))  # each rank has seen its share
-        if not has_event_storage():  # a stand-alone evaluation: nothing is training
+        self.matrix = sum(self.trainer.comm.all_gather(self.matrix))  # each rank has its own part
+        if not has_event_storage():  # an evaluation without training
             return
         rates = self.matrix / self.matrix.sum(1, keepdim=True).clamp(min=1)
         recalls = {f"recall/{number}": rate for number, rate in enumerate(rates.diagonal().tolist())}

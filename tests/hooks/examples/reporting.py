@@ -1,4 +1,4 @@
-"""Hooks that tell somebody else."""
+"""Hooks that report progress elsewhere."""
 
 import csv
 import os
@@ -8,7 +8,7 @@ from hookline.hooks import HookBase, on
 
 
 class Notifier(HookBase):
-    """Sends a message when training fails, and one when it ends well; ``send(text)`` posts to Slack, say."""
+    """Sends a message when training fails or ends; ``send(text)`` posts it, for example to Slack."""
 
     def __init__(self, send: Callable[[str], None]) -> None:
         self.send = send
@@ -23,13 +23,13 @@ class Notifier(HookBase):
 
 
 class CSVDump(HookBase):
-    """Writes chosen metrics to a CSV file, a row whenever the writers get theirs."""
+    """Writes chosen metrics to a CSV file, one row for each write."""
 
     def __init__(self, path: str, columns: list[str]) -> None:
         self.path, self.columns = path, ["iteration", *columns]
 
     def after_write(self, metrics: Mapping[str, float]) -> None:
-        if not metrics:  # at the end of a run there may be nothing new
+        if not metrics:  # there may be nothing new at the end of a run
             return
         new = not os.path.exists(self.path)
         with open(self.path, "a", newline="") as file:
@@ -40,7 +40,7 @@ class CSVDump(HookBase):
 
 
 class Progress(HookBase):
-    """Calls ``show(done)`` with the share of the run that is done, each time another hundredth is."""
+    """Calls ``show(done)`` with the finished share of the run, at each percent."""
 
     def __init__(self, show: Callable[[float], None]) -> None:
         self.show, self.shown = show, -1
@@ -55,7 +55,7 @@ class Progress(HookBase):
             self.show(percent / 100)
 
 
-@on("after_epoch", trainer="my-experiment")  # trainers with name = "my-experiment" take it up
+@on("after_epoch", trainer="my-experiment")  # for trainers with name = "my-experiment"
 def note_the_epoch(trainer) -> None:
-    """Without a class: puts a line of text after each epoch."""
+    """Puts a line of text after each epoch."""
     trainer.storage.put_text("epochs", f"epoch {trainer.epoch} is over at iteration {trainer.iter}")

@@ -1,4 +1,4 @@
-"""Hooks that change the course of a run."""
+"""Hooks that change a run."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from hookline.hooks import HookBase
 
 
 class OverrideLearningRate(HookBase):
-    """From iteration ``start`` on the learning rate is ``lr``, whatever the schedule says."""
+    """Sets the learning rate to ``lr`` from iteration ``start`` on, instead of the schedule's."""
 
     after = ("LRScheduler",)
 
@@ -28,19 +28,19 @@ class OverrideLearningRate(HookBase):
 
 
 class FreezeUntil(HookBase):
-    """Parameters whose names begin with ``prefix`` are not trained before epoch ``epoch``."""
+    """Freezes parameters whose names begin with ``prefix`` until epoch ``epoch``."""
 
     def __init__(self, prefix: str, epoch: int) -> None:
         self.prefix, self.epoch = prefix, epoch
 
-    def before_epoch(self) -> None:  # comes after a resume too
+    def before_epoch(self) -> None:  # also called after a resume
         for name, parameter in self.trainer.model.named_parameters():
             if name.startswith(self.prefix):
                 parameter.requires_grad_(self.trainer.epoch >= self.epoch)
 
 
 class SaveOnLossSpike(HookBase):
-    """Saves a checkpoint when the loss is ``factor`` times its running mean, to look into what happened."""
+    """Saves a checkpoint when the loss is ``factor`` times its running mean, for later inspection."""
 
     def __init__(self, factor: float = 3.0, momentum: float = 0.9) -> None:
         self.factor, self.momentum = factor, momentum
@@ -57,7 +57,7 @@ class SaveOnLossSpike(HookBase):
 
 
 class AverageWeights(HookBase):
-    """Keeps a moving average of the parameters, and has it evaluated in their place. Saves it."""
+    """Keeps a moving average of the parameters, and evaluates it in their place. Saves it."""
 
     def __init__(self, decay: float = 0.99) -> None:
         self.decay, self.average, self.swapped = decay, {}, False

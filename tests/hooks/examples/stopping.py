@@ -1,4 +1,4 @@
-"""Hooks that end a run early."""
+"""Hooks that stop a run early."""
 
 import time
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from hookline.hooks import HookBase, StopTraining
 
 
 class TargetReached(HookBase):
-    """Ends training as soon as an evaluation reaches a target. Raising StopTraining is one way to ask for it."""
+    """Stops training when an evaluation reaches a target, by raising ``StopTraining``."""
 
     def __init__(self, dataset: str, metric: str, target: float) -> None:
         self.dataset, self.metric, self.target = dataset, metric, target
@@ -19,7 +19,7 @@ class TargetReached(HookBase):
 
 
 class LossStalls(HookBase):
-    """Ends training when the best loss is ``patience`` epochs old. ``request_stop`` is the other way to ask.
+    """Stops training when the best loss is ``patience`` epochs old, by ``request_stop``.
 
     Saves the best loss, and its age.
     """
@@ -43,7 +43,7 @@ class LossStalls(HookBase):
 
 
 class TimeLimit(HookBase):
-    """Ends training, in good order and with a checkpoint, when ``seconds`` have passed.
+    """Stops training, with a checkpoint, when ``seconds`` have passed.
 
     Clocks differ: the ranks tell each other, every ``check_every`` steps, and stop together.
     """

@@ -1,4 +1,4 @@
-"""Hooks that look into a step, and change nothing."""
+"""Hooks that observe a step without changing it."""
 
 import time
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from hookline.hooks import Every, HookBase
 
 
 class GradientNorm(HookBase):
-    """Puts the norm of all gradients as they come (``norm/gradient``) and as they are used (``norm/clipped``)."""
+    """Puts the norm of all gradients before (``norm/gradient``) and after clipping (``norm/clipped``)."""
 
     def put_norm(self, name: str) -> None:
         norms = [p.grad.norm() for p in self.trainer.model.parameters() if p.grad is not None]
@@ -38,7 +38,7 @@ class WeightHistogram(HookBase):
 
 
 class SampleImages(HookBase):
-    """Shows the first images of a batch ``(images, labels)``: what the model really gets, augmentation included."""
+    """Puts the first images of a batch ``(images, labels)`` as the model gets them, after augmentation."""
 
     def __init__(self, count: int = 4, period: int | str = 500) -> None:
         self.count, self.every = count, Every(period)
@@ -52,7 +52,7 @@ class SampleImages(HookBase):
 
 
 class SampleTexts(HookBase):
-    """Has the model write something now and then: ``write(model, prompt)`` returns a text."""
+    """Periodically puts a text that ``write(model, prompt)`` returns."""
 
     def __init__(self, write: Callable[[Any, str], str], prompts: list[str], period: int | str = "1ep") -> None:
         self.write, self.prompts, self.every = write, prompts, Every(period, at_end=True)
@@ -70,7 +70,7 @@ class SampleTexts(HookBase):
 
 
 class PhaseTimer(HookBase):
-    """Puts the seconds that each part of a step takes, as ``time/fetch`` and so on, micro-batches added up.
+    """Puts the seconds of each part of a step, as ``time/fetch`` etc., summed over micro-batches.
 
     On a GPU it is the time to hand out the work; see torch.profiler for that of the work itself.
     """

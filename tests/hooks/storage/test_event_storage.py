@@ -24,7 +24,7 @@ def put_series(storage, name, iterations, smoothing_hint):
         storage.put_scalar(name, float(iteration), smoothing_hint=smoothing_hint, cur_iter=iteration)
 
 
-def test_a_metric_named_iteration_is_refused(storage):
+def test_a_metric_named_iteration_is_rejected(storage):
     with pytest.raises(ValueError, match='cannot be named "iteration"'):
         storage.put_scalar("iteration", 1.0)
     with pytest.raises(ValueError, match='cannot be named "iteration"'):
@@ -47,12 +47,12 @@ def test_the_innermost_storage_is_the_active_one():
     assert not has_event_storage()
 
 
-def test_outside_of_a_run_the_error_says_where_a_storage_is():
+def test_get_event_storage_outside_a_run_raises_an_error():
     with pytest.raises(RuntimeError, match="with EventStorage"):
         get_event_storage()
 
 
-def test_a_storage_is_let_go_after_an_exception():
+def test_a_storage_is_inactive_after_an_exception():
     with pytest.raises(ZeroDivisionError), EventStorage():
         raise ZeroDivisionError
     assert not has_event_storage()
@@ -65,7 +65,7 @@ def test_threads_of_a_run_see_its_storage(storage):
     assert storage.latest()["from_thread"] == (1.0, 0)
 
 
-def test_iterations_start_where_they_are_told_and_advance_by_steps():
+def test_iterations_start_at_start_iter_and_advance_by_step():
     with EventStorage(start_iter=7) as storage:
         assert (storage.iter, storage.iteration) == (7, 7)
         storage.step()
@@ -101,7 +101,7 @@ def test_any_single_number_is_a_scalar(storage, value):
     assert type(storage.latest()["a"][0]) is float
 
 
-def test_a_tensor_changed_in_place_afterwards_keeps_its_value_at_the_time(storage):
+def test_a_later_in_place_change_of_a_tensor_does_not_change_the_metric(storage):
     value = torch.tensor(1.0)
     storage.put_scalar("a", value)
     value.add_(1)
@@ -109,7 +109,7 @@ def test_a_tensor_changed_in_place_afterwards_keeps_its_value_at_the_time(storag
 
 
 @pytest.mark.parametrize("value", [torch.zeros(2), "fast", None, [1, 2], np.zeros(3)], ids=repr)
-def test_what_is_not_one_number_is_an_error_that_names_the_metric(storage, value):
+def test_a_value_that_is_not_one_number_raises_an_error_with_the_name(storage, value):
     with pytest.raises(TypeError, match="'my_metric'"):
         storage.put_scalar("my_metric", value)
     with pytest.raises(TypeError, match="'other_metric'"):
@@ -117,7 +117,7 @@ def test_what_is_not_one_number_is_an_error_that_names_the_metric(storage, value
     assert storage.latest() == {}
 
 
-def test_several_scalars_take_iteration_and_hint_together(storage):
+def test_put_scalars_passes_iteration_and_hint_to_all(storage):
     storage.put_scalars(a=1, b=2, cur_iter=9, smoothing_hint=False)
     assert storage.latest() == {"a": (1.0, 9), "b": (2.0, 9)}
     assert storage.smoothing_hints() == {"a": False, "b": False}
@@ -151,7 +151,7 @@ def test_the_outer_name_scope_is_restored_after_an_exception(storage):
 # ---------------------------------------------------------------------------- reading
 
 
-def test_an_unknown_metric_is_an_error_that_proposes_the_nearest(storage):
+def test_an_unknown_metric_raises_an_error_with_the_nearest_name(storage):
     storage.put_scalar("total_loss", 1)
     with pytest.raises(KeyError, match=r"total_los'.*did you mean 'total_loss'"):
         storage.history("total_los")
@@ -194,7 +194,7 @@ def test_a_smoothed_metric_is_one_row_at_its_last_iteration(storage):
     assert storage.rows(since=since) == ([], since)
 
 
-def test_of_a_series_put_at_each_iteration_the_last_is_a_row(storage):
+def test_a_series_put_at_each_iteration_is_one_row_at_the_last(storage):
     put_series(storage, "lr", range(20), smoothing_hint=False)
     rows, since = storage.rows()
     assert rows == [(19, {"lr": 19.0})]
@@ -249,7 +249,7 @@ def test_images_histograms_and_texts_reach_every_reader_once(storage):
     assert storage.images(since) == storage.histograms(since) == storage.texts(since) == []
 
 
-def test_a_writer_of_ones_own_may_clear_images_and_histograms(storage):
+def test_a_custom_writer_can_clear_images_and_histograms(storage):
     storage.put_image("image", torch.rand(3, 2, 2))
     storage.put_histogram("hist", torch.rand(4))
     assert [(name, iteration) for name, _, iteration in storage._vis_data] == [("image", 0)]
@@ -261,7 +261,7 @@ def test_a_writer_of_ones_own_may_clear_images_and_histograms(storage):
 # ---------------------------------------------------------------------------- state
 
 
-def test_single_values_that_no_writer_has_taken_are_there_after_a_resume(storage):
+def test_unwritten_values_are_kept_over_a_resume(storage):
     put_series(storage, "accuracy", (3, 7, 15), smoothing_hint=False)
     _, taken = storage.rows()
     put_series(storage, "accuracy", (20, 24, 31), smoothing_hint=False)
@@ -297,7 +297,7 @@ def test_memory_does_not_grow_with_the_length_of_a_run():
         assert len(storage.images()) <= 64
 
 
-def test_replaced_values_are_the_ones_that_readers_get_and_that_are_judged():
+def test_replaced_values_are_read_and_checked():
     with EventStorage() as storage:
         for iteration, loss in enumerate((1.0, float("nan"), 3.0)):
             storage.iter = iteration
@@ -317,7 +317,7 @@ def test_replaced_values_are_the_ones_that_readers_get_and_that_are_judged():
         assert storage.nonfinite == {"loss": 2}
 
 
-def test_numbers_that_come_from_a_device_are_not_rounded():
+def test_values_from_a_device_are_not_rounded():
     values = {"num_items": torch.tensor(2**24 + 1), "loss": torch.tensor(0.5), "double": torch.tensor(0.1).double() / 3}
     expected = {name: value.item() for name, value in values.items()}
     fetch_tensors([(0, values, True)])
@@ -326,6 +326,6 @@ def test_numbers_that_come_from_a_device_are_not_rounded():
 
 
 @pytest.mark.parametrize("junk", ["x", {}, {"histories": {"loss": {"values": "x"}}}, {"histories": 3}])
-def test_a_state_that_is_none_of_a_storage_is_refused(junk):
+def test_a_state_of_something_else_is_rejected(junk):
     with pytest.raises(ConfigError, match="the metrics in the checkpoint cannot be loaded"):
         EventStorage().load_state_dict(junk)

@@ -13,7 +13,7 @@ def filled(values, max_length=10_000):
     return history
 
 
-def test_reads_like_fvcores_buffer():
+def test_matches_fvcores_buffer():
     history = filled([4.0, 1.0, 3.0, 2.0])
     assert history.latest() == 2.0
     assert history.latest_iter() == 3
@@ -69,7 +69,7 @@ def test_counts_the_values_put_after_an_iteration():
 
 
 @pytest.mark.parametrize("length", [1, 2, 7])
-def test_the_newest_values_survive_every_cut(length):
+def test_the_newest_values_are_kept(length):
     history = HistoryBuffer(length)
     for iteration in range(5 * length + 1):
         history.update(float(iteration), iteration)
@@ -77,7 +77,7 @@ def test_the_newest_values_survive_every_cut(length):
         assert [it for _, it in history.values()] == list(range(iteration + 1 - kept, iteration + 1))
 
 
-def test_values_are_replaced_by_iteration_and_the_mean_of_all_follows():
+def test_replacing_values_updates_the_mean():
     history = HistoryBuffer()
     history.extend([1.0, 2.0, 3.0], [10, 11, 12])
     history.replace({11: 5.0, 12: 7.0})
@@ -87,7 +87,7 @@ def test_values_are_replaced_by_iteration_and_the_mean_of_all_follows():
     assert history.latest() == 7.0
 
 
-def test_its_state_has_the_mean_of_values_no_longer_kept():
+def test_the_state_includes_the_mean_of_dropped_values():
     history, restored = filled([100.0] * 50 + [1.0] * 10), HistoryBuffer()
     restored.load_state_dict(history.state_dict(most=10))
     assert len(restored) == 10
