@@ -15,7 +15,9 @@ from .order import HookOrderError, check_hooks
 from .storage.event_storage import EventStorage, get_event_storage, has_event_storage
 from .storage.history_buffer import HistoryBuffer
 from .watching.flops import FlopsCounter
-from .watching.profiling import AutogradProfiler, GarbageCollection, MemoryMonitor, TorchMemoryStats, TorchProfiler
+from .watching.garbage import GarbageCollection
+from .watching.memory import MemoryMonitor, TorchMemoryStats
+from .watching.profilers import AutogradProfiler, TorchProfiler
 from .watching.throughput import Throughput
 from .watching.timing import IterationTimer
 from .weights.averaging import WeightAveraging

@@ -1,4 +1,4 @@
-"""How many floating-point operations the run does in a second."""
+"""FLOPs per second and model FLOPs utilization (MFU)."""
 
 import logging
 import math
@@ -36,33 +36,31 @@ _PEAK_FLOPS = (
     ("V100", 125e12),
     ("T4", 65e12),
 )
-"""Dense bfloat16 (V100, T4: float16) operations a second by words in a device's name, from NVIDIA's data sheets."""
+"""Dense bfloat16 (V100, T4: float16) operations per second by words in a device's name, from NVIDIA's data sheets."""
 
 
 @HOOK_REGISTRY.register()
 class FlopsCounter(HookBase):
-    """Puts the floating-point operations a second of this process, and the share of what its device can do.
+    """Puts the floating-point operations per second of this process, and their share of the device's peak (MFU).
 
-    Those of one step are counted once, on the first (micro-)batch: fvcore's ``FlopCountAnalysis`` traces the forward
-    pass, attention and the loss included, with a multiplication and an addition as two operations; the backward
-    pass is taken to be twice the forward pass, so layers that are not trained are counted too high. A model
-    that cannot be traced is run under torch's ``FlopCounterMode`` instead (the reason is logged), and one that
-    cannot be run either is left uncounted. Recomputed activations do not count: the MFU is that of the model's
-    own operations (Chowdhery et al., "PaLM", 2022, appendix B). Batches of other shapes than the first are taken
-    to cost as much as it did.
+    The operations of a step are counted once, on the first (micro-)batch. fvcore's ``FlopCountAnalysis`` traces the
+    forward pass, attention and loss included; a multiply-add is two operations. The backward pass counts as two
+    forward passes, so frozen layers are overcounted. A model that cannot be traced is run with torch's
+    ``FlopCounterMode`` (the reason is logged); if that fails too, nothing is counted. Recomputed activations do not
+    count (Chowdhery et al., "PaLM", 2022, appendix B). All batches are assumed to have the shape of the first.
 
-    The counting forward pass leaves no trace: buffers, attributes, random-number generators and metrics are put back.
+    The counting forward pass has no side effects: buffers, attributes, random states and metrics are restored.
 
-    Acts in the first ``before_forward``, then when metrics are written. Writes ``flops_per_s`` (over wall-clock
-    time, as :class:`Throughput`'s), and ``mfu``, between 0 and 1, where the peak is known. Saves when it last
-    reported.
+    Acts in the first ``before_forward``, then when metrics are written. Puts ``flops_per_s`` (over wall-clock time,
+    like :class:`Throughput`) and, if the peak is known, ``mfu`` between 0 and 1. Saves the iteration of its last
+    report.
 
     Args:
-        peak_flops: operations a second of one device. By default its dense bfloat16 peak, for the usual GPUs.
-        period: steps between two reports at least.
+        peak_flops: peak operations per second of one device. None: the dense bfloat16 peak, known for common GPUs.
+        period: minimum number of steps between two reports.
 
     Attributes:
-        flops: operations of one step of this process; None before the first step, or if they cannot be counted.
+        flops: operations per step of this process; None before the first step, or if they cannot be counted.
     """
 
     single = True
@@ -85,9 +83,9 @@ class FlopsCounter(HookBase):
         trainer: Any = self.trainer
         forward = getattr(trainer, "forward", trainer.model)
         parts = getattr(trainer, "accumulation_steps", 1)
-        with _left_as_it_is(trainer.model), EventStorage(trainer.iter):
+        with _restored(trainer.model), EventStorage(trainer.iter):
             found = _count_forward(trainer.model, lambda: forward(batch))
-        self._window.start(trainer.iter)  # without the time that counting takes
+        self._window.start(trainer.iter)  # the window does not include the counting
         if found is None:
             return
         count, how = found
@@ -120,7 +118,7 @@ def _device(model: nn.Module) -> torch.device:
 
 
 def _peak_flops(device: torch.device) -> float | None:
-    """The peak of a GPU that is in the table; None for others, and for a slice of one (MIG)."""
+    """Return the peak of a known GPU; None for other devices and for a part of a GPU (MIG)."""
     if device.type != "cuda":
         return None
     name = torch.cuda.get_device_name(device)
@@ -130,8 +128,8 @@ def _peak_flops(device: torch.device) -> float | None:
 
 
 def _count_forward(model: nn.Module, forward: Callable[[], Any]) -> tuple[float, str] | None:
-    """Operations of ``forward()`` and who counted them; None, with a warning, if nobody can."""
-    # No gradients: DDP would wait for a backward pass. No compiled code: it can be neither traced nor looked into.
+    """Return the operations of ``forward()`` and the counter's name; None, with a warning, if counting fails."""
+    # No gradients: DDP would wait for a backward pass. No compiled code: it cannot be traced or counted.
     with torch.no_grad(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
@@ -154,7 +152,7 @@ def _brief(error: Exception) -> str:
 
 
 class _Traced(nn.Module):
-    """The forward pass as a module without inputs, so that a batch may be anything."""
+    """The forward pass as a module without inputs, so that a batch may have any type."""
 
     def __init__(self, model: nn.Module, forward: Callable[[], Any]) -> None:
         super().__init__()
@@ -167,7 +165,7 @@ class _Traced(nn.Module):
         return tuple(output for output in outputs if isinstance(output, torch.Tensor))
 
 
-# fvcore counts one of these as one operation.
+# fvcore counts a multiply-add of these as one operation.
 _MULTIPLY_ADDS = {"addmm", "attention", "baddbmm", "bmm", "conv", "einsum", "linear", "matmul", "mm"}
 
 
@@ -183,14 +181,14 @@ def _count_by_fvcore(model: nn.Module, forward: Callable[[], Any]) -> float:
 
 
 def _attention_flops(inputs: list[Any], outputs: list[Any]) -> dict[str, int]:
-    """Multiply-adds of attention: queries with keys, and weights with values. A causal mask does not lessen them."""
+    """Count the multiply-adds of attention. A causal mask does not reduce them."""
     query, key, value = (item.type().sizes() for item in inputs[:3])
     return {"attention": math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])}
 
 
 @contextmanager
-def _left_as_it_is(model: nn.Module) -> Iterator[None]:
-    """Within it a model may be run; afterwards its buffers and attributes, and all random numbers, are as before."""
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Restore a model's buffers and attributes, and all random states, after the context."""
     attributes = [(place, dict(place)) for module in model.modules() for place in (module.__dict__, module._buffers)]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:

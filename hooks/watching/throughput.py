@@ -1,4 +1,4 @@
-"""How fast the run goes: samples and items a second."""
+"""Samples and items per second."""
 
 import math
 import time
@@ -13,32 +13,32 @@ __all__ = ["Throughput", "Window"]
 
 
 class Window:
-    """The steps since the last report, and the wall-clock time they took with everything between them.
+    """The steps since the last report and their wall-clock time, including everything between them.
 
     Args:
-        period: steps between two reports at least, the end of the run aside. A resumed run reports where one without
-            interruption would, though its first window is shorter.
+        period: minimum number of steps between two reports, except at the end of the run. A resumed run reports at the
+            same iterations as an uninterrupted run; its first window is shorter.
     """
 
     def __init__(self, period: int) -> None:
         self._period = period
-        self._reported = 0  # iterations that were done at the last report
+        self._reported = 0  # finished iterations at the last report
         self._resumed = False
 
     def begin(self, iteration: int) -> None:
-        """A run starts at ``iteration``."""
+        """Start a run at ``iteration``."""
         if not self._resumed:
             self._reported = iteration
         self._resumed = False
         self.start(iteration)
 
     def start(self, iteration: int) -> None:
-        """Measure from now on, where ``iteration`` begins."""
+        """Start the window now, at the beginning of ``iteration``."""
         self.first = iteration
         self._since = time.perf_counter()
 
     def end(self, trainer: Any) -> tuple[int, float]:
-        """Steps and seconds of the window, and a new one starts; (0, 0) if a report is not due."""
+        """Return steps and seconds of the window and start a new one; (0, 0) if no report is due."""
         done = trainer.finished_iter + 1
         steps = done - self.first
         if steps <= 0 or (done - self._reported < self._period and done < trainer.max_iter):
@@ -56,21 +56,20 @@ class Window:
 
 @HOOK_REGISTRY.register()
 class Throughput(HookBase):
-    """Puts how much data is trained on in a second, over all ranks, when metrics are written.
+    """Puts the throughput over all ranks when metrics are written.
 
-    Seconds are those of the clock on the wall between two reports: evaluations, checkpoints and waiting for data
-    are in them. Writes ``samples_per_s``, ``epoch`` (passes over the data so far, with their fraction),
-    ``items_per_s`` where items are counted, and of the step times that :class:`IterationTimer` put since the last
-    report ``time_p95`` and ``time_max``. Reads ``num_items``, ``time``. Saves when it last reported.
+    It uses wall-clock time between two reports, including evaluations, checkpoints and waiting for data. Puts
+    ``samples_per_s``, ``epoch`` (passes over the data as a fraction), ``items_per_s`` if items are counted, and
+    ``time_p95`` and ``time_max`` of the step times that :class:`IterationTimer` put since the last report. Reads
+    ``num_items`` and ``time``. Saves the iteration of its last report.
 
     Args:
-        batch_size: samples of a step over all ranks. By default what the trainer's loader says (the mean over an
-            epoch, whose last batch may be smaller); where it does not say, each batch is counted: its first tensor's
-            first dimension, or the length of a list of samples.
-        items_of: what to count beside samples, such as tokens: called with each batch, returns a number; or the
-            name of a tensor in a batch that is a dict, whose elements are counted. By default ``num_items`` is read
-            from the storage, if somebody puts it.
-        period: steps between two reports at least; sooner writings are passed over, the last one is not.
+        batch_size: samples per step over all ranks. None: from the trainer's loader (the mean over an epoch, whose
+            last batch may be smaller). If the loader has no batch size, each batch is counted: the first dimension of
+            its first tensor, or the length of a list of samples.
+        items_of: counts items such as tokens: a function from a batch to a number, or the name of a tensor in dict
+            batches, whose elements are counted. None: ``num_items`` from the storage, if it is there.
+        period: minimum number of steps between two reports, except at the end of the run.
     """
 
     single = True
@@ -90,7 +89,7 @@ class Throughput(HookBase):
             self._count_batches()
 
     def _count_batches(self) -> None:
-        # On the instance, so that the event costs nothing where batches need not be counted.
+        # Set on the instance, so that the event costs nothing if batches are not counted.
         self.after_fetch = self._count  # type: ignore[method-assign]
 
     def on_registered(self) -> None:
@@ -104,7 +103,7 @@ class Throughput(HookBase):
 
     def before_epoch(self) -> None:
         if self.trainer.iter == self.trainer.start_iter:
-            self._start()  # leaving out what other hooks did in before_train
+            self._start()  # excludes before_train of other hooks
         else:
             self._epoch_start = self.trainer.iter
 
@@ -156,16 +155,16 @@ class Throughput(HookBase):
         return trainer.epoch + min((trainer.finished_iter + 1 - self._epoch_start) / trainer.iters_per_epoch, 1.0)
 
     def _samples_per_step(self) -> float | None:
-        """Mean number of samples in a step, over all ranks, as the loader tells it; None if it does not."""
+        """Return the mean number of samples per step over all ranks; None if the loader has no batch size."""
         loader = getattr(self.trainer, "data_loader", None)
         batches: Any = getattr(loader, "batch_sampler", None)
         size = getattr(batches, "batch_size", None) or getattr(loader, "batch_size", None)
         if not isinstance(size, int):
             return None
         mean: float = size
-        with suppress(AttributeError, TypeError, ZeroDivisionError):  # an endless one
+        with suppress(AttributeError, TypeError, ZeroDivisionError):  # an infinite sampler
             mean = min(size, len(batches.sampler) / len(batches))
-        # hookline's own batch samplers count the batch of all ranks, torch's that of one.
+        # The batch size of hookline's samplers is over all ranks, that of torch's is per rank.
         return mean if hasattr(batches, "world_size") else mean * self.trainer.comm.get_data_size()
 
 

@@ -1,4 +1,4 @@
-"""How long things take."""
+"""Time per step and cost of hooks."""
 
 import datetime
 import logging
@@ -13,13 +13,13 @@ logger = logging.getLogger(__name__)
 
 @HOOK_REGISTRY.register()
 class IterationTimer(HookBase):
-    """Puts the time of each step, in seconds, as ``time``; at the end reports the run's speed, and each hook's cost.
+    """Puts the seconds of each step as ``time``. At the end, logs the speed of the run and the cost of each hook.
 
-    A step is what lies between ``before_step`` and ``after_step``, so register this hook first: the time other hooks
-    take in ``after_step`` is not the step's, and is reported apart from it.
+    A step lasts from ``before_step`` to ``after_step``. Register this hook first, so that the time of other hooks in
+    ``after_step`` does not count; it is reported separately.
 
     Args:
-        warmup_iter: steps at the start (caches fill, kernels are chosen) that do not count in the report.
+        warmup_iter: number of steps at the start that do not count in the report.
     """
 
     single = True
@@ -48,14 +48,14 @@ class IterationTimer(HookBase):
             self._counted_from = now
             if not trainer.start_iter:
                 return
-            # A resumed run puts these too: its rows of metrics are then those of a run that was never interrupted.
+            # A resumed run puts these too, so that its metrics have the same rows as an uninterrupted run's.
         trainer.storage.put_scalar("time", seconds)
 
     def after_train(self) -> None:
         self._ending = True
 
     def before_write(self) -> None:
-        if self._ending and self._steps:  # other hooks have had their after_train
+        if self._ending and self._steps:  # after after_train of all hooks
             self._report()
 
     def _report(self) -> None:
@@ -82,7 +82,7 @@ class IterationTimer(HookBase):
 
 
 def format_seconds(seconds: float) -> str:
-    """A time that a person can compare at a glance: in seconds, milliseconds or microseconds."""
+    """Format a time in seconds, milliseconds or microseconds."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -1,0 +1,97 @@
+"""Memory statistics."""
+
+import logging
+import os
+
+import torch
+
+from ...config import Duration
+from ..base import HOOK_REGISTRY, HookBase
+from ..every import Every
+
+__all__ = ["MemoryMonitor", "TorchMemoryStats"]
+
+logger = logging.getLogger(__name__)
+
+
+@HOOK_REGISTRY.register()
+class MemoryMonitor(HookBase):
+    """Puts memory use in MiB when metrics are written. Does not wait for the device.
+
+    Puts ``rss_mem`` (the process's resident memory, on Linux) and, if CUDA is used, ``max_mem`` (peak memory of
+    tensors so far) and ``reserved_mem`` (memory that torch's allocator holds). Saves nothing.
+    """
+
+    single = True
+
+    def before_train(self) -> None:
+        self._last = self.trainer.start_iter - 1
+
+    def before_write(self) -> None:
+        trainer = self.trainer
+        if trainer.finished_iter <= self._last:
+            return
+        self._last = trainer.finished_iter
+        values: dict[str, float] = {}
+        resident = _resident_memory()
+        if resident is not None:
+            values["rss_mem"] = resident / 2**20
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            values["max_mem"] = torch.cuda.max_memory_allocated() / 2**20
+            values["reserved_mem"] = torch.cuda.memory_reserved() / 2**20
+        trainer.storage.put_scalars(smoothing_hint=False, cur_iter=self._last, **values)
+
+
+def _resident_memory() -> int | None:
+    """Return the resident memory of this process in bytes; None if the system does not provide it."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return None
+
+
+@HOOK_REGISTRY.register()
+class TorchMemoryStats(HookBase):
+    """Logs CUDA memory statistics: one line each time, and torch's full table the first time.
+
+    Acts in ``after_step``. Puts no metrics; :class:`MemoryMonitor` does. Peaks are since the start of the process.
+    Without CUDA it only logs that. Saves nothing.
+
+    Args:
+        period: a duration.
+        max_runs: maximum number of reports.
+    """
+
+    def __init__(self, period: "Duration | int | str" = 20, max_runs: int = 10) -> None:
+        self._every = Every(period, at_end=True)
+        self._max_runs = max_runs
+        self._runs = 0
+
+    def before_train(self) -> None:
+        self._runs = 0
+        self._every.start()
+        if not torch.cuda.is_available():
+            logger.info("TorchMemoryStats: there is no CUDA device, so there is nothing to report")
+            self._runs = self._max_runs
+
+    def after_step(self) -> None:
+        if self._runs >= self._max_runs or not self._every(self.trainer):
+            return
+        self._runs += 1
+        cuda = torch.cuda
+        logger.info(
+            "GPU memory at iteration %d, in MiB: allocated %.0f (peak %.0f), reserved %.0f (peak %.0f)",
+            self.trainer.iter,
+            *(
+                amount() / 2**20
+                for amount in (
+                    cuda.memory_allocated,
+                    cuda.max_memory_allocated,
+                    cuda.memory_reserved,
+                    cuda.max_memory_reserved,
+                )
+            ),
+        )
+        if self._runs == 1:
+            logger.info("\n%s", cuda.memory_summary())

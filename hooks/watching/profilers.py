@@ -1,0 +1,174 @@
+"""Profilers of steps."""
+
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from ...config import ConfigError
+from ...config.files.run_folder import claim
+from ..base import HOOK_REGISTRY, HookBase
+
+__all__ = ["AutogradProfiler", "TorchProfiler"]
+
+logger = logging.getLogger(__name__)
+
+
+class _StepProfiler(HookBase):
+    """Profiles selected steps separately. A subclass creates the profiler."""
+
+    def __init__(
+        self,
+        enable_predicate: Callable[[Any], bool] | None,
+        output_dir: str,
+        start: int | None,
+        steps: int | None,
+    ) -> None:
+        if enable_predicate is not None and (start is not None or steps is not None):
+            raise ConfigError(f"{type(self).__name__} takes enable_predicate, or start and steps, not both")
+        self._enable_predicate = enable_predicate
+        self._output_dir = output_dir
+        self._start = 10 if start is None else start
+        self._steps = 3 if steps is None else steps
+        self._first = self._end = 0
+        self._profiler: Any = None
+
+    def before_train(self) -> None:
+        self._first = self.trainer.start_iter + self._start
+        self._end = self._first + self._steps
+
+    def before_step(self) -> None:
+        trainer, predicate = self.trainer, self._enable_predicate
+        if self._first <= trainer.iter < self._end if predicate is None else predicate(trainer):
+            self._profiler = self._make()
+            self._profiler.__enter__()
+
+    def after_step(self) -> None:
+        if self._profiler is not None:
+            profiler, self._profiler = self._profiler, None
+            profiler.__exit__(None, None, None)
+            path = self._write(profiler)
+            logger.info("Profile of iteration %d written to %s", self.trainer.iter, path)
+
+    def after_train(self) -> None:
+        if self._profiler is not None:  # the step failed
+            profiler, self._profiler = self._profiler, None
+            profiler.__exit__(None, None, None)
+
+    def _path(self, prefix: str, suffix: str = "") -> str:
+        rank = self.trainer.comm.get_rank()
+        base = str(Path(self._output_dir) / f"{prefix}-iter{self.trainer.iter}")
+        if suffix:
+            for other in range(1, self.trainer.comm.get_world_size()):
+                claim(f"{base}-rank{other}{suffix}")
+        path = base + (f"-rank{rank}" if rank and suffix else "") + suffix
+        claim(path)
+        return path
+
+    def _make(self) -> Any:
+        """Return a profiler, a context manager for the step."""
+        raise NotImplementedError
+
+    def _write(self, profiler: Any) -> str:
+        """Write the profile and return its path."""
+        raise NotImplementedError
+
+
+@HOOK_REGISTRY.register()
+class TorchProfiler(_StepProfiler):
+    """Profiles steps with :class:`torch.profiler.profile`, each separately.
+
+    Writes a folder ``profiler-tensorboard-iter<iteration>`` for TensorBoard's profiler plugin, or a file
+    ``profiler-trace-iter<iteration>.json``; both open in Perfetto and chrome://tracing. A profiled step is slower, and
+    so are its reported times. The profile covers ``run_step``, ``before_step`` of later hooks and ``after_step`` of
+    earlier hooks. Saves nothing.
+
+    Args:
+        enable_predicate: called with the trainer before each step; returns whether to profile it.
+        output_dir: where to write; in a config the default is the run's folder.
+        activities: what to profile, as :class:`torch.profiler.ProfilerActivity` or names ("cpu", "cuda"); None:
+            everything available.
+        save_tensorboard: whether to write a folder for TensorBoard instead of a file.
+        start: without a predicate: how many steps to skip from the start of the run. Default: 10.
+        steps: without a predicate: how many steps to profile. Default: 3.
+
+    Example: ``TorchProfiler(lambda trainer: 10 < trainer.iter < 20, "./output")``
+    """
+
+    def __init__(
+        self,
+        enable_predicate: Callable[[Any], bool] | None = None,
+        output_dir: str = ".",
+        *,
+        activities: Sequence[ProfilerActivity | str] | None = None,
+        save_tensorboard: bool = True,
+        start: int | None = None,
+        steps: int | None = None,
+    ) -> None:
+        super().__init__(enable_predicate, output_dir, start, steps)
+        self._activities = None if activities is None else [_activity(one) for one in activities]
+        self._save_tensorboard = save_tensorboard
+
+    def _make(self) -> Any:
+        return torch.profiler.profile(
+            activities=self._activities, record_shapes=True, profile_memory=True, with_stack=True, with_flops=True
+        )
+
+    def _write(self, profiler: Any) -> str:
+        if self._save_tensorboard:
+            folder = self._path("profiler-tensorboard")
+            worker = f"worker{self.trainer.comm.get_rank()}"
+            torch.profiler.tensorboard_trace_handler(folder, worker)(profiler)
+            return folder
+        path = self._path("profiler-trace", ".json")
+        os.makedirs(self._output_dir, exist_ok=True)
+        profiler.export_chrome_trace(path)
+        return path
+
+
+def _activity(name: ProfilerActivity | str) -> ProfilerActivity:
+    if not isinstance(name, str):
+        return name
+    known = ProfilerActivity.__members__
+    if name.upper() not in known:
+        raise ConfigError(f"TorchProfiler: unknown activity {name!r}; use one of {', '.join(known).lower()}")
+    return known[name.upper()]
+
+
+@HOOK_REGISTRY.register()
+class AutogradProfiler(_StepProfiler):
+    """Profiles the operators of steps with :class:`torch.autograd.profiler.profile`.
+
+    Writes ``autograd-trace-iter<iteration>.json`` for Perfetto and chrome://tracing. It acts like
+    :class:`TorchProfiler`, which records more and is slower. Saves nothing.
+
+    Args:
+        enable_predicate, output_dir, start, steps: as for :class:`TorchProfiler`.
+        use_cuda: whether to profile the GPU too, if there is one.
+    """
+
+    def __init__(
+        self,
+        enable_predicate: Callable[[Any], bool] | None = None,
+        output_dir: str = ".",
+        *,
+        use_cuda: bool = True,
+        start: int | None = None,
+        steps: int | None = None,
+    ) -> None:
+        super().__init__(enable_predicate, output_dir, start, steps)
+        self._use_cuda = use_cuda
+
+    def _make(self) -> Any:
+        device = "cuda" if self._use_cuda and torch.cuda.is_available() else None
+        return torch.autograd.profiler.profile(use_device=device)
+
+    def _write(self, profiler: Any) -> str:
+        path = self._path("autograd-trace", ".json")
+        os.makedirs(self._output_dir, exist_ok=True)
+        profiler.export_chrome_trace(path)
+        return path
