@@ -54,7 +54,7 @@ class EvalHook(HookBase):
             results = self._func()
         finally:
             trainer.emit("on_eval_end")
-        if getattr(trainer, "ranks_in_sync", False):  # hooks make decisions from the results
+        if trainer.ranks_in_sync:  # hooks make decisions from the results
             results = trainer.comm.broadcast_object(results)
         if results is None:
             results = {}

@@ -1,7 +1,5 @@
 """Periods: ``Every("2ep")`` says at which steps a hook acts."""
 
-import time
-
 from ..config import ConfigError, Duration
 from .trainer_view import TrainerView
 
@@ -26,8 +24,7 @@ class Every:
         self.start()
 
     def start(self) -> None:
-        """Start the clock of a period in seconds. Call it in ``before_train``."""
-        self._started = time.monotonic()
+        """Forget an earlier run. Call it in ``before_train``."""
         self._last: float | None = None
         self._epoch: int | None = None
 
@@ -45,7 +42,7 @@ class Every:
         if period.unit == "ep":
             return self._epochs_ended(trainer, period.value)
         # A trainer's clock gives all ranks the same time, so they act at the same step.
-        now = trainer.clock() if hasattr(trainer, "clock") else time.monotonic() - self._started
+        now = trainer.clock()
         if self._last is None:
             self._last = now if trainer.iter > trainer.start_iter else 0.0  # a hook that joins later counts from now on
         elif now < self._last:  # another run

@@ -62,7 +62,7 @@ class LRScheduler(HookBase):
             self._multiplier = self.scheduler
             self._scheduler = self._multiply(self._multiplier)
         self.set_max_iter(self.trainer.max_iter)
-        for other in getattr(self.trainer, "find_hooks", lambda cls: [])(LRScheduler):
+        for other in self.trainer.find_hooks(LRScheduler):
             if other is not self and other.scheduler is self.scheduler:
                 raise ConfigError(
                     "two LRScheduler hooks step the same scheduler: it would run twice as fast; remove one of them"

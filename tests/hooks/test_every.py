@@ -52,7 +52,7 @@ def test_at_end_includes_the_last_step():
 
 def test_periods_in_time_follow_the_clock(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("hookline.hooks.every.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
     every = Every("10s")
     trainer = Trainer()
     found = []
