@@ -23,8 +23,8 @@ def test_a_failed_save_is_retried_with_on_error_continue(tmp_path):
     code, output, saved = run(tmp_path, "continue")
     assert code == 0, output
     assert "Training continues without this checkpoint" in output
-    anew, due = saved
-    assert 79 < anew < due == 159
+    retried, due = saved
+    assert 79 < retried < due == 159
     assert (tmp_path / "run/last_checkpoint").read_text() == "model_final.pth"
 
 

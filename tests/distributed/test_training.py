@@ -216,8 +216,8 @@ def test_a_rank_that_misses_a_collective_is_named_with_its_stack(tmp_path):
     arguments = options("run", "--num-gpus", "2", mishap={"what": "sleep"})
     code, output = finish(fork(tool(*arguments, "PARALLEL.TIMEOUT", "4s"), tmp_path))
     assert code == 1
-    for told in (output, (tmp_path / "run" / "log.txt").read_text()):
-        last = told.rpartition("Rank 1 hung first:")[2].partition("waited for it here:")[0]
+    for text in (output, (tmp_path / "run" / "log.txt").read_text()):
+        last = text.rpartition("Rank 1 hung first:")[2].partition("waited for it here:")[0]
         assert "others waited 4 s for it" in last
         assert "mishaps.py" in last
     log = (tmp_path / "run" / "log.txt.rank1").read_text()
