@@ -174,7 +174,7 @@ class Agreement:
                 f"StopTraining({reason!r}) was raised in step {iteration} of rank {comm.get_rank()}, and not on "
                 f"all ranks: the others cannot finish this step ({missing}). To stop from one rank, call "
                 "trainer.request_stop(reason) instead: all ranks then stop after the same step"
-            ) from missing
+            ) from None  # as a cause, the barrier's timeout would count as the failure
 
     def _first_stop(self) -> StopRequest:
         asked: list[StopRequest | None] = comm.all_gather(self._stop, group=self._group)
