@@ -1,14 +1,14 @@
 #!/usr/bin/env python
-"""Write a trained model for use elsewhere: its weights alone, or the whole of it as a torch.export program.
+"""Export a trained model: only its weights, or the whole model as a torch.export program.
 
     python tools/export_model.py --checkpoint output/digits_convnet --output model.safetensors
     python tools/export_model.py --checkpoint output/digits_convnet --output model.pth --weights averaged
     python tools/export_model.py --checkpoint output/digits_convnet --output model.pt2 --trust-config
 
-The export of a program builds the model and the data that a config names, which runs their code. The config in the
-checkpoint's folder is used for that with --trust-config only.
+Exporting a program builds the model and data that a config names, which runs their code. The config in the
+checkpoint's folder is used only with --trust-config.
 
-Exit codes: 0, or 2 for bad input; then nothing is written.
+Exit codes: 0, or 2 for bad input, in which case nothing is written.
 """
 
 import argparse
@@ -23,30 +23,30 @@ from hookline.engine.export.export import FORMATS, Exported, check_output, expor
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", required=True, metavar="PATH", help="a file, or a run's folder")
-    parser.add_argument("--output", required=True, metavar="FILE", help="what to write")
+    parser.add_argument("--output", required=True, metavar="FILE", help="file to write")
     parser.add_argument("--weights", choices=("auto", "model", "averaged"), default="auto", help="see WEIGHTS_FROM")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="", help="by default what the extension says")
+    parser.add_argument("--format", choices=tuple(FORMATS), default="", help="default: from the extension")
     parser.add_argument("--dtype", default="", help="convert to float16, bfloat16, float32 or float64")
     config = parser.add_mutually_exclusive_group()
     config.add_argument("--config-file", default="", metavar="FILE", help="for torch-export: the run's config")
     config.add_argument(
         "--trust-config",
         action="store_true",
-        help="for torch-export: take config.yaml beside the checkpoint, and run it",
+        help="for torch-export: use config.yaml beside the checkpoint, which runs code",
     )
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="for torch-export: config keys and their values")
     return parser.parse_intermixed_args()
 
 
 def run_config(args: argparse.Namespace) -> CfgNode:
-    """The config of the run that the checkpoint is of."""
+    """Return the config of the checkpoint's run."""
     path = args.config_file or os.path.join(os.path.dirname(find_checkpoint(args.checkpoint)), "config.yaml")
     if not args.config_file and not os.path.isfile(path):
         raise ConfigError(f"--format torch-export needs a --config-file: there is no {path}")
     if not args.config_file and not args.trust_config:
         raise ConfigError(
             f"--format torch-export runs the code that a config names. If you trust {path}, add --trust-config; or "
-            "give a config of yours by --config-file"
+            "name your own config with --config-file"
         )
     cfg = get_cfg()
     cfg.merge_from_file(path)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Tell what is in a checkpoint and whether it is whole, or how two differ.
+"""Verify a checkpoint and show its content, or compare two.
 
     python tools/inspect_checkpoint.py output/digits_convnet
     python tools/inspect_checkpoint.py output/first/model_final.pth output/second/model_final.pth
 
-Exit codes: 0, it is whole, or the two have equal weights; 1, it is damaged, or they differ; 2, bad input.
+Exit codes: 0: undamaged, or equal weights; 1: damaged, or different weights; 2: bad input.
 """
 
 import argparse
@@ -24,14 +24,14 @@ SHOWN = 20
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", metavar="PATH", help="a file, or a folder such as a run's")
-    parser.add_argument("other", nargs="?", metavar="OTHER", help="a second one, to compare with")
+    parser.add_argument("other", nargs="?", metavar="OTHER", help="a second checkpoint to compare with")
     parser.add_argument("--weights", choices=("model", "averaged"), default="model", help="which weights to compare")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args()
 
 
 def describe(report: dict[str, Any]) -> str:
-    """A report of inspect_checkpoint() as text."""
+    """Format a report of inspect_checkpoint()."""
     lines = [f"{report['file']}: whole, {report['megabytes']:.3g} MB"]
     lines += [f"{name}: {report[name]}" for name in ("iteration", "epoch") if report[name] is not None]
     for name in ("weights", "averaged"):
@@ -40,7 +40,7 @@ def describe(report: dict[str, Any]) -> str:
     if report["optimizer"]:
         optimizer = report["optimizer"]
         lines.append(
-            f"optimizer: {optimizer['kind'] or 'of a kind it does not say'}, "
+            f"optimizer: {optimizer['kind'] or 'unknown kind'}, "
             f"{optimizer['tensors']} tensors, {optimizer['megabytes']:.3g} MB"
         )
     if report["hooks"]:
@@ -64,15 +64,15 @@ def _describe_weights(title: str, weights: dict[str, Any]) -> list[str]:
 
 
 def describe_comparison(report: dict[str, Any]) -> str:
-    """A report of compare_checkpoints() as text."""
+    """Format a report of compare_checkpoints()."""
     first, second = report["files"]
     lines = [f"weights of {first} and {second}: {'equal, bit for bit' if report['equal'] else 'different'}"]
     lines += _list(f"only in {second}", report["added"])
     lines += _list(f"only in {first}", report["missing"])
-    lines += _list("of another shape", [f"{name}: {tuple(a)}, {tuple(b)}" for name, (a, b) in report["shapes"].items()])
-    lines += _list("of another dtype", [f"{name}: {a}, {b}" for name, (a, b) in report["dtypes"].items()])
+    lines += _list("other shape", [f"{name}: {tuple(a)}, {tuple(b)}" for name, (a, b) in report["shapes"].items()])
+    lines += _list("other dtype", [f"{name}: {a}, {b}" for name, (a, b) in report["dtypes"].items()])
     differences = [f"{name}: {largest:.3g}, {mean:.3g}" for name, largest, mean in report["changed"]]
-    lines += _list("of other values, with the largest and the mean absolute difference", differences)
+    lines += _list("other values, with the largest and mean absolute difference", differences)
     lines.append(f"equal: {report['same']}")
     lines += _list("config", [f"{key}: {a!r}, {b!r}" for key, (a, b) in report["config"].items()])
     lines += _list("other state of the runs that differs", report["state"])
@@ -80,7 +80,7 @@ def describe_comparison(report: dict[str, Any]) -> str:
 
 
 def _list(title: str, items: list[str]) -> list[str]:
-    """A title with the number of items, and the first of them."""
+    """Format a title with the number of items, and the first items."""
     if not items:
         return []
     rest = [f"  ... and {len(items) - SHOWN} more"] if len(items) > SHOWN else []
@@ -89,7 +89,7 @@ def _list(title: str, items: list[str]) -> list[str]:
 
 def main(args: argparse.Namespace) -> int:
     for path in filter(None, (args.checkpoint, args.other)):
-        find_checkpoint(path)  # what is not there is bad input; what is there and cannot be read is damaged
+        find_checkpoint(path)  # a missing path is bad input; one that cannot be read is damaged
     try:
         if args.other:
             report = compare_checkpoints(args.checkpoint, args.other, weights_from=args.weights)

@@ -1,1 +1,1 @@
-"""What happens after a run: export to one file, inspection, prediction."""
+"""What is done with a trained model: export to one file, inspection, prediction."""

@@ -1,4 +1,4 @@
-"""A trained model for use elsewhere: its weights alone in a file, or the whole of it as a torch.export program."""
+"""Exports a trained model: only its weights, or the whole model as a torch.export program."""
 
 import inspect
 import io
@@ -31,22 +31,22 @@ __all__ = ["FORMATS", "Exported", "export_program", "export_weights"]
 logger = logging.getLogger(__name__)
 
 FORMATS = {"safetensors": (".safetensors",), "pth": (".pth", ".pt", ".bin"), "torch-export": (".pt2",)}
-"""Formats, and the extensions that stand for them."""
+"""Formats and their file extensions."""
 
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written.
+    """Describes an exported file.
 
     Attributes:
         path: the file.
         format: one of :data:`FORMATS`.
-        weights: how many.
-        bytes: their size.
-        metadata: what the file says of where they are from; a plain state dict cannot say it.
-        batch_size: of a program: the only one it takes; 0 for any.
+        weights: number of weights.
+        bytes: size of the weights.
+        metadata: the file's metadata about its origin; empty for a plain state dict.
+        batch_size: the only batch size that a program takes; 0 for any.
     """
 
     path: str
@@ -65,22 +65,19 @@ def export_weights(
     format: str = "",
     dtype: str = "",
 ) -> Exported:
-    """Write a model's weights, and nothing else, to a file of their own. It appears whole or not at all.
+    """Write only a model's weights to a file, atomically.
 
     Args:
-        source: a checkpoint, whatever :func:`~hookline.engine.checkpoint.weights.find_checkpoint` finds; or a model.
-        output: the file. One that is there is replaced.
-        weights: of a checkpoint: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
-        format: "safetensors", or "pth" for ``torch.save(model.state_dict())``; by default what the extension says.
-            Weights that share memory are in a safetensors file once, and its metadata tells under which names.
+        source: a model, or a path for :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
+        output: the file; an existing one is replaced.
+        weights: which weights of a checkpoint: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
+        format: "safetensors", or "pth" for ``torch.save(model.state_dict())``; by default from the extension. A
+            safetensors file stores shared weights once, with their other names in its metadata.
         dtype: convert floating-point numbers to "float16", "bfloat16", "float32" or "float64".
 
-    Returns:
-        What was written.
-
     Raises:
-        ConfigError: an argument is wrong, the source cannot be read, or cannot be written in that format.
-        OSError: the disk is full, or the folder cannot be written.
+        ConfigError: an argument is wrong, or the source cannot be read or written in that format.
+        OSError: the file cannot be written.
     """
     output = os.fspath(output)
     format = check_output(output, format, choices=("safetensors", "pth"))
@@ -109,17 +106,17 @@ def export_weights(
 
 
 def check_output(output: str, format: str, choices: tuple[str, ...] = tuple(FORMATS)) -> str:
-    """The format to write a file in, once it is sure that it can be written.
+    """Return the format of an output file, and check that its folder exists.
 
     Raises:
-        ConfigError: the format is unknown or none is named, or there is no such folder.
+        ConfigError: the format is unknown or not given, or there is no such folder.
     """
     if not format:
         extension = os.path.splitext(output)[1]
         format = next((name for name, extensions in FORMATS.items() if extension in extensions), "")
         if not format:
             known = ", ".join(extension for extensions in FORMATS.values() for extension in extensions)
-            raise ConfigError(f"{output}: the extension says no format (known are {known}); give one of {choices}")
+            raise ConfigError(f"{output}: the extension names no format (known: {known}); give one of {choices}")
     if format not in choices:
         raise ConfigError(f"unknown format {format!r}, not one of {', '.join(choices)}{suggest(format, choices)}")
     folder = os.path.dirname(output) or "."
@@ -131,7 +128,7 @@ def check_output(output: str, format: str, choices: tuple[str, ...] = tuple(FORM
 
 
 def origin(checkpoint: Mapping[str, Any]) -> dict[str, str]:
-    """Where a checkpoint's weights are from, as far as it says: the model's name, and the iterations trained."""
+    """Return the model's name and the iteration of a checkpoint, as far as it holds them."""
     found = {}
     trainer = checkpoint.get("trainer")
     trainer = trainer if isinstance(trainer, Mapping) else {}
@@ -166,7 +163,7 @@ def _write_safetensors(state: Mapping[str, Any], output: str, metadata: dict[str
         raise ConfigError("the package safetensors is not installed: pip install safetensors") from None
     if others := [name for name, value in state.items() if not isinstance(value, torch.Tensor)]:
         raise ConfigError(
-            f"a safetensors file holds tensors only, and {others[0]} (the extra state of a module) is none; "
+            f"a safetensors file holds tensors only, and {others[0]} (the extra state of a module) is not one; "
             "use the format pth"
         )
     tensors: dict[str, torch.Tensor] = {}
@@ -179,10 +176,10 @@ def _write_safetensors(state: Mapping[str, Any], output: str, metadata: dict[str
             if same != name:
                 metadata[name] = same
                 continue
-        # Parts of one larger tensor are written as tensors of their own.
+        # Views of one larger tensor are written as separate tensors.
         tensors[name] = value.clone().contiguous() if storage in storages else value.contiguous()
         storages.add(storage)
-    # Not save_file(): that puts a file of its own in the place of the one that is brought to the disk.
+    # Not save_file(), which would replace the temporary file that is flushed to disk.
     content = save(tensors, metadata)
     replace_file(output, lambda file: file.write(content))
 
@@ -191,18 +188,15 @@ def _write_safetensors(state: Mapping[str, Any], output: str, metadata: dict[str
 
 
 def export_program(cfg: CfgNode, output: str | os.PathLike[str]) -> Exported:
-    """Write the model of a config, with the weights of MODEL.WEIGHTS, as a program of ``torch.export``.
+    """Write a config's model, with the weights of MODEL.WEIGHTS, as a ``torch.export`` program.
 
-    It is traced in eval mode with the first batch of the test set (of the training set where there is none), on
-    MODEL.DEVICE, and takes batches of any size unless the model fixes it. Before the file gets its name, the program
-    is read back, and must give the model's outputs.
+    The model is traced in eval mode on MODEL.DEVICE with the first batch of the test set, or of the training set if
+    there is none. The program takes batches of any size unless the model fixes it. It is loaded again and compared
+    with the model's outputs before the file is written.
 
     Args:
         cfg: the config of the run, with MODEL.WEIGHTS set.
-        output: the file, by custom with the extension ``.pt2``. One that is there is replaced.
-
-    Returns:
-        What was written.
+        output: the file, usually ``.pt2``; an existing one is replaced.
 
     Raises:
         ConfigError: the weights do not fit, the model cannot be traced, or the program's outputs differ.
@@ -211,7 +205,7 @@ def export_program(cfg: CfgNode, output: str | os.PathLike[str]) -> Exported:
     check_output(output, "torch-export")
     cfg = cfg.clone()
     cfg.defrost()
-    # Means to train faster, or in less memory, which are no part of the program.
+    # These only make training faster or smaller.
     cfg.MODEL.COMPILE.ENABLED = cfg.MODEL.CHANNELS_LAST = False
     cfg.MODEL.ACTIVATION_CHECKPOINTING = []
     model = build_model(cfg)
@@ -242,7 +236,7 @@ def export_program(cfg: CfgNode, output: str | os.PathLike[str]) -> Exported:
 
 
 def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
-    """What the model is called with for a batch of the config's data, and what it returns."""
+    """Return the arguments of the model's call for a batch of the config's data, and its outputs."""
     names = cfg.DATASETS.TEST
     loader = build_test_loader(cfg, names[0]) if names else build_train_loader(cfg)
     batch = move_to_device(next(iter(loader)), resolve_device(cfg.MODEL.DEVICE))
@@ -257,8 +251,7 @@ def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str,
         hook.remove()
     if len(calls) != 1:
         raise ConfigError(
-            f"{cfg.MODEL.NAME} calls its forward() {len(calls)} times for a batch, and not once; torch.export takes a "
-            "forward() alone"
+            f"{cfg.MODEL.NAME} calls its forward() {len(calls)} times for a batch; torch.export needs exactly one call"
         )
     return calls[0]
 
@@ -266,7 +259,7 @@ def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str,
 def _batch_size(args: Any, kwargs: Any) -> int:
     tensors = [value for value in pytree.tree_leaves((args, kwargs)) if isinstance(value, torch.Tensor) and value.dim()]
     if not tensors:
-        raise ConfigError("the model is given no tensors, so there is nothing to trace it with")
+        raise ConfigError("the model receives no tensors, so it cannot be traced")
     return tensors[0].shape[0]
 
 
@@ -275,7 +268,7 @@ def _is_batch(value: Any, size: int) -> bool:
 
 
 def _half_a_batch(model: nn.Module, args: Any, kwargs: Any, size: int) -> tuple[Any, Any, Any] | None:
-    """Arguments for half a batch and what the model returns for them; None if it takes no other size than this."""
+    """Return arguments and outputs for half a batch; None if the model takes only batches of ``size``."""
     if size < 2:
         return None
     half = size // 2
@@ -283,20 +276,20 @@ def _half_a_batch(model: nn.Module, args: Any, kwargs: Any, size: int) -> tuple[
     try:
         with torch.no_grad():
             return args, kwargs, model(*args, **kwargs)
-    except Exception as error:  # of any kind: it is the model's
+    except Exception as error:  # a model can raise any error
         logger.debug("The model takes batches of %d only, not of %d: %s", size, half, first_line(error))
         return None
 
 
 def _trace(model: nn.Module, args: Any, kwargs: Any, size: int) -> Any:
-    """The program; for batches of any size, where tensors of a ``size`` are not found to need it."""
+    """Return the program. With a ``size``, first dimensions of that size become dynamic where the model allows it."""
 
     def dynamic(value: Any) -> Any:
         return {0: torch.export.Dim.AUTO} if size and _is_batch(value, size) else None
 
     shapes = pytree.tree_map(dynamic, (args, kwargs))
     try:
-        # Sizes are told by the names that forward() has for its arguments, positional ones too.
+        # torch.export takes sizes by the names of forward()'s arguments, positional ones too.
         sizes = dict(inspect.signature(model.forward).bind(*shapes[0], **shapes[1]).arguments)
         return torch.export.export(model, args, kwargs, dynamic_shapes=sizes)
     except Exception as error:
@@ -304,10 +297,10 @@ def _trace(model: nn.Module, args: Any, kwargs: Any, size: int) -> Any:
 
 
 def _fixed_batch_size(program: Any, size: int) -> int:
-    """The batch size that a program insists on; 0 if it takes any."""
+    """Return the only batch size that a program takes; 0 if it takes any."""
     inputs = set(program.graph_signature.user_inputs)
     shapes = [node.meta["val"].shape for node in program.graph.nodes if node.name in inputs and "val" in node.meta]
-    # A size that is a symbol must not be compared with a number: that would fix it.
+    # Comparing a symbolic size with a number would fix it.
     return size if any(len(shape) and isinstance(shape[0], int) and shape[0] == size for shape in shapes) else 0
 
 
@@ -318,4 +311,4 @@ def _check_same(program: Any, args: Any, kwargs: Any, expected: Any) -> None:
         for ours, theirs in zip(pytree.tree_leaves(outputs), pytree.tree_leaves(expected), strict=True):
             torch.testing.assert_close(ours, theirs)
     except Exception as error:
-        raise ConfigError(f"the exported program does not give the model's outputs: {error}") from error
+        raise ConfigError(f"the exported program's outputs differ from the model's: {error}") from error

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, and how two differ."""
+"""Describes the content of a checkpoint, and the differences between two."""
 
 import hashlib
 import os
@@ -17,12 +17,12 @@ _MEGABYTE = 1e6
 
 
 def hash_weights(weights: Mapping[str, Any]) -> str:
-    """The sha256 of weights: of names, dtypes, shapes and bytes, in the order of names.
+    """Return the sha256 of weights' names, dtypes, shapes and bytes.
 
-    Equal for two models exactly if their weights are equal bit for bit, whatever device they are on.
+    Two models have the same one exactly if their weights are equal bit for bit, on any device.
 
     Args:
-        weights: such as ``model.state_dict()``; extra state that is no tensor is left out.
+        weights: for example ``model.state_dict()``; only its tensors count.
 
     Returns:
         64 hexadecimal digits.
@@ -36,25 +36,25 @@ def hash_weights(weights: Mapping[str, Any]) -> str:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor's bytes: (bytes,) uint8, on the CPU."""
+    """Return a tensor's bytes as a uint8 tensor of shape (bytes,) on the CPU."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def inspect_checkpoint(path: str) -> dict[str, Any]:
-    """What is in a checkpoint.
+    """Describe the content of a checkpoint.
 
     Args:
         path: see :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
 
     Returns:
-        Plain data, which JSON can hold: ``file``, ``megabytes`` on the disk; ``iteration`` and ``epoch`` (None where
-        it does not say); ``weights`` (see below), ``averaged`` (the same of averaged ones, or None); ``optimizer``
-        (kind, state tensors, megabytes; or None); ``hooks`` (the entries of each one's state); ``config`` (default
-        and value of each key that differs from the defaults); ``other`` (names of what else there is). Of weights:
-        their number, elements, megabytes, dtypes, sha256, and number and megabytes by top-level module.
+        A dict for JSON: ``file``; ``megabytes`` on disk; ``iteration`` and ``epoch`` (None if unknown); ``weights``
+        and ``averaged`` (see below; None if there are none); ``optimizer`` (kind, state tensors, megabytes; or None);
+        ``hooks`` (the keys of each hook's state); ``config`` (default and value of each changed key); ``other``
+        (names of other entries). Weights are described by count, elements, megabytes, dtypes, sha256, and count and
+        megabytes of each top-level module.
 
     Raises:
-        ConfigError: there is no such file, it is damaged, or it is no checkpoint.
+        ConfigError: there is no such file, it is damaged, or it is not a checkpoint.
     """
     path = find_checkpoint(path)
     checkpoint = read_checkpoint(path, mmap=os.path.isfile(path))
@@ -121,7 +121,7 @@ def _describe_optimizer(state: Any, config: CfgNode | None) -> dict[str, Any] | 
 
 
 def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """What stands in nested dicts and lists, with its place."""
+    """Yield the leaves of nested dicts and lists with their place."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _leaves(item, f"{where}.{key}" if where else str(key))
@@ -133,7 +133,7 @@ def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _config(checkpoint: Mapping[str, Any], path: str) -> CfgNode | None:
-    """The config that a checkpoint of a run was written under, keys that it did not know yet at their defaults."""
+    """Return the config in a run's checkpoint; keys that it does not have get their defaults."""
     trainer = checkpoint.get("trainer")
     run = trainer.get("run") if isinstance(trainer, Mapping) else None
     text = run.get("config") if isinstance(run, Mapping) else None
@@ -160,21 +160,21 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-# ---------------------------------------------------------------------------- two
+# ---------------------------------------------------------------------------- comparison
 
 
 def compare_checkpoints(path: str, other: str, *, weights_from: str = "model") -> dict[str, Any]:
-    """How two checkpoints differ.
+    """Compare two checkpoints.
 
     Args:
         path, other: see :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
         weights_from: which weights of each: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
 
     Returns:
-        Plain data: ``equal``, whether the weights are equal bit for bit; ``added`` and ``missing``: names of weights
-        that only the other, or only the first, has; ``shapes`` and ``dtypes`` of those that have others; ``changed``:
-        (name, largest and mean absolute difference) from the largest on; ``same``: how many are equal; ``config``:
-        both values of each key that differs; ``state``: places that differ in the rest of two runs' checkpoints.
+        A dict for JSON: ``equal``: whether the weights are equal bit for bit; ``added`` and ``missing``: names of
+        weights that only the second or only the first has; ``shapes`` and ``dtypes``: both, where they differ;
+        ``changed``: (name, largest and mean absolute difference), largest first; ``same``: how many are equal;
+        ``config``: both values of each key that differs; ``state``: places that differ in the trainers' state.
 
     Raises:
         ConfigError: one of them cannot be read.
@@ -201,7 +201,7 @@ def compare_checkpoints(path: str, other: str, *, weights_from: str = "model") -
             report["same"] += 1
             continue
         changed.append([name, *_distance(a, b)])
-    # What is not a number is the largest difference there is.
+    # NaN counts as the largest difference.
     report["changed"] = sorted(changed, key=lambda one: -one[1] if one[1] == one[1] else float("-inf"))
     report["equal"] = not any(report[key] for key in ("added", "missing", "shapes", "dtypes", "changed"))
     cfg, other_cfg = _config(first, path), _config(second, other)
@@ -222,7 +222,7 @@ def _read(path: str, weights_from: str) -> dict[str, Any]:
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    """The largest and the mean absolute difference of two tensors of one shape."""
+    """Return the largest and mean absolute difference of two tensors of the same shape."""
     if not a.numel():
         return 0.0, 0.0
     wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64

@@ -1,4 +1,4 @@
-"""A trained model, ready to be asked."""
+"""Predicts with a trained model."""
 
 from typing import Any
 
@@ -14,13 +14,13 @@ __all__ = ["DefaultPredictor"]
 
 
 class DefaultPredictor:
-    """The model of a config with the weights of MODEL.WEIGHTS, for one input at a time.
+    """Predicts for one sample at a time, with a config's model and the weights of MODEL.WEIGHTS.
 
     Args:
         cfg: the config of the run that trained it, with MODEL.WEIGHTS set.
 
     Raises:
-        ConfigError: MODEL.WEIGHTS is empty, or cannot be read.
+        ConfigError: MODEL.WEIGHTS is empty or cannot be read.
 
     Example::
 
@@ -52,10 +52,10 @@ class DefaultPredictor:
         """Predict for one sample.
 
         Args:
-            sample: what one sample of the data set is, without its target and without a batch dimension.
+            sample: a sample of the data set, without its target and without a batch dimension.
 
         Returns:
-            What the model gives for it, without the batch dimension where it is a tensor.
+            The model's output; a tensor has no batch dimension.
         """
         batch = move_to_device(sample.unsqueeze(0), self.device)
         with inference_context(self.model), torch.no_grad():

@@ -93,7 +93,7 @@ def test_a_program_is_exported_with_the_runs_own_config(tool, tmp_path):
     ("arguments", "says"),
     [
         (["--checkpoint", "runn", "--output", "net.pth"], "there is no file runn; did you mean 'run'"),
-        (["--checkpoint", "run", "--output", "net.xyz"], "the extension says no format"),
+        (["--checkpoint", "run", "--output", "net.xyz"], "the extension names no format"),
         (["--checkpoint", "run", "--output", "net.pth", "--config-file", "c.yaml"], "are for --format torch-export"),
         (["--checkpoint", "run", "--output", "net.pt2", "--dtype", "float16"], "--dtype is for weights"),
         (["--checkpoint", "run", "--output", "net.pt2", "--trust-config", "SEEED", "1"], "did you mean 'SEED'"),

@@ -84,7 +84,7 @@ def test_equal_weights_are_exit_code_zero_and_others_one(tool, trained):
     code, out, _ = tool("run", "other")
     assert code == 1
     assert "weights of run and other: different" in out
-    assert "of other values, with the largest and the mean absolute difference" in out
+    assert "other values, with the largest and mean absolute difference" in out
     assert "SEED: 1, 2" in out
     report = json.loads(tool("run", "other", "--json")[1])
     assert report["equal"] is False
