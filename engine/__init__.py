@@ -1,8 +1,8 @@
-"""What drives a run: the loop, trainers, data, models, optimisation, evaluation, checkpoints."""
+"""Training: loop, trainers, data, models, optimization, evaluation, checkpoints."""
 
 from .. import hooks
 from ..hooks import *  # noqa: F403 (as detectron2.engine does)
-from .compat import aliases as _aliases  # noqa: F401 (for its effect)
+from .compat import aliases as _aliases  # noqa: F401 (imported for its side effect)
 from .compat.amp_trainer import AMPTrainer
 from .compat.writers import default_writers
 from .defaults import DefaultTrainer

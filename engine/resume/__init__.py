@@ -1,1 +1,1 @@
-"""What a resumed run takes from its config and what from the checkpoint."""
+"""Resumed, extended and repeated runs: changes of the config, lengths in epochs."""

@@ -1,1 +1,1 @@
-"""What happens before a run: command line, checks, seeding, run folder, logger."""
+"""Before a run: command line, checks, seeding, OUTPUT_DIR, logger, exit codes."""

@@ -1,4 +1,4 @@
-"""Log lines for a person at the console, and for the file of each rank."""
+"""Logging to the console and to a file per rank."""
 
 import copy
 import functools
@@ -16,7 +16,7 @@ _LEVEL_COLORS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m", logging
 
 
 class _Formatter(logging.Formatter):
-    """Formats the time of each second once."""
+    """Caches the formatted time for one second."""
 
     _second = (0, "")
 
@@ -28,7 +28,7 @@ class _Formatter(logging.Formatter):
 
 
 class _ConsoleFormatter(_Formatter):
-    """Time and message; a level only where it is not the usual one, in colour if the console has any."""
+    """Shows time and message; from WARNING on also the level, in color if the console supports it."""
 
     def __init__(self, color: bool, rank: int = 0) -> None:
         super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
@@ -44,7 +44,7 @@ class _ConsoleFormatter(_Formatter):
 
 
 class _ConsoleHandler(logging.StreamHandler):
-    """Writes to what ``sys.stdout`` is at that moment: programs, notebooks and tests put other streams there."""
+    """Writes to the current ``sys.stdout``, which programs, notebooks and tests replace."""
 
     def __init__(self) -> None:
         logging.Handler.__init__(self)
@@ -55,13 +55,13 @@ class _ConsoleHandler(logging.StreamHandler):
 
 
 class _FileHandler(logging.StreamHandler):
-    """Of a log file that several loggers may share."""
+    """Writes to a log file that several loggers may share."""
 
     log_path: str
 
 
 class _HeldHandler(logging.Handler):
-    """Keeps the messages for a log file that may not be opened yet."""
+    """Keeps messages in memory until the log file may be opened."""
 
     def __init__(self, log_path: str) -> None:
         super().__init__(logging.DEBUG)
@@ -71,7 +71,7 @@ class _HeldHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if len(self.records) < 10_000:
             record = copy.copy(record)
-            record.msg, record.args = record.getMessage(), None  # arguments may change until it is written
+            record.msg, record.args = record.getMessage(), None  # arguments may change before the message is written
             self.records.append(record)
 
 
@@ -83,17 +83,17 @@ def setup_logger(
     name: str = "hookline",
     abbrev_name: str | None = None,
 ) -> logging.Logger:
-    """Send a logger's messages to the console (on rank 0) and to a file. May be called again to add a file.
+    """Send a logger's messages to the console (rank 0 only) and to a file. Can be called again to add a file.
 
-    Errors of every rank are shown on the console, and stand in rank 0's file, too.
+    Errors of all ranks also go to the console and to rank 0's file.
 
     Args:
-        output: a folder, for ``log.txt`` in it, or a file ending in .txt or .log. Other ranks' files end in
+        output: a folder (the file is ``log.txt``), or a file ending in .txt or .log. Files of other ranks end in
             ``.rank1`` and so on. None: no file.
-        distributed_rank: of this process.
-        color: use colours if the console is a terminal.
-        name: of the logger; what is below it is covered too.
-        abbrev_name: accepted for detectron2's sake; the console shows no names.
+        distributed_rank: the rank of this process.
+        color: use colors if the console is a terminal.
+        name: the logger; its child loggers are included.
+        abbrev_name: ignored; for compatibility with detectron2.
 
     Returns:
         The logger.
@@ -113,20 +113,20 @@ def setup_logger(
 
 
 def _files(output: str, rank: int) -> list[tuple[str, int]]:
-    """The log files that a rank writes to, and from which level on."""
+    """Return the log files of a rank, each with its lowest level."""
     path = os.path.abspath(output if output.endswith((".txt", ".log")) else os.path.join(output, "log.txt"))
     return [(f"{path}.rank{rank}", logging.DEBUG), (path, logging.ERROR)] if rank > 0 else [(path, logging.DEBUG)]
 
 
 def hold_logs(folder: str) -> None:
-    """Keep the messages of hookline's loggers in memory until :func:`open_logs` writes them to ``folder/log.txt``."""
+    """Keep the messages of hookline's loggers in memory until :func:`open_logs` writes them."""
     close_logs(folder)
     for name in _LOGGERS:
         logging.getLogger(name).addHandler(_HeldHandler(os.path.join(os.path.abspath(folder), "log.txt")))
 
 
 def open_logs(folder: str, rank: int) -> None:
-    """Open a run's log files, and write the messages that were held for them."""
+    """Open a run's log files, and write the messages kept by :func:`hold_logs`."""
     held = _close(folder)
     for name in _LOGGERS:
         setup_logger(folder, rank, name=name)
@@ -148,12 +148,12 @@ def _add_file(logger: logging.Logger, path: str, level: int, rank: int) -> None:
 
 
 def close_logs(folder: str) -> None:
-    """Close the log files in a folder, and discard messages that are held for them; the console goes on."""
+    """Close the log files in a folder, and discard messages kept for them. The console is not changed."""
     _close(folder)
 
 
 def _close(folder: str) -> list[logging.LogRecord]:
-    """Remove the handlers of a folder's log files; returns the messages that were held."""
+    """Remove the handlers of a folder's log files. Return the messages that were kept."""
     folder, held = os.path.abspath(folder), list[logging.LogRecord]()
     for logger in [logging.getLogger(), *map(logging.getLogger, list(logging.root.manager.loggerDict))]:
         for handler in logger.handlers[:]:
@@ -169,5 +169,5 @@ def _close(folder: str) -> list[logging.LogRecord]:
 
 @functools.cache
 def _open_log(path: str) -> IO[str]:
-    """One stream a file, so that lines of several loggers do not overwrite each other."""
+    """Open one stream per file, so that several loggers do not overwrite each other's lines."""
     return open(path, "a", encoding="utf-8", buffering=1)

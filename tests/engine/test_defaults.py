@@ -113,7 +113,7 @@ def crash():
 # ---------------------------------------------------------------------------- a run
 
 
-def test_a_run_leaves_its_files_and_says_how_it_ended(make):
+def test_a_run_writes_its_files_and_returns_its_result(make):
     trainer = make("LOG.WRITERS", ["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], "LOG.PERIOD", 20)
     result = trainer.train()
     assert (result.reason, result.iteration) == ("completed", 30)
@@ -129,7 +129,7 @@ def test_a_run_leaves_its_files_and_says_how_it_ended(make):
     assert [row["iteration"] for row in rows(trainer)] == [9, 19, 29, 30]
 
 
-def test_the_log_tells_the_story_of_the_run(make):
+def test_the_log_has_model_length_and_results(make):
     trainer = make("LOG.WRITERS", ["CommonMetricPrinter"], "LOG.PERIOD", 20)
     trainer.train()
     log = Path(trainer.cfg.OUTPUT_DIR, "log.txt").read_text()
@@ -147,27 +147,27 @@ def test_the_log_tells_the_story_of_the_run(make):
     assert log.rindex("eta: 0:00:00") > log.index("iter: 19/30")
 
 
-def test_losses_are_put_as_often_as_the_config_says(make):
+def test_losses_are_recorded_every_gather_metric_period(make):
     trainer = make("LOG.GATHER_METRIC_PERIOD", 3)
     trainer.train()
     iterations = [iteration for _, iteration in trainer.storage.history("loss").values()]
     assert iterations == list(range(2, trainer.max_iter, 3))
 
 
-def test_lengths_in_epochs_are_resolved_by_the_loader(make):
+def test_lengths_in_epochs_use_the_loader_length(make):
     trainer = make("SOLVER.MAX_ITER", "3ep", "SOLVER.WARMUP_ITERS", "0.5ep", "SOLVER.STEPS", ["1ep", "2ep"])
     assert trainer.iters_per_epoch == EPOCH
     assert (trainer.max_iter, trainer.cfg.SOLVER.WARMUP_ITERS, trainer.cfg.SOLVER.STEPS) == (30, 5, (10, 20))
 
 
-def test_a_length_in_epochs_of_unknown_length_is_an_error_that_names_the_key():
+def test_unknown_epoch_length_is_an_error_that_names_the_key():
     cfg = get_cfg()
     cfg.SOLVER.MAX_ITER = "3ep"
     with pytest.raises(ConfigError, match=r"SOLVER\.MAX_ITER: '3ep': the length of an epoch"):
         resolve_lengths(cfg, None)
 
 
-def test_resolving_lengths_leaves_the_callers_config_alone():
+def test_resolving_lengths_does_not_change_the_config():
     cfg = get_cfg()
     cfg.SOLVER.MAX_ITER = "3ep"
     cfg.freeze()
@@ -176,7 +176,7 @@ def test_resolving_lengths_leaves_the_callers_config_alone():
     assert resolved.is_frozen()
 
 
-def test_hooks_of_the_config_are_given_their_arguments_and_what_they_ask_for(make):
+def test_hooks_of_the_config_receive_their_arguments(make):
     hooks = [{"NAME": "EvalHook", "ARGS": {"eval_period": 4, "eval_after_train": False}}]
     trainer = make("HOOKS", hooks, "TEST.EVAL_PERIOD", 0, "CHECKPOINT.BEST.METRIC", "")
     trainer.train()
@@ -184,7 +184,7 @@ def test_hooks_of_the_config_are_given_their_arguments_and_what_they_ask_for(mak
     assert evaluated == [3, 7, 11, 15, 19, 23, 27, 30]
 
 
-def test_the_best_is_chosen_among_the_evaluations_of_the_configs_hooks_too(make):
+def test_the_best_includes_evaluations_of_the_configs_hooks(make):
     hooks = [{"NAME": "EvalHook", "ARGS": {"eval_period": 4, "eval_after_train": False}}]
     trainer = make("HOOKS", hooks, "TEST.EVAL_PERIOD", 0)
     trainer.train()
@@ -194,7 +194,7 @@ def test_the_best_is_chosen_among_the_evaluations_of_the_configs_hooks_too(make)
 
 
 @pytest.mark.parametrize("test_sets", [["synthetic"], []])
-def test_the_best_may_be_chosen_by_the_loss_at_any_step(make, test_sets):
+def test_the_best_can_be_chosen_by_the_loss(make, test_sets):
     best = ("CHECKPOINT.BEST.METRIC", "total_loss", "CHECKPOINT.BEST.MODE", "min", "CHECKPOINT.BEST.PERIOD", 5)
     trainer = make(*best, "DATASETS.TEST", test_sets, "TEST.EVAL_PERIOD", 0)
     trainer.train()
@@ -237,7 +237,7 @@ def assert_same_end(first, second):
 @pytest.mark.parametrize(
     ("stop", "at", "workers"), [(interrupt, 4, 0), (interrupt, 13, 1), ("request", 9, 0), ("deadline", 13, 0)]
 )
-def test_a_second_train_after_a_stop_continues_as_if_there_was_none(make, stop, at, workers):
+def test_a_second_train_after_a_stop_continues_exactly(make, stop, at, workers):
     arguments = ["DATASETS.TRAIN", ["noisy_points"], "DATALOADER.NUM_WORKERS", workers, "LOG.PERIOD", 4]
     whole = make(*arguments, folder="whole")
     whole.train()
@@ -251,7 +251,7 @@ def test_a_second_train_after_a_stop_continues_as_if_there_was_none(make, stop, 
     assert_same_end(whole, trainer)
 
 
-def test_a_second_train_after_the_end_does_nothing_and_says_so(make, tmp_path):
+def test_a_second_train_after_the_end_does_nothing(make, tmp_path):
     trainer = make()
     result = trainer.train()
     before = weights(trainer), rows(trainer)
@@ -264,7 +264,7 @@ def test_a_second_train_after_the_end_does_nothing_and_says_so(make, tmp_path):
     assert log.count("Nothing to train: the run ended at iteration 30 (completed). To continue, raise SOLVER.MAX") == 1
 
 
-def test_a_longer_second_train_is_the_run_resumed_with_that_length(make):
+def test_a_longer_second_train_equals_a_resume_with_that_length(make):
     resumed = make("SOLVER.MAX_ITER", 20, folder="resumed")
     resumed.train()
     resumed = make("SOLVER.MAX_ITER", 30, folder="resumed", resume=True)
@@ -277,7 +277,7 @@ def test_a_longer_second_train_is_the_run_resumed_with_that_length(make):
     assert min(row["lr"] for row in rows(trainer)[20:29]) > 0
 
 
-def test_a_run_made_longer_in_the_middle_follows_the_schedule_of_its_new_length(make):
+def test_a_changed_max_iter_changes_the_schedule(make):
     whole = make("MODEL.ARGS.dropout", 0.0, folder="whole")
     whole.train()
     trainer = make("MODEL.ARGS.dropout", 0.0, "SOLVER.MAX_ITER", 12)
@@ -294,7 +294,7 @@ def test_a_run_made_longer_in_the_middle_follows_the_schedule_of_its_new_length(
     assert resumed.train().iteration == 30
 
 
-def test_a_schedule_that_cannot_be_moved_is_named_when_the_run_is_made_longer(make, tmp_path):
+def test_a_schedule_that_cannot_be_extended_is_logged(make, tmp_path):
     schedule = ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:StepLR", "SOLVER.WARMUP_ITERS", 0]
     trainer = make(*schedule, "SOLVER.LR_SCHEDULER_ARGS", {"step_size": 7}, "SOLVER.MAX_ITER", 10)
     trainer.train()
@@ -306,7 +306,7 @@ def test_a_schedule_that_cannot_be_moved_is_named_when_the_run_is_made_longer(ma
     )
 
 
-def test_training_does_not_continue_with_the_best_weights_in_place_of_the_last(make):
+def test_training_does_not_continue_with_the_best_weights(make):
     trainer = make("CHECKPOINT.LOAD_BEST_AT_END", True)
     trainer.train()
     before = weights(trainer)
@@ -316,7 +316,7 @@ def test_training_does_not_continue_with_the_best_weights_in_place_of_the_last(m
     assert str(weights(trainer)) == str(before)
 
 
-def test_a_second_train_after_a_failure_in_the_middle_of_a_step_uses_no_gradient_of_it(make):
+def test_a_second_train_discards_gradients_of_a_failed_step(make):
     trainer = make()
     trainer.register_hooks([At(3, crash, "before_optimizer_step")])
     with pytest.raises(Crash):
@@ -330,7 +330,7 @@ def test_a_second_train_after_a_failure_in_the_middle_of_a_step_uses_no_gradient
     assert all(gradient is None for gradient in seen[0])
 
 
-def test_a_trainer_that_is_let_go_is_freed_at_once(make):
+def test_a_deleted_trainer_is_freed_at_once(make):
     trainer = make()
     trainer.train()
     gone = weakref.ref(trainer)
@@ -342,7 +342,7 @@ def test_a_trainer_that_is_let_go_is_freed_at_once(make):
         gc.enable()
 
 
-def test_two_runs_with_one_seed_are_the_same_run(make):
+def test_equal_seeds_give_equal_runs(make):
     first, second = make(folder="a"), make(folder="b")
     first.train()
     torch.manual_seed(1)
@@ -351,7 +351,7 @@ def test_two_runs_with_one_seed_are_the_same_run(make):
     assert_same_run(first, second)
 
 
-def test_micro_batches_make_the_same_gradient(make):
+def test_micro_batches_give_the_same_gradient(make):
     one = make("MODEL.ARGS.dropout", 0.0, folder="a")
     one.train()
     parts = make("MODEL.ARGS.dropout", 0.0, "SOLVER.ACCUMULATION_STEPS", 3, folder="b")
@@ -365,7 +365,7 @@ def test_micro_batches_make_the_same_gradient(make):
 
 @pytest.mark.parametrize("sampler", ["EpochSampler", "TrainingSampler"])
 @pytest.mark.parametrize("at", [0, 4, 9, 10, 14, 28])
-def test_an_interrupted_and_resumed_run_is_the_uninterrupted_run(make, at, sampler):
+def test_an_interrupted_and_resumed_run_equals_the_uninterrupted_run(make, at, sampler):
     whole = make("DATALOADER.SAMPLER_TRAIN", sampler, folder="whole")
     whole.train()
     stopped = make("DATALOADER.SAMPLER_TRAIN", sampler)
@@ -380,7 +380,7 @@ def test_an_interrupted_and_resumed_run_is_the_uninterrupted_run(make, at, sampl
 
 
 @pytest.mark.parametrize("at", [8, 9, 17])
-def test_a_resumed_run_whose_rate_goes_by_a_metric_is_the_uninterrupted_run(make, at):
+def test_a_resumed_run_with_reduce_lr_on_plateau_equals_the_uninterrupted_run(make, at):
     schedule = [
         *("SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:ReduceLROnPlateau", "SOLVER.WARMUP_ITERS", 0),
         # No loss is so much better than the one before last: the rate is halved at every second evaluation.
@@ -399,7 +399,7 @@ def test_a_resumed_run_whose_rate_goes_by_a_metric_is_the_uninterrupted_run(make
 
 
 @pytest.mark.parametrize("at", [8, 13, 20, 29])
-def test_a_crashed_and_resumed_run_is_the_uninterrupted_run(make, at):
+def test_a_crashed_and_resumed_run_equals_the_uninterrupted_run(make, at):
     whole = make(folder="whole")
     whole.train()
     crashed = make()
@@ -411,7 +411,7 @@ def test_a_crashed_and_resumed_run_is_the_uninterrupted_run(make, at):
     assert_same_run(whole, resumed)
 
 
-def test_a_run_interrupted_again_and_again_is_the_uninterrupted_run(make):
+def test_a_run_interrupted_repeatedly_equals_the_uninterrupted_run(make):
     whole = make(folder="whole")
     whole.train()
     resume = False
@@ -425,7 +425,7 @@ def test_a_run_interrupted_again_and_again_is_the_uninterrupted_run(make):
     assert_same_run(whole, trainer)
 
 
-def test_data_drawn_at_random_while_it_is_read_is_the_same_after_a_resume(make):
+def test_random_data_is_the_same_after_a_resume(make):
     overrides = ["DATASETS.TRAIN", ["noisy_points"]]
     whole = make(*overrides, folder="whole")
     whole.train()
@@ -438,7 +438,7 @@ def test_data_drawn_at_random_while_it_is_read_is_the_same_after_a_resume(make):
 
 
 @pytest.mark.parametrize("first", [10, 20, 25])
-def test_an_extended_run_is_the_long_run(make, first):
+def test_an_extended_run_equals_the_long_run(make, first):
     constant = ["SOLVER.LR_SCHEDULER_NAME", "WarmupMultiStepLR", "SOLVER.STEPS", [15], "SOLVER.WARMUP_ITERS", 0]
     whole = make(*constant, folder="whole")
     whole.train()
@@ -454,7 +454,7 @@ def test_an_extended_run_is_the_long_run(make, first):
     assert iterations == sorted({*iterations})
 
 
-def test_resuming_a_complete_run_trains_no_further_step(make):
+def test_resuming_a_complete_run_trains_no_step(make):
     done = make()
     done.train()
     before = weights(done)
@@ -472,14 +472,14 @@ def test_the_best_value_is_remembered_over_a_resume(make):
     assert best.best_metric == max(row.get("synthetic/accuracy", 0) for row in rows(again))
 
 
-def test_a_resume_with_nothing_to_resume_starts_from_the_beginning(make, tmp_path):
+def test_a_resume_without_a_checkpoint_starts_from_the_beginning(make, tmp_path):
     trainer = make(resume=True)
     assert trainer.start_iter == 0
     trainer.train()
     assert "No checkpoint to resume" in (tmp_path / "run" / "log.txt").read_text()
 
 
-def test_a_resume_after_damage_goes_on_from_the_newest_whole_checkpoint(make, tmp_path):
+def test_a_resume_uses_the_newest_intact_checkpoint(make, tmp_path):
     make().train()
     loaded = []
     (tmp_path / "run" / "model_final.pth").write_bytes(b"torn")
@@ -491,7 +491,7 @@ def test_a_resume_after_damage_goes_on_from_the_newest_whole_checkpoint(make, tm
     assert loaded == [str(tmp_path / "run" / "model_0000027.pth")]
 
 
-def test_weights_to_start_from_are_loaded_without_the_rest_of_the_run(make, tmp_path):
+def test_initial_weights_are_loaded_without_the_rest_of_the_checkpoint(make, tmp_path):
     first = make(folder="first")
     first.train()
     trainer = make("MODEL.WEIGHTS", str(tmp_path / "first" / "model_final.pth"))
@@ -500,7 +500,7 @@ def test_weights_to_start_from_are_loaded_without_the_rest_of_the_run(make, tmp_
         assert torch.equal(value, weights(trainer)[name])
 
 
-def test_a_run_does_not_start_from_weights_that_it_would_move_away(make, tmp_path):
+def test_initial_weights_in_a_folder_to_be_moved_are_an_error(make, tmp_path):
     make().train()
     path = tmp_path / "run" / "model_final.pth"
     with pytest.raises(ConfigError, match=r"MODEL\.WEIGHTS: .*model_final\.pth belongs to the earlier run"):
@@ -532,19 +532,19 @@ class Fixed(DatasetEvaluator):
         return {self.name: {"batches": self.batches}}
 
 
-def test_an_evaluator_names_its_own_tasks_on_a_single_set(make):
+def test_an_evaluator_can_name_tasks_on_a_single_set(make):
     trainer = make()
     assert trainer.test(trainer.cfg, trainer.model, Fixed()) == {"task": {"batches": 5}}
     assert trainer.test(trainer.cfg, trainer.model, [Fixed("synthetic")]) == {"synthetic": {"batches": 5}}
 
 
-def test_as_many_evaluators_as_sets_are_needed(make):
+def test_a_wrong_number_of_evaluators_is_an_error(make):
     trainer = make()
     with pytest.raises(ConfigError, match="1 sets, but 2 evaluators"):
         trainer.test(trainer.cfg, trainer.model, [Fixed(), Fixed()])
 
 
-def test_a_test_set_without_metrics_is_refused_at_the_start_unless_a_subclass_evaluates(make):
+def test_a_test_set_without_metrics_is_an_error_unless_a_subclass_evaluates(make):
     with pytest.raises(ConfigError, match=r"TEST\.METRICS is empty"):
         make("TEST.METRICS", [], "CHECKPOINT.BEST.METRIC", "", folder="refused")
 
@@ -559,7 +559,7 @@ def test_a_test_set_without_metrics_is_refused_at_the_start_unless_a_subclass_ev
     assert Mine(cfg).evaluate()["synthetic"]["batches"] == 5
 
 
-def test_parts_and_hooks_and_writers_are_replaced_in_a_subclass(make):
+def test_a_subclass_can_replace_parts_hooks_and_writers(make):
     class Written(EventWriter):
         times = 0
 
@@ -596,7 +596,7 @@ def test_parts_and_hooks_and_writers_are_replaced_in_a_subclass(make):
     assert any(isinstance(hook, PeriodicWriter) for hook in trainer._hooks)
 
 
-def test_a_config_for_another_number_of_processes_is_scaled():
+def test_auto_scale_workers():
     cfg = get_cfg()
     cfg.merge_from_list(
         [

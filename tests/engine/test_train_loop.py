@@ -83,7 +83,7 @@ STEP = [
 ]
 
 
-def test_events_come_in_the_documented_order():
+def test_events_are_called_in_the_documented_order():
     trainer, recorder = make_trainer(batches(2)), Recorder()
     trainer.register_hooks([recorder])
     trainer.train(0, 3)
@@ -128,7 +128,7 @@ def test_arguments_of_events():
     assert seen["losses"] is seen["outputs"]["loss"]
 
 
-def test_gradients_are_there_after_backward_and_before_the_update():
+def test_gradients_exist_from_after_backward_to_the_update():
     norms = {}
 
     def note(name):
@@ -179,7 +179,7 @@ def test_train_returns_why_and_where_it_ended():
     assert result.metrics["total_loss"] == result.metrics["loss"] > 0
 
 
-def test_a_stop_request_ends_training_with_the_present_step():
+def test_a_stop_request_stops_after_the_current_step():
     trainer, recorder = make_trainer(), Recorder()
     trainer.register_hooks([CallbackHook(before_step=lambda t: t.request_stop("enough") if t.iter == 2 else None)])
     trainer.register_hooks([recorder])
@@ -202,7 +202,7 @@ def test_stop_training_raised_by_a_hook_is_a_stop_request():
     assert "on_exception" not in recorder.events
 
 
-def test_stop_training_raised_by_the_data_leaves_the_step_undone():
+def test_stop_training_raised_by_the_data_discards_the_step():
     def loader():
         yield from batches(2)
         raise StopTraining("no more data")
@@ -211,14 +211,14 @@ def test_stop_training_raised_by_the_data_leaves_the_step_undone():
     assert (result.reason, result.iteration) == ("no more data", 2)
 
 
-def test_the_first_reason_counts():
+def test_the_first_stop_request_wins():
     trainer = make_trainer()
     trainer.register_hooks([CallbackHook(after_step=lambda t: (t.request_stop("first"), t.request_stop("second")))])
     assert trainer.train(0, 9).reason == "first"
 
 
 @pytest.mark.parametrize("codes", [(75, 0), (0, 75)])
-def test_a_stop_on_purpose_counts_before_an_interruption_in_the_same_step(codes):
+def test_a_stop_outranks_an_interruption_in_the_same_step(codes):
     trainer = make_trainer()
     stop = CallbackHook(after_step=lambda t: [t.request_stop(f"code {code}", exit_code=code) for code in codes])
     trainer.register_hooks([stop])
@@ -227,7 +227,7 @@ def test_a_stop_on_purpose_counts_before_an_interruption_in_the_same_step(codes)
     assert trainer.state_dict()["end"]["reason"] == "code 0"
 
 
-def test_max_iter_may_be_changed_while_training():
+def test_max_iter_can_change_during_training():
     trainer = make_trainer()
 
     def shorten(trainer):
@@ -237,7 +237,7 @@ def test_max_iter_may_be_changed_while_training():
     assert trainer.train(0, 100).iteration == 4
 
 
-def test_a_stopped_run_is_not_evaluated_at_its_end():
+def test_a_stopped_run_has_no_final_evaluation():
     calls = []
     trainer = make_trainer()
     trainer.register_hooks([EvalHook(0, lambda: calls.append(1)), CallbackHook(after_step=lambda t: t.request_stop())])
@@ -279,7 +279,7 @@ def test_an_error_in_after_train_is_raised_when_it_is_the_first():
     assert recorder.events[-5:] == ["on_exception", "after_train", "before_write", "on_write", "after_run"]
 
 
-def test_the_failing_hook_and_event_are_named():
+def test_an_error_names_the_hook_and_event():
     class Faulty(HookBase):
         def before_step(self):
             raise Boom("x")
@@ -291,7 +291,7 @@ def test_the_failing_hook_and_event_are_named():
     assert info.value.__notes__ == ["(in hook Faulty.before_step, at iteration 0)"]
 
 
-def test_a_failure_on_the_last_iteration_is_not_evaluated():
+def test_a_failure_in_the_last_iteration_skips_the_final_evaluation():
     calls = []
     trainer = make_trainer()
     trainer.register_hooks(
@@ -305,7 +305,7 @@ def test_a_failure_on_the_last_iteration_is_not_evaluated():
     assert len(calls) == 2
 
 
-def test_on_exception_is_given_the_error_also_for_ctrl_c():
+def test_on_exception_receives_the_error_and_keyboard_interrupt():
     seen = []
 
     def interrupt(trainer):
@@ -326,7 +326,7 @@ def test_a_failing_on_exception_does_not_hide_the_error():
     assert "on_exception" in recorder.events
 
 
-def test_metrics_of_the_steps_before_an_error_are_in_the_storage():
+def test_metrics_before_an_error_are_kept():
     trainer = make_trainer()
     trainer.register_hooks([CallbackHook(before_step=lambda t: raising("x")(t) if t.iter == 3 else None)])
     with pytest.raises(Boom):
@@ -334,7 +334,7 @@ def test_metrics_of_the_steps_before_an_error_are_in_the_storage():
     assert trainer.storage.latest()["loss"][1] == 2
 
 
-def test_nothing_is_left_behind_by_a_failed_run():
+def test_a_failed_run_leaves_no_storage_on_the_stack():
     trainer = make_trainer()
 
     def fail_in_a_scope(trainer):
@@ -350,7 +350,7 @@ def test_nothing_is_left_behind_by_a_failed_run():
     assert "loss" in trainer.train(0, 2).metrics
 
 
-def test_nan_losses_end_the_run_before_they_reach_the_weights():
+def test_nan_losses_stop_the_run_before_the_update():
     trainer = make_trainer([torch.full((2, 3), float("nan"))])
     before = trainer.model.fc.weight.clone()
     with pytest.raises(FloatingPointError, match="iteration 0"):
@@ -366,7 +366,7 @@ def poisoned(steps=(1,), count=4):
     return data
 
 
-def test_updates_of_losses_that_are_not_finite_can_be_skipped_and_are_counted():
+def test_updates_with_non_finite_losses_can_be_skipped():
     trainer = make_trainer(poisoned(steps=(1, 2)), nonfinite="skip")
     result = trainer.train(0, 4)
     assert result.reason == "completed"
@@ -377,7 +377,7 @@ def test_updates_of_losses_that_are_not_finite_can_be_skipped_and_are_counted():
     assert same(trainer.model.state_dict(), clean.model.state_dict())
 
 
-def test_training_can_be_stopped_in_good_order_by_a_loss_that_is_not_finite():
+def test_a_non_finite_loss_can_stop_training():
     trainer = make_trainer(poisoned(), nonfinite="stop")
     result = trainer.train(0, 4)
     assert "NaN or infinite at iteration 1" in result.reason
@@ -411,7 +411,7 @@ class Judged:
         self.trainer.register_hooks([evaluate, self.stopping, self.best, once])
 
 
-def test_a_run_that_starts_over_keeps_nothing_of_the_one_before(tmp_path):
+def test_starting_over_resets_hooks(tmp_path):
     run = Judged([0.9, 0.8, 0.3, 0.4, 0.5], tmp_path)
     run.trainer.train(0, 4)
     assert (run.best.best, run.stopping.count) == ([(0.9, 1)], 1)
@@ -422,7 +422,7 @@ def test_a_run_that_starts_over_keeps_nothing_of_the_one_before(tmp_path):
     assert run.called == [0, 0]
 
 
-def test_a_run_that_follows_the_one_before_goes_on_with_what_hooks_have(tmp_path):
+def test_a_following_run_keeps_the_state_of_hooks(tmp_path):
     run = Judged([0.9, 0.8, 0.3, 0.4, 0.5], tmp_path)
     run.trainer.train(0, 4)
     assert run.trainer.train(4, 20).reason.startswith("early stopping")
@@ -456,7 +456,7 @@ def test_the_learning_rate_follows_each_run_of_a_trainer(kind):
 
 
 @pytest.mark.parametrize("kind", ["plain", "multiplier"])
-def test_the_learning_rate_follows_a_run_made_longer_in_the_middle(kind):
+def test_the_learning_rate_follows_a_changed_max_iter(kind):
     trainer = make_trainer()
     trainer.register_hooks([LRScheduler(scheduler=linear_schedule(kind, trainer, 4))])
     seen = lr_seen(trainer)
@@ -470,7 +470,7 @@ def test_the_learning_rate_follows_a_run_made_longer_in_the_middle(kind):
     assert seen[3:] == [pytest.approx(0.1 * (1 - it / 8)) for it in range(3, 8)]
 
 
-def test_a_schedule_that_cannot_start_over_is_named(caplog):
+def test_a_schedule_that_cannot_start_over_is_logged(caplog):
     trainer = make_trainer()
     trainer.register_hooks([LRScheduler(scheduler=torch.optim.lr_scheduler.StepLR(trainer.optimizer, 2))])
     trainer.train(0, 4)
@@ -480,7 +480,7 @@ def test_a_schedule_that_cannot_start_over_is_named(caplog):
     assert "StepLR continues from its position in the earlier run" in caplog.text
 
 
-def test_the_hook_that_stopped_a_run_is_in_the_state_with_its_arguments():
+def test_the_state_has_the_hook_that_stopped_the_run():
     class Enough(HookBase):
         def __init__(self, at, note="text"):
             self.at, self._note = at, note
@@ -502,7 +502,7 @@ def test_the_hook_that_stopped_a_run_is_in_the_state_with_its_arguments():
     assert trainer.state_dict()["end"]["reason"] == "completed"
 
 
-def test_a_run_that_was_interrupted_or_failed_has_not_ended():
+def test_an_interrupted_or_failed_run_has_no_end_in_its_state():
     trainer = make_trainer()
     act = CallbackHook(after_step=lambda t: t.request_stop("later", exit_code=75))
     trainer.register_hooks([act])
@@ -531,7 +531,7 @@ def test_a_trainer_is_freed_without_the_garbage_collector():
 # ---------------------------------------------------------------------------- data
 
 
-def test_a_finite_loader_is_started_over():
+def test_a_finite_loader_restarts():
     epochs = []
     trainer = make_trainer(batches(3))
     trainer.register_hooks([CallbackHook(before_epoch=lambda t: epochs.append((t.iter, t.epoch)))])
@@ -539,7 +539,7 @@ def test_a_finite_loader_is_started_over():
     assert epochs == [(0, 0), (3, 1), (6, 2)]
 
 
-def test_a_loader_without_a_length_has_epochs_too():
+def test_a_loader_without_a_length_has_epochs():
     class Stream(torch.utils.data.IterableDataset):
         def __iter__(self):
             yield from batches(2)
@@ -563,7 +563,7 @@ def test_an_exhausted_generator_is_a_clear_error():
         make_trainer(iter(batches(2))).train(0, 5)
 
 
-def test_skip_epoch_ends_the_epoch_with_the_present_step():
+def test_skip_epoch_ends_the_epoch_after_the_current_step():
     seen = []
     trainer = make_trainer(batches(10))
     trainer.register_hooks(
@@ -580,7 +580,7 @@ def test_skip_epoch_ends_the_epoch_with_the_present_step():
     assert torch.equal(seen[-1], batches(10)[0])
 
 
-def test_reset_data_loader_goes_on_with_the_new_one():
+def test_reset_data_loader_continues_with_the_new_loader():
     trainer = make_trainer()
     trainer.train(0, 2)
     trainer.reset_data_loader(lambda: batches(1))
@@ -588,7 +588,7 @@ def test_reset_data_loader_goes_on_with_the_new_one():
     assert trainer.iters_per_epoch == 1
 
 
-def test_another_loader_keeps_the_count_of_epochs_and_the_length_that_was_given():
+def test_a_new_loader_keeps_epoch_count_and_given_length():
     trainer = make_trainer(batches(9), iters_per_epoch=3)
     seen = []
     trainer.register_hooks(
@@ -608,7 +608,7 @@ def test_another_loader_keeps_the_count_of_epochs_and_the_length_that_was_given(
     ]
 
 
-def test_another_loader_before_any_batch_is_read_is_of_the_same_epoch():
+def test_a_new_loader_before_the_first_batch_keeps_the_epoch():
     trainer = make_trainer()
     trainer.reset_data_loader(lambda: batches(2))
     trainer.train(0, 5)
@@ -650,7 +650,7 @@ def test_a_loader_that_ends_before_its_length_fails_the_run():
 
 
 @pytest.mark.parametrize("event", ["before_train", "after_forward", "after_step", "after_train", "after_run"])
-def test_an_exit_with_success_in_a_hook_is_an_error_that_says_where(event):
+def test_sys_exit_0_in_a_hook_is_an_error(event):
     def leave(trainer, *args):
         raise SystemExit(0)
 
@@ -662,7 +662,7 @@ def test_an_exit_with_success_in_a_hook_is_an_error_that_says_where(event):
     assert recorder.events[-1] == "after_run"
 
 
-def test_an_exit_with_a_code_keeps_its_code():
+def test_sys_exit_with_another_code_keeps_the_code():
     def leave(trainer, *args):
         raise SystemExit(75)
 
@@ -694,13 +694,13 @@ def same(a, b):
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-def test_a_step_is_the_one_written_by_hand():
+def test_a_step_equals_a_handwritten_step():
     trainer = make_trainer()
     trainer.train(0, 6)
     assert same(trainer.model.state_dict(), by_hand(6))
 
 
-def test_bfloat16_is_the_autocast_written_by_hand():
+def test_bfloat16_equals_handwritten_autocast():
     torch.manual_seed(0)
     model = LossModel()
     trainer = AMPTrainer(model, batches(), torch.optim.SGD(model.parameters(), 0.1), precision=torch.bfloat16)
@@ -710,7 +710,7 @@ def test_bfloat16_is_the_autocast_written_by_hand():
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4, 7])
-def test_accumulation_gives_the_gradient_of_the_whole_batch(parts):
+def test_accumulation_equals_the_gradient_of_the_whole_batch(parts):
     whole, cut = make_trainer(batches(2, size=7)), make_trainer(batches(2, size=7), accumulation_steps=parts)
     results = [trainer.train(0, 4) for trainer in (whole, cut)]
     for name, value in whole.model.state_dict().items():
@@ -777,7 +777,7 @@ def test_several_optimizers_are_stepped_together_and_saved():
     assert str(again.optimizer.state_dict()) == str(trainer.optimizer.state_dict())
 
 
-def test_optimizers_that_share_a_parameter_are_refused():
+def test_optimizers_that_share_a_parameter_are_an_error():
     model = LossModel()
     optimizers = [torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD([model.fc.bias], 0.1)]
     with pytest.raises(ValueError, match="share a parameter"):
@@ -829,7 +829,7 @@ def test_several_losses_are_summed():
     assert latest["total_loss"] == pytest.approx(latest["a"] + latest["b"])
 
 
-def test_gather_metric_period_thins_the_metrics():
+def test_gather_metric_period_records_fewer_metrics():
     trainer = make_trainer(gather_metric_period=3)
     trainer.train(0, 7)
     assert [it for _, it in trainer.storage.history("loss").values()] == [2, 5]
@@ -838,7 +838,7 @@ def test_gather_metric_period_thins_the_metrics():
 # ---------------------------------------------------------------------------- prediction
 
 
-def test_predict_yields_outputs_in_eval_mode_and_tells_hooks():
+def test_predict_yields_outputs_in_eval_mode_and_emits_events():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.9))
     trainer = SimpleTrainer(
@@ -872,7 +872,7 @@ def test_a_trainer_needs_no_model():
     assert Bare().train(0, 5).metrics == {"x": 4.0}
 
 
-def test_a_step_that_never_emits_an_event_a_hook_waits_for_is_warned_of_once(caplog):
+def test_an_event_that_the_step_does_not_emit_is_warned_of_once(caplog):
     class Waits(HookBase):
         def after_backward(self):
             pass
@@ -887,7 +887,7 @@ def test_a_step_that_never_emits_an_event_a_hook_waits_for_is_warned_of_once(cap
     assert "Bare.run_step()" in warnings[0]
 
 
-def test_a_complete_step_is_not_warned_of(caplog):
+def test_a_complete_step_causes_no_warning(caplog):
     trainer = make_trainer()
     trainer.register_hooks([Recorder()])
     with caplog.at_level(logging.WARNING):
@@ -903,7 +903,7 @@ def test_run_step_must_be_defined():
 # ---------------------------------------------------------------------------- requests
 
 
-def test_requests_are_served_at_the_end_of_the_step_evaluation_first_and_saving_last():
+def test_requests_are_served_after_the_step_in_a_fixed_order():
     order = []
 
     class Serves(HookBase):
@@ -928,7 +928,7 @@ def test_requests_are_served_at_the_end_of_the_step_evaluation_first_and_saving_
     assert order == ["epoch", "eval", "write", "save", "write"]
 
 
-def test_an_evaluation_asked_for_where_one_is_due_happens_once():
+def test_a_requested_evaluation_that_is_due_anyway_happens_once():
     calls = []
     trainer = make_trainer()
     trainer.register_hooks([EvalHook(2, lambda: calls.append(trainer.iter)), CallbackHook(after_step=ask_for_one)])
@@ -956,7 +956,7 @@ def test_a_checkpoint_holds_the_last_finished_iteration():
     assert states == [4, 5, 5, 6, 6]
 
 
-def test_a_resumed_trainer_goes_on_bit_for_bit():
+def test_a_resumed_trainer_is_bit_identical():
     def run(until, state=None, start=0):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.5), nn.Linear(4, 2))

@@ -592,13 +592,13 @@ ELSEWHERE = {
     "trainer/nonfinite": ("engine/step/test_nonfinite.py", "test_a_resumed_run_continues_the_count"),
     "trainer/end": (
         "engine/resume/test_changes.py",
-        "test_an_early_stopped_run_that_is_resumed_has_nothing_to_train",
+        "test_an_early_stopped_run_does_not_train_after_a_resume",
     ),
     "trainer/run/results": (
         "engine/resume/test_changes.py",
-        "test_a_complete_run_that_is_resumed_gives_its_results_again_and_writes_nothing",
+        "test_resuming_a_complete_run_returns_its_results_and_writes_nothing",
     ),
-    "trainer/run/world_size": ("engine/resume/test_changes.py", "test_another_number_of_processes_is_told"),
+    "trainer/run/world_size": ("engine/resume/test_changes.py", "test_another_number_of_processes_is_logged"),
     "trainer/data/loader/last": (
         "engine/data/test_stream.py",
         "test_a_set_that_shares_itself_out_goes_on_in_each_worker",

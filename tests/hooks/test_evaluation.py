@@ -72,7 +72,7 @@ def test_no_evaluation_if_another_hooks_after_train_fails():
     assert evaluation.at == [3]  # it came first, when nothing had failed yet
 
 
-def test_a_stopped_run_is_not_evaluated_at_its_end():
+def test_a_stopped_run_has_no_final_evaluation():
     trainer = Idle()
     evaluation = Evaluation(trainer)
 

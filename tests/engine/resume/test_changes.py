@@ -66,7 +66,7 @@ def rates(trainer):
     return seen
 
 
-def test_a_learning_rate_changed_in_the_config_is_used_and_said(make, log):
+def test_a_changed_learning_rate_is_used_and_logged(make, log):
     make("SOLVER.BASE_LR", 0.01).train()
     trainer = make("SOLVER.BASE_LR", 0.5, "SOLVER.MAX_ITER", 6, resume=True)
     assert rates(trainer) == [0.5, 0.5]
@@ -80,13 +80,13 @@ def test_a_longer_run_follows_its_own_schedule_from_the_first_step(make):
     assert rates(make(*linear, "SOLVER.MAX_ITER", 8, resume=True)) == pytest.approx(whole[4:])
 
 
-def test_weight_decay_changed_in_the_config_is_used(make):
+def test_a_changed_weight_decay_is_used(make):
     make("SOLVER.WEIGHT_DECAY", 0.1).train()
     trainer = make("SOLVER.WEIGHT_DECAY", 0.2, resume=True)
     assert trainer.optimizer.param_groups[0]["weight_decay"] == 0.2
 
 
-def test_what_hooks_changed_in_the_run_is_kept(make):
+def test_hyperparameters_changed_by_hooks_are_kept(make):
     first = make()
 
     def change(trainer):
@@ -97,7 +97,7 @@ def test_what_hooks_changed_in_the_run_is_kept(make):
     assert make("SOLVER.BASE_LR", 0.5, resume=True).optimizer.param_groups[0]["weight_decay"] == 0.7
 
 
-def test_an_unchanged_config_changes_nothing_and_says_nothing(make, log):
+def test_an_unchanged_config_logs_nothing(make, log):
     first = make()
     first.train()
     second = make(resume=True)
@@ -105,19 +105,19 @@ def test_an_unchanged_config_changes_nothing_and_says_nothing(make, log):
     assert str(second.optimizer.state_dict()["param_groups"]) == str(first.optimizer.state_dict()["param_groups"])
 
 
-def test_how_the_optimizer_computes_comes_from_the_config(make):
+def test_implementation_options_of_the_optimizer_come_from_the_config(make):
     make("SOLVER.OPTIMIZER.ARGS.foreach", True).train()
     trainer = make("SOLVER.OPTIMIZER.ARGS.foreach", False, resume=True)
     assert trainer.optimizer.param_groups[0]["foreach"] is False
 
 
-def test_another_model_is_refused_with_what_to_do(make):
+def test_another_model_is_an_error_with_the_remedy(make):
     make().train()
     with pytest.raises(ConfigError, match=r"do not fit.*MODEL\.WEIGHTS"):
         make("MODEL.ARGS.hidden", (4, 4), resume=True)
 
 
-def test_smoothed_metrics_go_on_over_a_resume(make, tmp_path):
+def test_smoothed_metrics_continue_after_a_resume(make, tmp_path):
     def rows(folder):
         keep = ("iteration", "loss", "lr")
         lines = (json.loads(line) for line in (folder / "metrics.json").read_text().splitlines())
@@ -147,7 +147,7 @@ def test_smoothed_metrics_go_on_over_a_resume(make, tmp_path):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
-def test_an_evaluation_between_the_last_writing_and_the_checkpoint_is_written_once(make, tmp_path):
+def test_an_evaluation_between_last_write_and_checkpoint_is_written_once(make, tmp_path):
     """Evaluated at 4, saved at 5, written at 7, killed at 9: the row of 4 was written after the checkpoint."""
     make = functools.partial(make, "DATASETS.TEST", ["synthetic"], "TEST.METRICS", ["Accuracy"], "TEST.EVAL_PERIOD", 5)
     make = functools.partial(make, "LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 8, "SOLVER.CHECKPOINT_PERIOD", 6)
@@ -165,7 +165,7 @@ def test_an_evaluation_between_the_last_writing_and_the_checkpoint_is_written_on
     assert iterations == [4, 7, 9, 11, 12]
 
 
-def test_a_run_killed_between_its_last_step_and_its_end_is_ended_by_a_resume(make, tmp_path):
+def test_a_resume_finishes_a_run_killed_after_its_last_step(make, tmp_path):
     make = functools.partial(make, "DATASETS.TEST", ["synthetic"], "TEST.METRICS", ["Accuracy"])
     make = functools.partial(make, "LOG.WRITERS", ["JSONWriter"], "SOLVER.CHECKPOINT_PERIOD", 2)
     make().train()
@@ -243,7 +243,7 @@ def assert_same_final(folder, other):
     assert comparable(folder) == comparable(other)
 
 
-def test_an_early_stopped_run_that_is_resumed_has_nothing_to_train(make, tmp_path, log):
+def test_an_early_stopped_run_does_not_train_after_a_resume(make, tmp_path, log):
     log.setLevel(logging.INFO)
     first = make(*STOPPED, *stopping())
     result = first.train()
@@ -278,12 +278,12 @@ def test_an_early_stopped_run_that_is_resumed_has_nothing_to_train(make, tmp_pat
         (["SOLVER.MAX_ITER", 30, "SOLVER.BASE_LR", 0.5], 12),
     ],
 )
-def test_an_early_stopped_run_trains_on_if_it_is_longer_or_what_stopped_it_has_changed(make, changes, iteration):
+def test_an_early_stopped_run_continues_if_longer_or_if_the_cause_has_changed(make, changes, iteration):
     make(*STOPPED, *stopping()).train()
     assert make(*STOPPED, *stopping(), *changes, resume=True).train().iteration == iteration
 
 
-def test_a_run_that_its_losses_stopped_trains_on_if_what_it_computes_has_changed(make):
+def test_a_run_stopped_by_its_loss_continues_if_the_computation_has_changed(make):
     diverging = ["SOLVER.NONFINITE_LOSS", "stop", "SOLVER.MAX_ITER", 40]
     first = make(*diverging)
 
@@ -297,7 +297,7 @@ def test_a_run_that_its_losses_stopped_trains_on_if_what_it_computes_has_changed
     assert make(*diverging, "SOLVER.BASE_LR", 0.002, resume=True).train().iteration == 40
 
 
-def test_an_early_stopped_run_killed_before_its_final_save_ends_as_the_untouched_run(make, tmp_path):
+def test_an_early_stopped_run_killed_before_its_final_save_equals_the_untouched_run(make, tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     result = make(*STOPPED, *stopping(), "OUTPUT_DIR", str(whole)).train()
     trainer = make(*STOPPED, *stopping(), "OUTPUT_DIR", str(killed))
@@ -312,7 +312,7 @@ def test_an_early_stopped_run_killed_before_its_final_save_ends_as_the_untouched
     assert_same_final(killed, whole)
 
 
-def test_a_run_killed_in_its_final_save_and_extended_is_the_untouched_run_extended(make, tmp_path):
+def test_a_run_killed_in_its_final_save_and_extended_equals_the_untouched_run(make, tmp_path):
     """The evaluation after the last step draws random numbers: they must be drawn once."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     even = [*STOPPED, "SOLVER.MAX_ITER", 12, "SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR"]
@@ -331,7 +331,7 @@ def test_a_run_killed_in_its_final_save_and_extended_is_the_untouched_run_extend
     assert_same_final(killed, whole)
 
 
-def test_a_second_train_makes_up_for_a_final_save_that_failed(make, tmp_path):
+def test_a_second_train_repeats_a_failed_final_save(make, tmp_path):
     trainer = make(*STOPPED, "SOLVER.MAX_ITER", 10)
     save = trainer.checkpointer.save
     killed_at(trainer, "model_final")
@@ -351,7 +351,7 @@ def test_an_early_stopped_run_that_is_interrupted_in_its_last_step_has_ended(mak
     assert make(*STOPPED, *stopping(), resume=True).train().iteration == 12
 
 
-def test_a_complete_run_that_is_resumed_gives_its_results_again_and_writes_nothing(make, tmp_path):
+def test_resuming_a_complete_run_returns_its_results_and_writes_nothing(make, tmp_path):
     best = ["CHECKPOINT.BEST.METRIC", "synthetic/accuracy", "CHECKPOINT.LOAD_BEST_AT_END", True]
     first = make(*STOPPED, *best)
     result = first.train()
@@ -369,7 +369,7 @@ def test_a_complete_run_that_is_resumed_gives_its_results_again_and_writes_nothi
     assert again.train().iteration == 44
 
 
-def test_a_run_that_was_made_shorter_has_ended(make):
+def test_a_shortened_run_has_ended(make):
     first = make("SOLVER.MAX_ITER", 20)
 
     def shorten(trainer):
@@ -408,7 +408,7 @@ def effect_of(key):
         ("LOG.PERIOD", 20, 10),
     ],
 )
-def test_each_change_is_told_with_what_happens_and_the_run_goes_on(make, log, key, before, now):
+def test_each_change_is_logged_with_its_effect(make, log, key, before, now):
     make(key, before).train()
     trainer = make(key, now, "SOLVER.MAX_ITER", 6, resume=True)
     assert f"Resuming with {key} = {now!r} instead of " in log.text
@@ -417,7 +417,7 @@ def test_each_change_is_told_with_what_happens_and_the_run_goes_on(make, log, ke
     assert trainer.train().iteration == 6
 
 
-def test_the_table_of_the_docs_has_a_row_for_each_rule():
+def test_the_docs_table_has_a_row_for_each_rule():
     page = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text()
     rows = [line for line in page.splitlines() if line.startswith("|")]
     for start in filter(None, EFFECTS):
@@ -425,20 +425,20 @@ def test_the_table_of_the_docs_has_a_row_for_each_rule():
 
 
 @pytest.mark.parametrize(("before", "now"), [("SGD", "AdamW"), ("AdamW", "SGD")])
-def test_another_kind_of_optimizer_is_refused_with_what_to_do(make, before, now):
+def test_another_optimizer_class_is_an_error_with_the_remedy(make, before, now):
     make("SOLVER.OPTIMIZER.NAME", before).train()
     with pytest.raises(ConfigError, match=rf"SOLVER\.OPTIMIZER\.NAME: .* change it back to {before}.*MODEL\.WEIGHTS"):
         make("SOLVER.OPTIMIZER.NAME", now, resume=True)
 
 
-def test_a_schedule_that_cannot_take_over_the_others_place_is_refused(make):
+def test_an_incompatible_schedule_class_is_an_error(make):
     make("SOLVER.STEPS", ()).train()
     other = ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:StepLR", "SOLVER.LR_SCHEDULER_ARGS.step_size", 3]
     with pytest.raises(ConfigError, match=r"SOLVER\.LR_SCHEDULER_NAME: .* cannot load"):
         make(*other, resume=True)
 
 
-def test_a_refused_resume_leaves_the_files_as_they_were(make, tmp_path):
+def test_a_failed_resume_does_not_change_files(make, tmp_path):
     make().train()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     with pytest.raises(ConfigError):
@@ -446,14 +446,14 @@ def test_a_refused_resume_leaves_the_files_as_they_were(make, tmp_path):
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
 
 
-def test_another_schedule_is_followed_from_where_the_run_is(make):
+def test_another_schedule_is_followed_from_the_present_iteration(make):
     cosine = ["SOLVER.LR_SCHEDULER_NAME", "WarmupCosineLR", "SOLVER.BASE_LR", 1.0, "SOLVER.MAX_ITER", 8]
     whole = rates(make(*cosine))
     make().train()
     assert rates(make(*cosine, resume=True)) == pytest.approx(whole[4:])
 
 
-def test_another_number_of_processes_is_told():
+def test_another_number_of_processes_is_logged():
     texts = describe_changes({}, (1, 2))
     assert len(texts) == 1
     assert "2 process(es) instead of 1" in texts[0]
@@ -472,7 +472,7 @@ def samples_seen(trainer):
 
 
 @pytest.mark.parametrize("size", [16, 64, 24])
-def test_with_another_batch_size_each_sample_of_the_epoch_is_still_seen_once(make, size):
+def test_another_batch_size_still_sees_each_sample_once(make, size):
     first = make("DATALOADER.BATCH_SIZE", 32, "SOLVER.MAX_ITER", 5)
     before = samples_seen(first)
     first.train()
@@ -485,7 +485,7 @@ def test_with_another_batch_size_each_sample_of_the_epoch_is_still_seen_once(mak
     assert result.iteration == 5 + -(-(SIZE - 5 * 32) // size) == second.max_iter
 
 
-def test_lengths_in_epochs_end_with_the_epochs_also_after_two_changes_of_the_batch_size(make):
+def test_lengths_in_epochs_are_exact_after_two_batch_size_changes(make):
     linear = ["SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR", "SOLVER.WARMUP_ITERS", "1ep", "SOLVER.BASE_LR", 1.0]
     epochs = [*linear, "SOLVER.MAX_ITER", "8ep"]
     sizes = []
@@ -503,13 +503,13 @@ def test_lengths_in_epochs_end_with_the_epochs_also_after_two_changes_of_the_bat
     assert sizes == [(32, 128, 16), (48, 80, 16), (56, 80, 16), (152, 152, 16)]
 
 
-def test_the_epochs_at_an_iteration_are_the_inverse_of_the_iterations_of_epochs():
+def test_epochs_at_is_the_inverse_of_iteration_of():
     stretches = [(0, 0.0, 16), (80, 5.0, 8), (100, 7.5, 20)]
     for epochs in (0.5, 5, 6.25, 7.5, 9):
         assert epochs_at(iteration_of(epochs, stretches), stretches) == epochs
 
 
-def test_with_another_batch_size_the_learning_rate_is_that_of_the_iteration_in_the_new_length(make):
+def test_another_batch_size_changes_the_schedule_in_epochs(make):
     linear = ["SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR", "SOLVER.BASE_LR", 1.0, "SOLVER.MAX_ITER", "4ep"]
     first = make(*linear, "DATALOADER.BATCH_SIZE", 64)
     first.register_hooks([CallbackHook(before_step=lambda t: t.request_stop("", 75) if t.iter == 31 else None)])
@@ -518,7 +518,7 @@ def test_with_another_batch_size_the_learning_rate_is_that_of_the_iteration_in_t
     assert rates(second) == pytest.approx([1 - iteration / 48 for iteration in range(32, 48)])
 
 
-def test_a_length_in_iterations_is_in_updates_of_whatever_size(make):
+def test_a_length_in_iterations_counts_updates_of_any_batch_size(make):
     make("DATALOADER.BATCH_SIZE", 64, "SOLVER.MAX_ITER", 4).train()
     trainer = make("DATALOADER.BATCH_SIZE", 128, "SOLVER.MAX_ITER", 10, resume=True)
     assert trainer.train().iteration == 10
@@ -527,7 +527,7 @@ def test_a_length_in_iterations_is_in_updates_of_whatever_size(make):
 # ---------------------------------------------------------------------------- what goes on, end to end
 
 
-def test_early_stopping_and_the_best_go_on_over_a_resume(make):
+def test_early_stopping_and_best_continue_after_a_resume(make):
     outcomes = {3: 0.5, 7: 0.9, 11: 0.3, 15: 0.4, 19: 0.2, 20: 0.1}
 
     def run(resume, stop):
@@ -555,7 +555,7 @@ def test_early_stopping_and_the_best_go_on_over_a_resume(make):
     assert best.best == [(0.9, 7)]
 
 
-def test_the_console_counts_on_where_the_run_was(make, caplog, monkeypatch):
+def test_the_console_continues_the_iteration_count(make, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("hookline"), "propagate", True)
     caplog.set_level(logging.INFO, "hookline")
     arguments = ["LOG.WRITERS", ["CommonMetricPrinter"], "LOG.PERIOD", 4]
@@ -566,7 +566,7 @@ def test_the_console_counts_on_where_the_run_was(make, caplog, monkeypatch):
     assert [line.split("iter: ")[1].split()[0] for line in lines] == ["11/16", "15/16"]
 
 
-def test_the_results_of_a_run_that_loads_its_best_are_those_of_the_best(make, monkeypatch):
+def test_load_best_at_end_reports_the_best_results(make, monkeypatch):
     tested = [
         *("DATASETS.TEST", ["synthetic"], "TEST.METRICS", ["Accuracy"], "TEST.EVAL_PERIOD", 10),
         *("CHECKPOINT.BEST.METRIC", "synthetic/accuracy", "CHECKPOINT.BEST.MODE", "min"),
@@ -580,7 +580,7 @@ def test_the_results_of_a_run_that_loads_its_best_are_those_of_the_best(make, mo
     assert trainer.evaluate()["synthetic"]["accuracy"] == pytest.approx(best.best_metric)
 
 
-def test_the_console_shows_the_length_that_the_run_has_with_another_batch_size(make):
+def test_the_console_shows_the_new_length_with_another_batch_size(make):
     arguments = ["LOG.WRITERS", ["CommonMetricPrinter"], "SOLVER.MAX_ITER", "2ep"]
     first = make(*arguments, "DATALOADER.BATCH_SIZE", 64)
     first.register_hooks([CallbackHook(after_epoch=lambda trainer: trainer.request_stop("", exit_code=75))])
@@ -595,7 +595,7 @@ def test_the_console_shows_the_length_that_the_run_has_with_another_batch_size(m
     assert any("iter: 23/24" in line for line in lines)
 
 
-def test_each_iteration_stands_once_in_metrics_and_tensorboard_after_an_interruption_and_a_kill(make, tmp_path):
+def test_each_iteration_is_written_once_after_interruption_and_kill(make, tmp_path):
     arguments = ["LOG.WRITERS", ["JSONWriter", "TensorboardXWriter"], "LOG.PERIOD", 3, "SOLVER.MAX_ITER", 20]
     whole, broken = str(tmp_path / "whole"), str(tmp_path / "broken")
     make(*arguments, "OUTPUT_DIR", whole).train()

@@ -25,7 +25,7 @@ def test_the_console_shows_time_and_message(logger, capsys):
     assert re.fullmatch(r"\d\d:\d\d:\d\d  hello there", line)
 
 
-def test_a_warning_is_called_so_and_has_no_colours_outside_of_a_terminal(logger, capsys):
+def test_a_warning_shows_its_level_and_no_color_outside_a_terminal(logger, capsys):
     setup_logger(name=logger.name)
     logger.warning("careful")
     (line,) = console(capsys)
@@ -33,14 +33,14 @@ def test_a_warning_is_called_so_and_has_no_colours_outside_of_a_terminal(logger,
     assert "\033" not in line
 
 
-def test_the_file_has_everything_with_rank_time_name_and_level(logger, capsys, tmp_path):
+def test_the_file_has_all_lines_with_rank_time_name_and_level(logger, capsys, tmp_path):
     setup_logger(str(tmp_path), name=logger.name)
     logger.debug("details")
     (line,) = (tmp_path / "log.txt").read_text().splitlines()
     assert re.fullmatch(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} rank0\] hookline_test_logger DEBUG: details", line)
 
 
-def test_a_traceback_is_in_both(logger, capsys, tmp_path):
+def test_a_traceback_is_in_console_and_file(logger, capsys, tmp_path):
     setup_logger(str(tmp_path), name=logger.name)
     try:
         raise ValueError("the reason")
@@ -50,7 +50,7 @@ def test_a_traceback_is_in_both(logger, capsys, tmp_path):
     assert "ValueError: the reason" in capsys.readouterr().out
 
 
-def test_other_ranks_write_to_files_of_their_own_and_not_to_the_console(logger, capsys, tmp_path):
+def test_other_ranks_write_only_to_their_own_files(logger, capsys, tmp_path):
     setup_logger(str(tmp_path), distributed_rank=1, name=logger.name)
     logger.info("from another rank")
     assert console(capsys) == []
@@ -58,7 +58,7 @@ def test_other_ranks_write_to_files_of_their_own_and_not_to_the_console(logger, 
     assert (tmp_path / "log.txt").read_text() == ""
 
 
-def test_errors_of_other_ranks_are_shown_and_stand_in_the_first_ones_file(logger, capsys, tmp_path):
+def test_errors_of_other_ranks_are_shown_and_in_rank_0s_file(logger, capsys, tmp_path):
     setup_logger(str(tmp_path), distributed_rank=3, name=logger.name)
     logger.error("it failed\nhere")
     line, rest = console(capsys)
@@ -68,7 +68,7 @@ def test_errors_of_other_ranks_are_shown_and_stand_in_the_first_ones_file(logger
         assert "rank3] hookline_test_logger ERROR: it failed\nhere\n" in (tmp_path / name).read_text()
 
 
-def test_setting_up_twice_doubles_no_line(logger, capsys, tmp_path):
+def test_setup_twice_does_not_duplicate_lines(logger, capsys, tmp_path):
     for _ in range(2):
         setup_logger(str(tmp_path), name=logger.name)
     logger.info("once")
@@ -76,7 +76,7 @@ def test_setting_up_twice_doubles_no_line(logger, capsys, tmp_path):
     assert len((tmp_path / "log.txt").read_text().splitlines()) == 1
 
 
-def test_a_file_can_be_added_later_and_be_named(logger, capsys, tmp_path):
+def test_a_named_file_can_be_added_later(logger, capsys, tmp_path):
     setup_logger(name=logger.name)
     logger.info("before")
     setup_logger(str(tmp_path / "sub" / "my.log"), name=logger.name)
@@ -85,7 +85,7 @@ def test_a_file_can_be_added_later_and_be_named(logger, capsys, tmp_path):
     assert (tmp_path / "sub" / "my.log").read_text().endswith("after\n")
 
 
-def test_two_loggers_share_a_file_line_by_line(logger, capsys, tmp_path):
+def test_two_loggers_share_a_file(logger, capsys, tmp_path):
     other = setup_logger(str(tmp_path), name="hookline_test_logger_2")
     setup_logger(str(tmp_path), name=logger.name)
     try:
