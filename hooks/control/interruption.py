@@ -241,7 +241,7 @@ class TimeLimit(HookBase):
         # Time of evaluations and checkpoints in the current step, which is not part of the step.
         self._excluded = 0.0
         # The time and iteration at which the last evaluation and checkpoint began.
-        self._eval_began = self._save_began = (0.0, -1)
+        self._eval_start = self._save_start = (0.0, -1)
 
     def before_train(self) -> None:
         self._reset()
@@ -259,16 +259,16 @@ class TimeLimit(HookBase):
         self.trainer.request_stop(f"the time limit of {self.limit} is near", EXIT_AGAIN)
 
     def before_eval(self) -> None:
-        self._eval_began = time.monotonic(), self.trainer.iter
+        self._eval_start = time.monotonic(), self.trainer.iter
 
     def after_eval(self, results: Any) -> None:
-        self._eval = max(self._eval, self._since_began(self._eval_began))
+        self._eval = max(self._eval, self._duration(self._eval_start))
 
     def before_save(self, path: str) -> None:
-        self._save_began = time.monotonic(), self.trainer.iter
+        self._save_start = time.monotonic(), self.trainer.iter
 
     def after_save(self, path: str) -> None:
-        self._save = max(self._save, self._since_began(self._save_began))
+        self._save = max(self._save, self._duration(self._save_start))
 
     def after_run(self) -> None:
         logger.debug(
@@ -276,7 +276,7 @@ class TimeLimit(HookBase):
             *map(format_seconds, (self._step, self._eval, self._save)),
         )
 
-    def _since_began(self, began: tuple[float, int]) -> float:
+    def _duration(self, began: tuple[float, int]) -> float:
         took = time.monotonic() - began[0]
         if began[1] == self.trainer.iter:  # steps waited for it, so it did not run in the background
             self._excluded += took

@@ -60,7 +60,7 @@ class LRScheduler(HookBase):
         self._check_metric()
         if isinstance(self.scheduler, ParamScheduler):
             self._multiplier = self.scheduler
-            self._scheduler = self._multiply(self._multiplier)
+            self._scheduler = self._torch_scheduler(self._multiplier)
         self.set_max_iter(self.trainer.max_iter)
         for other in self.trainer.find_hooks(LRScheduler):
             if other is not self and other.scheduler is self.scheduler:
@@ -85,7 +85,7 @@ class LRScheduler(HookBase):
                 "iterations, so remove the argument"
             )
 
-    def _multiply(self, multiplier: ParamScheduler) -> _TorchScheduler:
+    def _torch_scheduler(self, multiplier: ParamScheduler) -> _TorchScheduler:
         """Return a torch scheduler that applies ``multiplier`` from the run's first iteration on."""
         optimizer = self._optimizer
         if not isinstance(optimizer, torch.optim.Optimizer):
@@ -158,7 +158,7 @@ class LRScheduler(HookBase):
             return
         latest = self.trainer.storage.latest()
         if self._metric not in latest:
-            self._warn(latest)
+            self._warn_of_missing_metric(latest)
             return
         value, iteration = latest[self._metric]
         if iteration == self._metric_iter:  # this evaluation did not put the metric
@@ -176,7 +176,7 @@ class LRScheduler(HookBase):
                 before[self._group],
             )
 
-    def _warn(self, latest: Mapping[str, Any]) -> None:
+    def _warn_of_missing_metric(self, latest: Mapping[str, Any]) -> None:
         if not self._warned:
             self._warned = True
             logger.warning(
