@@ -1,16 +1,16 @@
 #!/usr/bin/env python
-"""What the engine costs, measured against the same work written by hand.
+"""Measure the cost of the engine, relative to the same work written by hand.
 
-    python tools/benchmark.py overhead      # time per step over the hand-written loop's: lean, as it comes, compiled
+    python tools/benchmark.py overhead      # time per step, relative to a hand-written loop: lean, default, compiled
     python tools/benchmark.py hooks         # time per step that 1 to 100 hooks add
-    python tools/benchmark.py storage       # time per put of the metrics' storage
-    python tools/benchmark.py loader        # batches a second, over a plain DataLoader
-    python tools/benchmark.py checkpoint --size 100M    # saving and loading, over writing and reading the bytes
-    python tools/benchmark.py length        # do steps grow slower, or memory larger, in a long run?
-    python tools/benchmark.py --compare all             # other trainers on the tiny model, those installed
+    python tools/benchmark.py storage       # time per metric put into the storage
+    python tools/benchmark.py loader        # batches per second, relative to a plain DataLoader
+    python tools/benchmark.py checkpoint --size 100M    # saving and loading, relative to plain writing and reading
+    python tools/benchmark.py length        # do steps get slower, or memory larger, in a long run?
+    python tools/benchmark.py --compare all             # other installed trainers, on the tiny model
 
-One thread; what is compared is run in turns, so that a slow moment of the machine meets all alike; medians are
-reported. docs/performance.md tells what the numbers mean.
+One thread. The candidates run in turns, so that a slow moment of the machine affects all of them; the medians are
+reported. docs/performance.md explains the numbers.
 """
 
 import argparse
@@ -56,14 +56,14 @@ def number(text: str) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=COMMANDS, nargs="?", default="overhead")
-    parser.add_argument("--compare", default="", metavar="NAMES", help="other trainers, with commas between; or all")
-    parser.add_argument("--steps", type=number, default=0, help="in a round (default: what suits the command)")
-    parser.add_argument("--rounds", type=number, default=11, help="of which the median is taken")
+    parser.add_argument("--compare", default="", metavar="NAMES", help="other trainers, comma-separated, or all")
+    parser.add_argument("--steps", type=number, default=0, help="steps per round (default: depends on the command)")
+    parser.add_argument("--rounds", type=number, default=11, help="number of rounds; the median is reported")
     parser.add_argument("--size", type=number, default=2_000_000, help="checkpoint: parameters, such as 100M")
-    parser.add_argument("--folder", default=None, help="checkpoint: where to write (default: the temporary folder)")
+    parser.add_argument("--folder", default=None, help="checkpoint: folder to write to (default: the temporary folder)")
     parser.add_argument("--puts", type=number, default=1_000_000, help="length: puts whose memory is measured")
-    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: for a machine that others use too")
-    parser.add_argument("--backend", default="inductor", help="overhead: what torch.compile makes compiled steps with")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="cpu: for a machine shared with others")
+    parser.add_argument("--backend", default="inductor", help="overhead: backend of torch.compile")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args(arguments)
 

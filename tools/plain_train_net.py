@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""The same job as train_net.py, as a plain loop that anybody can read and change.
+"""Train like train_net.py, with a hand-written loop to read and change.
 
-It uses hookline's parts (config, data, model, optimizer, schedule, checkpoints, metrics) without its trainers or
-hooks. Start here if your training does not fit a trainer at all.
+It uses hookline's parts (config, data, model, optimizer, schedule, checkpoints, metrics) without its trainers and
+hooks. Start here if your training does not fit a trainer.
 
     python tools/plain_train_net.py --config-file configs/digits/convnet.yaml
 """
@@ -34,7 +34,7 @@ logger = logging.getLogger("hookline.plain")
 
 
 def evaluate(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter) -> dict:
-    """Metrics of each test set."""
+    """Compute the metrics of each test set."""
     results: dict = {}
     for name in (component(entry)[0] for entry in cfg.DATASETS.TEST):
         loader, evaluator = build_test_loader(cfg, name), build_evaluator(cfg, name, targets_of=adapter.targets)
@@ -43,7 +43,7 @@ def evaluate(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter) -> dic
 
 
 def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: bool) -> int:
-    """Train ``model`` as the config says. Returns the program's exit code, not 0 if it was stopped before its end."""
+    """Train ``model``. Returns the exit code, not 0 if the run was stopped before its end."""
     model.train()
     device = resolve_device(cfg.MODEL.DEVICE)
     optimizer = build_optimizer(cfg, model)
@@ -59,7 +59,7 @@ def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: b
     period = Duration.parse(cfg.SOLVER.CHECKPOINT_PERIOD).iterations(len(loader)) or max_iter
     periodic_checkpointer = PeriodicCheckpointer(checkpointer, period, max_iter=max_iter)
 
-    begin_run(cfg)  # from here on files are written
+    begin_run(cfg)  # files are written from here on
     writers = default_writers(cfg.OUTPUT_DIR, max_iter)
     for writer in writers:
         writer.resume(start_iter)
@@ -68,7 +68,7 @@ def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: b
         for iteration in range(start_iter, max_iter):
             storage.iter = iteration
             losses = adapter.losses(model, move_to_device(next(batches), device))
-            losses.pop("num_items", None)  # told by some models, for those who weigh parts of a batch
+            losses.pop("num_items", None)  # some models return it, to weight micro-batches
             total = sum(losses.values())
             optimizer.zero_grad()
             total.backward()

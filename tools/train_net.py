@@ -41,7 +41,7 @@ from hookline.engine.setup.report import describe_run
 
 
 def setup(args: argparse.Namespace) -> CfgNode:
-    """The run's config: defaults, then the file, then the command line. default_setup() checks the rest of it."""
+    """Build the config: defaults, then the file, then the command line. default_setup() checks the rest."""
     cfg = get_cfg()
     if args.config_file:
         cfg.merge_from_file(args.config_file)
@@ -69,13 +69,13 @@ def setup(args: argparse.Namespace) -> CfgNode:
 
 
 def has_checkpoints(folder: str) -> bool:
-    """Whether there is anything in a run's folder that may be a checkpoint."""
+    """Whether a run's folder has files that may be checkpoints."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return any(name == "last_checkpoint" or name.endswith(".pth") for name in names)
 
 
 def trained_model(cfg: CfgNode, resume: bool) -> nn.Module:
-    """The config's model with MODEL.WEIGHTS, or with ``resume`` the last checkpoint's."""
+    """Build the model with MODEL.WEIGHTS, or with ``resume`` the weights of the last checkpoint."""
     model = DefaultTrainer.build_model(cfg)
     checkpointer = Checkpointer(model, cfg.OUTPUT_DIR)
     checkpointer.resume_or_load(
@@ -85,9 +85,7 @@ def trained_model(cfg: CfgNode, resume: bool) -> nn.Module:
         weights_from=cfg.MODEL.WEIGHTS_FROM,
     )
     if resume and not checkpointer.resumed_from:
-        raise ConfigError(
-            f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} that is whole, other than copies of the best"
-        )
+        raise ConfigError(f"OUTPUT_DIR: there is no complete checkpoint in {cfg.OUTPUT_DIR}, except copies of the best")
     if checkpointer.missing_keys:
         raise ConfigError(
             f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME}: "
@@ -118,7 +116,7 @@ def main(args: argparse.Namespace, cfg: CfgNode) -> None:
     default_setup(cfg, args)
     if args.dry_run:
         trainer = DefaultTrainer(cfg)
-        trainer.resume_or_load(resume=args.resume)  # what a run would refuse is refused now
+        trainer.resume_or_load(resume=args.resume)  # raises the errors that a run would raise
         description = describe_run(trainer)
         if comm.is_main_process():
             print(description)
@@ -136,7 +134,7 @@ def main(args: argparse.Namespace, cfg: CfgNode) -> None:
     trainer = DefaultTrainer(cfg)
     trainer.resume_or_load(resume=args.resume)
     exit_code = trainer.train().exit_code
-    if exit_code:  # stopped before its end: docs/checkpoints.md says by what
+    if exit_code:  # the run was stopped: see docs/checkpoints.md
         raise SystemExit(exit_code)
 
 
@@ -145,7 +143,7 @@ if __name__ == "__main__":
     with config_errors_exit():
         cfg = setup(args)
         if args.num_gpus * args.num_machines > 1:
-            check_config(cfg)  # once, before there are several processes
+            check_config(cfg)  # once, before processes start
         launch(
             main,
             args.num_gpus,

@@ -1,4 +1,4 @@
-"""Evaluation: running a model over a data set, metrics, and what is done with results."""
+"""Evaluation: evaluators, metrics, predictions and results."""
 
 from .build import EVALUATOR_REGISTRY, MetricsEvaluator, build_evaluator, build_metrics, check_evaluation, check_metrics
 from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset

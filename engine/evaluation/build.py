@@ -1,4 +1,4 @@
-"""From a config to evaluators, the metrics' one among them."""
+"""Build evaluators and metrics from a config."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -24,8 +24,8 @@ __all__ = [
 ]
 
 EVALUATOR_REGISTRY = Registry("EVALUATOR", DatasetEvaluator)
-"""Evaluators for ``TEST.EVALUATOR.NAME``: given ``cfg``, ``dataset_name``, ``metrics`` (those of ``TEST.METRICS``) and
-``targets_of`` where they name them, and ``TEST.EVALUATOR.ARGS``."""
+"""Evaluators for ``TEST.EVALUATOR.NAME``. They receive ``TEST.EVALUATOR.ARGS``, and ``cfg``, ``dataset_name``,
+``metrics`` (of ``TEST.METRICS``) and ``targets_of`` if they name them."""
 
 EVALUATOR_SLOT = Slot(
     EVALUATOR_REGISTRY, "TEST.EVALUATOR.NAME", offers=("cfg", "dataset_name", "metrics", "targets_of")
@@ -35,12 +35,13 @@ METRICS_SLOT = Slot(METRIC_REGISTRY, "TEST.METRICS")
 
 @EVALUATOR_REGISTRY.register()
 class MetricsEvaluator(DatasetEvaluator):
-    """Feeds predictions and targets to metrics, batch by batch; nothing else is kept.
+    """Updates metrics with predictions and targets, batch by batch.
 
     Args:
-        dataset_name: under which the results are returned.
-        metrics: by the name of their result. torchmetrics' are moved to the predictions' device.
-        targets_of: the targets in a batch; by default the last of ``(x, y)``, or of a dict the entry of a usual name.
+        dataset_name: name of the results.
+        metrics: metrics by name. Those of torchmetrics are moved to the device of the predictions.
+        targets_of: returns the targets in a batch. Default: the last of ``(x, y)``, or the entry of a dict with a usual
+            name.
     """
 
     def __init__(
@@ -72,15 +73,15 @@ class MetricsEvaluator(DatasetEvaluator):
 def build_evaluator(
     cfg: CfgNode, dataset_name: str, targets_of: Callable[[Any], Any] | None = None
 ) -> DatasetEvaluator:
-    """The evaluator ``cfg.TEST.EVALUATOR`` describes, for one test set.
+    """Build the evaluator of ``cfg.TEST.EVALUATOR`` for one test set.
 
     Args:
         cfg: the whole config.
-        dataset_name: of the test set.
-        targets_of: the targets in a batch; by default those that ``cfg.MODEL`` describes.
+        dataset_name: name of the test set.
+        targets_of: returns the targets in a batch. Default: as ``cfg.MODEL`` says.
 
     Raises:
-        ConfigError: names or arguments are wrong, or ``MetricsEvaluator`` is to be used without metrics.
+        ConfigError: names or arguments are wrong, or ``MetricsEvaluator`` has no metrics.
     """
     check_metrics(cfg)
     return EVALUATOR_SLOT.build(
@@ -92,17 +93,17 @@ def build_evaluator(
 
 
 def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
-    """The metrics of ``cfg.TEST.METRICS``, by name: the metric's own, or its class's in snake_case.
+    """Build the metrics of ``cfg.TEST.METRICS``, by the metric's ``name`` or its class name in snake_case.
 
     Raises:
-        ConfigError: names or arguments are wrong, or two metrics have one name.
+        ConfigError: names or arguments are wrong, or two metrics have the same name.
     """
     metrics: dict[str, Metric] = {}
     for i, metric in enumerate(METRICS_SLOT.build(cfg)):
         key = getattr(metric, "name", None) or _snake_case(type(metric).__name__)
         if key in metrics:
             raise ConfigError(
-                f"TEST.METRICS[{i}]: there already is a metric named {key!r}; register a subclass of "
+                f"TEST.METRICS[{i}]: there is already a metric named {key!r}; register a subclass of "
                 f"{type(metric).__name__}"
             )
         metrics[key] = metric
@@ -110,10 +111,10 @@ def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
 
 
 def check_evaluation(cfg: CfgNode) -> None:
-    """Check the evaluator's and the metrics' names and arguments without building anything.
+    """Check names and arguments of the evaluator and the metrics without building anything.
 
     Raises:
-        ConfigError: the first thing wrong.
+        ConfigError: the first problem found.
     """
     check_format(cfg.TEST.PREDICTIONS_FORMAT, "TEST.PREDICTIONS_FORMAT")
     EVALUATOR_SLOT.check(cfg)
@@ -121,7 +122,7 @@ def check_evaluation(cfg: CfgNode) -> None:
 
 
 def check_metrics(cfg: CfgNode) -> None:
-    """Check that there is something to evaluate with. A script that builds its own evaluators does not need it.
+    """Check that an evaluator and metrics are set. Scripts that build their own evaluators need not call it.
 
     Raises:
         ConfigError: no evaluator is named, or ``MetricsEvaluator`` has no metrics.
@@ -130,7 +131,7 @@ def check_metrics(cfg: CfgNode) -> None:
     if not name:
         raise ConfigError('TEST.EVALUATOR.NAME is empty: set it, for example to "MetricsEvaluator"')
     if not cfg.TEST.METRICS and EVALUATOR_REGISTRY.get(name, "TEST.EVALUATOR.NAME") is MetricsEvaluator:
-        raise ConfigError('TEST.METRICS is empty: name what to measure on DATASETS.TEST, such as ["Accuracy"]')
+        raise ConfigError('TEST.METRICS is empty: name the metrics for DATASETS.TEST, such as ["Accuracy"]')
 
 
 def _snake_case(name: str) -> str:
@@ -138,7 +139,7 @@ def _snake_case(name: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers for tensors: a float for one, a dict by index for several (a metric by class)."""
+    """Convert a tensor to a float, or to a dict by index if it has several values (a metric per class)."""
     if isinstance(value, Mapping):
         return {name: _plain(item) for name, item in value.items()}
     if not isinstance(value, torch.Tensor):

@@ -1,4 +1,4 @@
-"""Running a model over a data set, and the evaluators that judge what comes out."""
+"""Run a model over a data set and evaluate its outputs."""
 
 import logging
 import time
@@ -26,37 +26,36 @@ logger = logging.getLogger(__name__)
 
 
 class DatasetEvaluator:
-    """Judges the outputs for a whole data set, fed batch by batch.
+    """Evaluates the outputs for a whole data set, batch by batch.
 
-    Evaluators keep what they need of each batch (counts, if possible, not predictions) and combine the ranks'
-    shares in :meth:`evaluate`, which every rank calls.
+    An evaluator keeps what it needs of each batch (if possible counts, not predictions), and combines the ranks in
+    :meth:`evaluate`, which every rank calls.
     """
 
     def reset(self) -> None:
-        """Forget everything; called before the first batch."""
+        """Clear the state; called before the first batch."""
 
     def process(self, inputs: Any, outputs: Any) -> None:
-        """Take in one batch.
+        """Process one batch.
 
         Args:
-            inputs: the batch as the loader gave it, on the model's device.
-            outputs: what the model predicted for it.
+            inputs: the batch, on the model's device.
+            outputs: the model's predictions for it.
         """
 
     def evaluate(self) -> dict[str, Any] | None:
-        """Combine what has been processed.
+        """Compute the results over all batches and ranks.
 
         Returns:
-            Metrics by the name of their task or data set, ``{"digits_test": {"accuracy": 0.99}}``. None: nothing
-            to report (on this rank).
+            Metrics by task or data set, ``{"digits_test": {"accuracy": 0.99}}``; None if this rank has none to report.
         """
 
 
 class DatasetEvaluators(DatasetEvaluator):
-    """Several evaluators as one, whose results are put together.
+    """Several evaluators as one, with merged results.
 
     Args:
-        evaluators: their results must not share a name.
+        evaluators: evaluators with different names of results.
     """
 
     def __init__(self, evaluators: Iterable[DatasetEvaluator]) -> None:
@@ -89,18 +88,18 @@ def inference_on_dataset(
     predict: Callable[[Any, Any], Any] | None = None,
     device: torch.device | str | None = None,
 ) -> dict[str, Any]:
-    """Run a model over all batches of a loader and evaluate what it predicts.
+    """Run a model over all batches of a loader and evaluate its predictions.
 
-    The model is put in eval mode, and afterwards every submodule back in the mode it was in.
+    The model is in eval mode meanwhile. Afterwards every submodule is in its previous mode.
 
     Args:
         model: a module, or any callable.
         data_loader: batches.
         evaluator: one, or several, or None to run the model only.
-        callbacks: functions without arguments by the place they are called at: "on_start", "before_inference",
-            "after_inference" (these two around each batch's prediction), "on_end".
-        predict: ``predict(model, batch)``; by default ``model(batch)``.
-        device: where batches are moved to; by default to the model's first parameter, if it has one.
+        callbacks: functions without arguments, by event: "on_start", "before_inference" and "after_inference" (around
+            each batch), "on_end".
+        predict: ``predict(model, batch)``. Default: ``model(batch)``.
+        device: device for the batches. Default: that of the model's first parameter.
 
     Returns:
         The evaluator's results; empty if there are none.
@@ -114,15 +113,14 @@ def inference_on_dataset(
     emit, max_batches = _CONTEXTS[-1] if _CONTEXTS else (_nothing, None)
     evaluator.reset()
     start, compute_time, batches = time.perf_counter(), 0.0, 0
-    # no_grad and not inference_mode: tensors made in inference mode that stay (a metric's sums, a cache a module
-    # fills in its first forward) could not be used in training afterwards.
+    # Not inference_mode: tensors that outlive it (a metric's sums, a module's cache) could not be used in training.
     with inference_context(model), torch.no_grad():
         call["on_start"]()
         own = islice(whole_pass(data_loader), max_batches)
         for batch, counts in counted(model, own):
             if device is not None:
                 batch = move_to_device(batch, device)
-            if not counts:  # another rank needs this one's parameters, or counts the batch itself
+            if not counts:  # another rank needs this rank's parameters, or counts this batch
                 model(batch) if predict is None else predict(model, batch)
                 continue
             emit("before_eval_step", batch)
@@ -138,7 +136,7 @@ def inference_on_dataset(
     results = evaluator.evaluate()
     total_time = time.perf_counter() - start
     logger.debug(
-        "Inference on %d batches took %.2f s (%.1f batches/s; the model's share %.2f s)",
+        "Inference on %d batches took %.2f s (%.1f batches/s; %.2f s in the model)",
         batches,
         total_time,
         batches / total_time,
@@ -149,10 +147,10 @@ def inference_on_dataset(
 
 @contextmanager
 def inference_context(model: Any) -> Iterator[None]:
-    """Eval mode inside; on leaving, also by an exception, every submodule is in the mode it was in before.
+    """Set eval mode; on exit every submodule is back in its previous mode.
 
     Args:
-        model: a module; of anything else nothing is changed.
+        model: a module. Other objects are not changed.
     """
     modes = [(module, module.training) for module in model.modules()] if isinstance(model, nn.Module) else []
     if isinstance(model, nn.Module):
@@ -164,17 +162,17 @@ def inference_context(model: Any) -> Iterator[None]:
             module.training = training
 
 
-# What evaluations that run inside of evaluation_context() tell whom, and how far they go.
+# (emit, max_batches) of the active evaluation_context()s.
 _CONTEXTS: list[tuple[Callable[..., None], int | None]] = []
 
 
 @contextmanager
 def evaluation_context(emit: Callable[..., None], max_batches: int | None = None) -> Iterator[None]:
-    """Have every :func:`inference_on_dataset` inside, whoever calls it, tell of its batches.
+    """Make every :func:`inference_on_dataset` within it emit events.
 
     Args:
         emit: called as ``emit("before_eval_step", batch)`` and ``emit("after_eval_step", batch, outputs)``.
-        max_batches: go no further than so many batches of each set.
+        max_batches: batches per data set, at most.
     """
     _CONTEXTS.append((emit, max_batches))
     try:

@@ -1,4 +1,4 @@
-"""Evaluating on several ranks: whose outputs count, and models that need all ranks for each forward pass."""
+"""Evaluation on several ranks: which outputs count, and models whose forward pass needs all ranks."""
 
 from collections.abc import Iterable, Iterator
 from itertools import repeat
@@ -14,14 +14,14 @@ __all__ = ["counted", "in_step", "needs_all_ranks"]
 
 
 def counted(model: Any, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """The batches that this rank runs the model on, and whether their outputs count.
+    """Yield the batches to run the model on, and whether their outputs count. Each sample counts once.
 
-    They do not where another rank needs this one's forward pass only (see :func:`in_step`), nor on ranks that share
-    their batch with an earlier one: each sample counts once.
+    Outputs do not count in extra forward passes for other ranks (see :func:`in_step`), and on ranks that share their
+    batch with an earlier rank.
 
     Args:
-        model: what is run.
-        batches: this rank's.
+        model: the model to run.
+        batches: batches of this rank.
     """
     is_first = comm.is_first_of_data_rank()
     for batch, counts in in_step(batches) if needs_all_ranks(model) else zip(batches, repeat(True)):
@@ -36,15 +36,15 @@ def needs_all_ranks(model: Any) -> bool:
 
 
 def in_step(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
-    """This rank's batches and, as long as another rank has more, one of them again.
+    """Yield this rank's batches, then repeat one of them while another rank has more.
 
-    Before each batch the ranks tell each other who has one.
+    The ranks exchange before each batch which of them have one.
 
     Args:
-        batches: this rank's, of any number.
+        batches: batches of this rank, any number.
 
     Returns:
-        Pairs of a batch and whether it counts: of one that does not, the outputs are to be thrown away.
+        Pairs of a batch and whether it counts. Discard the outputs of the others.
     """
     own = iter(batches)
     last: Any = None

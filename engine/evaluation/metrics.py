@@ -1,7 +1,7 @@
-"""Metrics with torchmetrics' protocol: ``update(preds, target)`` a batch, ``compute()`` at the end, ``reset()``.
+"""Metrics with torchmetrics' protocol: ``update(preds, target)`` per batch, ``compute()`` at the end, ``reset()``.
 
-They keep sums and counts on the device, so that no batch waits for it, and add up the ranks' when computing: a
-result is that of the whole data set, however it was cut.
+They keep sums and counts on the device, so that batches do not wait for it. ``compute()`` adds up the ranks: the result
+is that of the whole data set, on any number of ranks.
 """
 
 from collections.abc import Callable
@@ -19,42 +19,42 @@ __all__ = ["METRIC_REGISTRY", "Accuracy", "Loss", "MeanMetric", "MeanSquaredErro
 
 @runtime_checkable
 class Metric(Protocol):
-    """What an evaluator needs of a metric; torchmetrics' have it."""
+    """The protocol of metrics, as in torchmetrics."""
 
     def update(self, preds: Any, target: Any) -> None:
-        """Take in one batch."""
+        """Add one batch."""
 
     def compute(self) -> Any:
-        """The value over everything taken in, on all ranks."""
+        """Return the value over all batches of all ranks."""
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear the state."""
 
 
 METRIC_REGISTRY = Registry("METRIC", Metric)
-"""Metrics for ``TEST.METRICS``; called with their ``ARGS`` (and ``cfg``, if that is their first parameter)."""
+"""Metrics for ``TEST.METRICS``. They receive their ``ARGS``, and ``cfg`` if that is their first parameter."""
 
 
 class MeanMetric:
-    """A sum over samples or elements, divided by their number; subclasses say what is added in ``update``."""
+    """The mean over samples or elements. Subclasses call :meth:`add` in ``update``."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
+        """Clear the state."""
         self._sum: torch.Tensor | int = 0
         self._count: torch.Tensor | int = 0
 
     def add(self, total: torch.Tensor, count: torch.Tensor | int) -> None:
         """Add a batch's sum, a scalar tensor, and the number of its terms (an int, or a scalar tensor)."""
-        if total.is_floating_point() and total.device.type != "mps":  # which has no double
+        if total.is_floating_point() and total.device.type != "mps":  # mps has no float64
             total = total.double()
         self._sum = self._sum + total.detach()
         self._count = self._count + count
 
     def compute(self) -> float:
-        """The mean over everything added on all ranks; NaN if that is nothing."""
+        """Return the mean over all ranks; NaN without data."""
         shares = comm.all_gather((float(self._sum), float(self._count)))
         total, count = (sum(values) for values in zip(*shares, strict=True))
         return total / count if count else float("nan")
@@ -62,10 +62,10 @@ class MeanMetric:
 
 @METRIC_REGISTRY.register()
 class Accuracy(MeanMetric):
-    """Share of the targets that are among the ``top_k`` highest scores.
+    """Fraction of the targets that are among the ``top_k`` highest scores.
 
     Args:
-        top_k: how many of the classes count as the prediction. Beyond 1, the metric is named "accuracy_top<k>".
+        top_k: number of classes that count as the prediction. Above 1, the metric is named "accuracy_top<k>".
     """
 
     def __init__(self, top_k: int = 1) -> None:
@@ -74,14 +74,14 @@ class Accuracy(MeanMetric):
         self.name = "accuracy" if top_k == 1 else f"accuracy_top{top_k}"
 
     def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
-        """Take in one batch.
+        """Add one batch.
 
         Args:
             preds: class scores (N, C, ...), or class indices (N, ...) of an integer type.
             target: class indices (N, ...).
 
         Raises:
-            ValueError: the shapes do not fit.
+            ValueError: the shapes do not match.
         """
         labels = preds.shape == target.shape and not preds.is_floating_point() and self.top_k == 1
         scores = preds.dim() == target.dim() + 1 and preds.shape[:1] + preds.shape[2:] == target.shape
@@ -104,7 +104,7 @@ class MeanSquaredError(MeanMetric):
     """Mean over all elements of (prediction - target) squared."""
 
     def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
-        """Take in one batch of two tensors of one shape.
+        """Add one batch, two tensors of the same shape.
 
         Raises:
             ValueError: the shapes differ.
@@ -118,9 +118,9 @@ class MeanSquaredError(MeanMetric):
 
 @METRIC_REGISTRY.register()
 class Loss(MeanMetric):
-    """The loss ``MODEL.LOSS`` over the whole set, as if it had been computed in one batch.
+    """The loss ``MODEL.LOSS`` over the whole set, as if computed in one batch.
 
-    A loss that returns a sum is divided by the number of samples; one that is not torch's counts as their mean.
+    A loss that returns a sum is divided by the number of samples. A loss that is not torch's is taken as the mean.
 
     Args:
         cfg: the whole config.
@@ -139,9 +139,9 @@ class Loss(MeanMetric):
         self._loss: Callable[[Any, Any], Any] = loss
 
     def update(self, preds: Any, target: Any) -> None:
-        """Take in one batch, as the loss takes it."""
+        """Add one batch, with the arguments of the loss."""
         loss = self._loss(preds, target)
-        if isinstance(loss, tuple):  # with the number of items it is a mean over
+        if isinstance(loss, tuple):  # the mean, and its number of items
             loss, items = loss[0], torch.as_tensor(loss[1], device=loss[0].device)
             self.add(torch.where(items > 0, loss * items, 0.0), items)
             return
@@ -153,7 +153,7 @@ class Loss(MeanMetric):
 
 
 def _terms(loss: Callable[..., Any], target: torch.Tensor) -> torch.Tensor:
-    """By how much torch divided to get a batch's mean: the samples, or their classes' weights where there are some."""
+    """The divisor of a batch's mean: the number of samples, or the sum of the weights of their classes."""
     if not isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) or target.is_floating_point():
         return torch.tensor(len(target), device=target.device)
     counted = target != loss.ignore_index

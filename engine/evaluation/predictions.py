@@ -1,7 +1,6 @@
-"""What a model predicts for a data set, written to a file in the data set's order, whatever number of ranks make it.
+"""Write a model's predictions for a data set to a file, in the order of the data set, on any number of ranks.
 
-No rank holds more than a batch of it. Each writes its rows to a part beside the file; the main one puts these together,
-a row or a block at a time.
+No rank holds more than a batch. Each rank writes its rows to a part beside the file; the main rank merges the parts.
 """
 
 import csv
@@ -31,18 +30,14 @@ from .lockstep import counted
 __all__ = ["FORMATS", "check_format", "outputs_of", "predict_dataset", "write_predictions"]
 
 FORMATS = ("jsonl", "csv", "npz")
-"""One JSON object a sample; a table; or an array for each output, as ``numpy.load`` reads them."""
+"""JSON lines, one per sample; a table; or one array per output for ``numpy.load``."""
 
 Columns = dict[str, Any]
-"""For each output of a batch, by name, an array or a list with an entry for each sample."""
+"""Outputs of a batch by name: arrays or lists with one entry per sample."""
 
 
 def check_format(format: str, key: str = "format") -> None:
-    """Make sure that it is one of :data:`FORMATS`.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raise ConfigError unless ``format`` is in :data:`FORMATS`."""
     if format not in FORMATS:
         raise ConfigError(
             f"{key}: unknown format {format!r}, not one of {', '.join(FORMATS)}{suggest(format, FORMATS)}"
@@ -58,18 +53,18 @@ def predict_dataset(
     predict: Callable[[Any, Any], Any] | None = None,
     device: torch.device | str | None = None,
 ) -> tuple[str, int]:
-    """Run a model over a data set, and write what it predicts to ``<folder>/predictions.<format>``.
+    """Run a model over a data set and write its predictions to ``<folder>/predictions.<format>``.
 
     Args:
-        model: a module, or any callable. A module is in eval mode meanwhile.
-        data_loader: this rank's batches; the ranks' shares follow each other, as those of ``build_test_loader`` do.
-        folder: all machines must share it.
+        model: a module (in eval mode meanwhile), or any callable.
+        data_loader: batches of this rank, a contiguous part of the data set as from ``build_test_loader``.
+        folder: shared by all machines.
         format: one of :data:`FORMATS`.
-        predict: ``predict(model, batch)``; by default ``model(batch)``.
-        device: where batches are moved to; None leaves them where they are.
+        predict: ``predict(model, batch)``. Default: ``model(batch)``.
+        device: device for the batches; None does not move them.
 
     Returns:
-        The file, and the number of samples in it.
+        The file and its number of samples.
 
     Raises:
         ConfigError: as for :func:`write_predictions`.
@@ -83,12 +78,12 @@ def outputs_of(
     predict: Callable[[Any, Any], Any] | None = None,
     device: torch.device | str | None = None,
 ) -> Iterator[Any]:
-    """What a model predicts for each batch, without gradients; see :func:`predict_dataset`.
+    """Yield the predictions for each batch, without gradients; see :func:`predict_dataset`.
 
-    The caller takes all of them: ranks with parts of one model (FSDP2) need each other for each batch. Of ranks that
-    share a batch only the first yields.
+    Consume all of them: with a sharded model (FSDP2) each batch needs all ranks. If ranks share a batch, only the first
+    yields it.
     """
-    # Between two batches the caller may do what it wants with the model, so the mode is set for each.
+    # The caller may change the model's mode between batches, so it is set for each.
     own = whole_pass(data_loader)
     for batch, counts in counted(model, own):
         if device is not None:
@@ -100,20 +95,20 @@ def outputs_of(
 
 
 def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jsonl") -> tuple[str, int]:
-    """Write predictions to ``<folder>/predictions.<format>``, which appears when it is whole. All ranks call it.
+    """Write predictions atomically to ``<folder>/predictions.<format>``. All ranks call it.
 
     Args:
-        outputs: this rank's, batch by batch: a tensor (N, ...), a list of N values, or several of these by name, in a
-            dict, a dataclass or a named tuple. An output without a name is called "prediction".
+        outputs: outputs of this rank, batch by batch: a tensor (N, ...), a list of N values, or several of these in a
+            dict, dataclass or named tuple. An output without a name is named "prediction".
         folder: see :func:`predict_dataset`.
-        format: "jsonl" and "csv" have the sample's number as "index", counted over all ranks. In "csv" an output of
-            several numbers has a column for each, "name_0", "name_1" and so on. "npz" has an array (N, ...) for each.
+        format: "jsonl" and "csv" have the column "index", the sample's index over all ranks. In "csv" an output of
+            several numbers has the columns "name_0", "name_1", ... "npz" has one array (N, ...) per output.
 
     Returns:
-        The file, and the number of samples in it.
+        The file and its number of samples.
 
     Raises:
-        ConfigError: the outputs are no batch, or differ in their names or (for "csv" and "npz") in their shapes.
+        ConfigError: the outputs are not a batch, or have different names or (for "csv" and "npz") different shapes.
     """
     check_format(format)
     path = os.path.join(folder, f"predictions.{format}")
@@ -156,11 +151,11 @@ def _part(base: str, rank: int) -> str:
     return f"{base}.part{rank}"
 
 
-# ---------------------------------------------------------------------------- one rank's part
+# ---------------------------------------------------------------------------- writing a part
 
 
 class _Part:
-    """A folder with one rank's rows: as lines of JSON, or as the bytes of one file for each column."""
+    """A folder with the rows of one rank: JSON lines, or one binary file per column."""
 
     def __init__(self, folder: str) -> None:
         self.rows = 0
@@ -184,7 +179,7 @@ class _Part:
     def write(self, columns: Columns, as_arrays: bool) -> None:
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
-            raise ConfigError(f"the outputs of a batch must have a value for each sample, but have so many: {lengths}")
+            raise ConfigError(f"the outputs of a batch must have one value per sample, but their lengths are {lengths}")
         self.rows += next(iter(lengths.values()))
         (self._write_arrays if as_arrays else self._write_lines)(columns)
 
@@ -232,9 +227,9 @@ def _columns(outputs: Any) -> Columns:
         named = {"prediction": outputs}
     columns = {str(name): _values(str(name), value) for name, value in named.items() if value is not None}
     if not columns:
-        raise ConfigError("the model predicts nothing that could be written: its outputs are empty")
+        raise ConfigError("the model's outputs are empty: there is nothing to write")
     if "index" in columns:
-        raise ConfigError('an output is called "index", which is the name of the sample\'s number; give it another one')
+        raise ConfigError('an output is named "index", which is the column of the sample\'s index; rename it')
     return columns
 
 
@@ -250,14 +245,14 @@ def _values(name: str, value: Any) -> Any:
     raise ConfigError(f"the output {name!r} is a {what}, not a tensor or list with a value for each sample")
 
 
-# ---------------------------------------------------------------------------- all of them
+# ---------------------------------------------------------------------------- merging the parts
 
 
 def _rows(parts: list[str]) -> Iterator[dict[str, Any]]:
     index = 0
     for part in parts:
         path = os.path.join(part, "rows.jsonl")
-        if not os.path.exists(path):  # of a rank without samples
+        if not os.path.exists(path):  # the rank had no samples
             continue
         with open(path, encoding="utf-8") as file:
             for line in file:
@@ -286,7 +281,7 @@ def _merge_table(file: IO[bytes], parts: list[str], count: int) -> None:
 
 
 class _Encoded:
-    """What csv writes to, of a file of bytes."""
+    """A text file for csv that writes to a binary file."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file

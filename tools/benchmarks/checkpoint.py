@@ -1,4 +1,4 @@
-"""What saving and loading cost, over writing and reading the same number of bytes."""
+"""Cost of saving and loading, relative to writing and reading the same number of bytes."""
 
 import argparse
 import os
@@ -21,11 +21,10 @@ PARTS = 20
 
 
 def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
-    """Saving and loading a model of ``--size`` parameters with AdamW's state: three times its weights.
+    """Save and load a model of ``--size`` parameters with AdamW's state, in all three times its weights.
 
-    Of an asynchronous save the time the caller is stalled is told as well as that until the file is whole, with
-    nothing else done meanwhile; of both the memory beyond the state itself, at its peak. A synchronous one has it
-    measured before the other took any.
+    An asynchronous save is measured twice: the time that the caller is blocked, and the time until the file is
+    complete. The memory is the peak beyond the state itself.
     """
     model = nn.ParameterList(torch.randn(max(args.size // PARTS, 1)) for _ in range(PARTS))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)
@@ -42,7 +41,7 @@ def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
         }
         path, plain, saved = (os.path.join(folder, name) for name in ("state.pth", "plain", "torch"))
         with open(path, "rb") as file:
-            content = bytearray(file.read())  # the same bytes; and a buffer to read into, whose memory is there already
+            content = bytearray(file.read())  # the same bytes, and an allocated buffer to read into
         stalled: list[float] = []
         writes = {
             "plain write + fsync": _once(lambda: _write(plain, lambda file: file.write(content))),
@@ -70,7 +69,7 @@ def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
                 results[name] = _summary(seconds, middle)
                 if name in memory:
                     results[name]["memory_mb"] = round(memory[name] / 1e6, 1)
-            if "save, asynchronous" in times:  # the first is not counted
+            if "save, asynchronous" in times:  # the warm-up is not counted
                 results["save, asynchronous: stalled"] = _summary(stalled[1:], middle)
         beside.close()
     return results
@@ -87,7 +86,7 @@ def _summary(seconds: list[float], base: float) -> dict[str, float]:
 
 
 def _save_and_wait(checkpointer: Checkpointer) -> float:
-    """Save, and return the seconds after which training would have gone on."""
+    """Save, and return the seconds that training would be blocked."""
     start = now()
     checkpointer.save("asynchronous")
     stalled = now() - start
@@ -106,7 +105,7 @@ def _once(act: Callable[[], Any]) -> Run:
 
 
 def _peak(act: Callable[[], Any]) -> int:
-    """The bytes by which this process grows while it acts, at most; 0 where the system does not tell."""
+    """Peak growth of this process during ``act``, in bytes; 0 if the system does not report it."""
     before, done, most = _resident(), threading.Event(), 0
 
     def watch() -> None:

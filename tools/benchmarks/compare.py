@@ -57,7 +57,7 @@ class Worker:
         other.close()
 
     def run(self, setup: str, steps: int, counted: bool) -> None:
-        """Have so many steps run, and wait for it."""
+        """Run ``steps`` steps in the worker and wait for the result."""
         if self._error:
             return
         try:
@@ -77,7 +77,7 @@ class Worker:
             self._process.kill()
 
     def result(self) -> dict[str, Any]:
-        """Ratios to the hand-written loop, or what went wrong."""
+        """Ratios to the hand-written loop, or the error."""
         if self._error:
             return {"status": f"failed: {self._error}"}
         seconds = {setup: statistics.median(times) for setup, times in self._times.items()}
@@ -90,7 +90,7 @@ class Worker:
 
 
 def serve(pipe: Connection, name: str, clock: str) -> None:
-    """In the worker: run what is asked for until the pipe is closed. What a peer prints goes nowhere."""
+    """In the worker: serve requests until the pipe is closed. Output of peers is discarded."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)

@@ -1,4 +1,4 @@
-"""How fast batches come: the loader a config builds, read as the trainer reads it, against a plain DataLoader."""
+"""Speed of the loader of a config, relative to a plain DataLoader."""
 
 import argparse
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ SIZE, SHAPE, BATCH_SIZE = 4096, (1, 8, 8), 64
 
 
 class Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Gives one sample after the other, as a data set of files does."""
+    """Returns single samples, as a data set of files does."""
 
     def __init__(self) -> None:
         self._x, self._y = torch.randn(SIZE, *SHAPE), torch.zeros(SIZE, dtype=torch.int64)
@@ -31,13 +31,13 @@ class Samples(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class PureSamples(Samples):
-    """The same, said to draw no random numbers: nothing is seeded for its samples."""
+    """The same, declared to draw no random numbers, so that samples are not seeded."""
 
     deterministic = True
 
 
 def loader(args: argparse.Namespace) -> dict[str, Any]:
-    """Batches a second: 64 samples of (1, 8, 8), with 0 and 2 workers, which stay from epoch to epoch."""
+    """Batches per second: 64 samples of (1, 8, 8), with 0 and 2 persistent workers."""
     entries: dict[str, Any] = {
         "arrays": {"NAME": "synthetic", "ARGS": {"size": SIZE, "shape": list(SHAPE)}},
         "samples": {"NAME": f"{__name__}:Samples", "ARGS": {}},

@@ -1,4 +1,4 @@
-"""How things are timed: in turns, so that a slow moment of the machine meets all alike, and by the median."""
+"""Timing: candidates run in turns, so that a slow moment of the machine affects all; the median counts."""
 
 import gc
 import logging
@@ -13,16 +13,16 @@ from hookline.engine.setup.logger import setup_logger
 from hookline.hooks import HookBase
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-"""Time on the wall; or of this process on a core, all threads, which others on the machine disturb less."""
+"""Wall time, or CPU time of all threads of this process, which other processes disturb less."""
 
 Run = Callable[[int], float]
-"""Takes a number of steps, and returns the seconds they took."""
+"""Runs a number of steps and returns the seconds."""
 
 _clock = time.perf_counter
 
 
 def use_clock(name: str) -> None:
-    """Measure by one of :data:`CLOCKS` from now on."""
+    """Use one of :data:`CLOCKS` from now on."""
     global _clock
     _clock = CLOCKS[name]
 
@@ -38,8 +38,8 @@ def all_times(runs: dict[str, Run], steps: int, rounds: int) -> dict[str, list[f
     Args:
         runs: by name.
         steps: in each round.
-        rounds: how often each is run, in turns, every other round backwards, since what one leaves behind (a disk
-            that is busy) is the next one's to bear; a first one, to warm up, is not counted.
+        rounds: number of rounds, after one warm-up round. Every other round runs in reverse order, since a run can slow
+            down the next one (a busy disk).
     """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
@@ -57,7 +57,7 @@ def interleaved(runs: dict[str, Run], steps: int, rounds: int) -> dict[str, floa
 
 
 def ratios(seconds: dict[str, float], base: str) -> dict[str, dict[str, float]]:
-    """Microseconds a step, and how many times those of ``base`` they are."""
+    """Microseconds per step, and the ratio to ``base``."""
     return {
         name: {"us_per_step": round(value * 1e6, 1), "ratio": round(value / seconds[base], 3)}
         for name, value in seconds.items()
@@ -65,7 +65,7 @@ def ratios(seconds: dict[str, float], base: str) -> dict[str, dict[str, float]]:
 
 
 class StepClock(HookBase):
-    """Notes when step ``WARM_UP`` begins, and when the one ``steps`` later does: all that lies between is counted."""
+    """Measures the time from the start of step ``WARM_UP`` to the start of the step ``steps`` later."""
 
     WARM_UP = 20
 
@@ -82,7 +82,7 @@ class StepClock(HookBase):
 
 
 def timed(trainer: SimpleTrainer) -> Run:
-    """Runs a trainer; what begins and ends its training is not counted, what it does in between is."""
+    """Time the steps of a trainer, without the start and end of its training."""
 
     def run(steps: int) -> float:
         clock = StepClock(steps)

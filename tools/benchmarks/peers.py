@@ -1,4 +1,4 @@
-"""The tiny model trained by other trainers: each in its leanest set-up, and as it comes."""
+"""The tiny model with other trainers: each in its leanest setup, and with its defaults."""
 
 import importlib.util
 from collections.abc import Callable, Iterator
@@ -18,13 +18,13 @@ WARM_UP = 20
 
 
 class Span:
-    """Notes when step ``WARM_UP`` ends and when the one ``steps`` later does; to be called after each step."""
+    """Measures the time from the end of step ``WARM_UP`` to the end of the step ``steps`` later, called at each end."""
 
     def __init__(self, steps: int) -> None:
         self._done = 0
         self._last = WARM_UP + steps
         self.total = self._last + 1
-        """Steps to be run: one more, so that what follows a step is counted with the last one too."""
+        """Steps to run: one more, so that the work after the last measured step counts."""
         self.seconds = 0.0
 
     def step(self) -> None:
@@ -134,7 +134,7 @@ def accelerate(folder: str) -> dict[str, Run]:
 
 
 class _Named(Dataset[dict[str, torch.Tensor]]):
-    """Samples by the names a Hugging Face model has for them."""
+    """Samples as dicts with the argument names of a Hugging Face model."""
 
     def __init__(self, data: TensorDataset) -> None:
         self._data = data
@@ -172,7 +172,7 @@ def transformers(folder: str) -> dict[str, Run]:
             folder, max_steps=span.total, per_device_train_batch_size=4, use_cpu=True, **options
         )
         data: Any = _Named(loader.dataset)  # type: ignore[arg-type]
-        # By hand and elsewhere it is SGD: given, or it would be AdamW.
+        # SGD as in the other setups; the default is AdamW.
         Trainer(Model(model), arguments, train_dataset=data, callbacks=[Clock()], optimizers=(optimizer, None)).train()
         return span.seconds
 
@@ -188,7 +188,7 @@ def transformers(folder: str) -> dict[str, Run]:
 
 
 def mmengine(folder: str) -> dict[str, Run]:
-    """A Runner by epochs, without its default hooks, as far as it allows; with them."""
+    """A Runner by epochs: without its default hooks where possible; with them."""
     from mmengine.hooks import Hook
     from mmengine.model import BaseModel
     from mmengine.optim import OptimWrapper
@@ -224,7 +224,7 @@ def mmengine(folder: str) -> dict[str, Run]:
         return span.seconds
 
     none = dict.fromkeys(("timer", "logger", "param_scheduler", "checkpoint", "sampler_seed"))
-    # By epochs: the loop by iterations sleeps two seconds whenever the loader starts over.
+    # By epochs: the loop by iterations sleeps two seconds at each restart of the loader.
     return {"lean": lambda steps: run(steps, default_hooks=none), "default": run}
 
 
@@ -310,7 +310,7 @@ def pytorch_accelerated(folder: str) -> dict[str, Run]:
     return {"lean": lambda steps: run(steps, ()), "default": lambda steps: run(steps, DEFAULT_CALLBACKS)}
 
 
-# By the name on the command line: the module to import, the distribution it comes in, and what runs it.
+# Name on the command line: module to import, distribution, and the function that runs it.
 PEERS: dict[str, tuple[str, str, Callable[[str], dict[str, Run]]]] = {
     "hookline": ("hookline", "hookline", hookline),
     "lightning": ("lightning", "lightning", lightning),
@@ -334,5 +334,5 @@ def installed(name: str) -> str:
 
 
 def runs_of(name: str, folder: str) -> dict[str, Run]:
-    """The hand-written loop, and the peer's set-ups."""
+    """The hand-written loop and the setups of the peer."""
     return {"by hand": by_hand(tiny_config(folder), torch.optim.SGD), **PEERS[name][2](folder)}

@@ -1,4 +1,4 @@
-"""What a step of the engine costs: over a loop by hand, by its hooks, by the metrics put, and as the run grows long."""
+"""Cost of a step: relative to a hand-written loop, of hooks, of metrics, and over a long run."""
 
 import argparse
 import os
@@ -19,12 +19,12 @@ from hookline.hooks import EVENTS, EventStorage, HookBase
 from .measure import Run, interleaved, now, ratios, timed, usual_logging
 from .work import by_hand, by_hand_with_logging, compiled, default, digits_config, lean, tiny_config
 
-# Steps of a round: as many as there are between two checkpoints, so that each round has one.
+# Steps per round: the checkpoint period, so that each round saves one.
 WORKS = {"tiny": (tiny_config, torch.optim.SGD, 5000), "digits": (digits_config, torch.optim.AdamW, 115)}
 
 
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
-    """Time per step over the hand-written loop's, on a tiny model and on the digits ConvNet."""
+    """Time per step relative to a hand-written loop, on a tiny model and on the digits ConvNet."""
     results: dict[str, Any] = {}
     for name, (config, optimizer, steps) in WORKS.items():
         with (
@@ -49,7 +49,7 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def hooks(args: argparse.Namespace) -> dict[str, Any]:
-    """Time per step that hooks add: of an empty step with hooks around it, and of a step with hooks at every event."""
+    """Time per step that hooks add: to an empty step, and to a step with hooks at every event."""
 
     class Empty(TrainerBase):
         def run_step(self) -> None:
@@ -126,7 +126,7 @@ def storage(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def length(args: argparse.Namespace) -> dict[str, Any]:
-    """Whether steps grow slower, or the process larger, with the length of a run."""
+    """Whether steps get slower, or the process larger, over a long run."""
     steps = args.steps or 50_000
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, usual_logging():
@@ -168,7 +168,7 @@ def _memory(puts: int) -> dict[str, float]:
 
 
 def _process_bytes() -> int:
-    """Memory this process holds; where the system does not tell, the most it ever held."""
+    """Memory of this process, or its peak if the system does not report the current value."""
     if os.path.exists("/proc/self/statm"):
         with open("/proc/self/statm") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

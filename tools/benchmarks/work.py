@@ -1,4 +1,4 @@
-"""What is trained: a step of next to no work, and a small real one; by hand and by hookline."""
+"""The training tasks: a step with almost no work, and a small real one; by hand and by hookline."""
 
 import json
 import logging
@@ -22,7 +22,7 @@ LOG_PERIOD = 20
 
 
 def tiny_config(folder: str) -> CfgNode:
-    """Linear(8, 8), batches of 4 random samples, SGD: what is measured is everything around the model."""
+    """Linear(8, 8), batches of 4 random samples, SGD: measures everything around the model."""
     cfg = get_cfg()
     cfg.MODEL.NAME = "torch.nn:Linear"
     cfg.MODEL.ARGS = CfgNode({"in_features": 8, "out_features": 8})
@@ -54,7 +54,7 @@ def _common(cfg: CfgNode, folder: str) -> CfgNode:
 
 
 def plain_parts(cfg: CfgNode, optimizer: type[torch.optim.Optimizer]) -> tuple[nn.Module, Any, torch.optim.Optimizer]:
-    """Model, loader and optimizer as people make them, of a config's model and data."""
+    """Build model, loader and optimizer by hand, from a config's model and data."""
     torch.manual_seed(0)
     plain = cfg.clone()
     plain.defrost()
@@ -66,13 +66,13 @@ def plain_parts(cfg: CfgNode, optimizer: type[torch.optim.Optimizer]) -> tuple[n
 
 
 def forever(loader: Any) -> Iterator[Any]:
-    """Batches, epoch after epoch."""
+    """Yield batches, epoch after epoch."""
     while True:
         yield from loader
 
 
 def by_hand(cfg: CfgNode, optimizer: type[torch.optim.Optimizer]) -> Run:
-    """The loop people write: a DataLoader that shuffles and collates, zero_grad, backward, step."""
+    """The usual hand-written loop: a shuffling DataLoader, zero_grad, backward, step."""
     model, loader, opt = plain_parts(cfg, optimizer)
     batches = forever(loader)
     loss_function = nn.CrossEntropyLoss()
@@ -129,7 +129,7 @@ def by_hand_with_logging(cfg: CfgNode, optimizer: type[torch.optim.Optimizer], f
 
 
 def lean(cfg: CfgNode) -> Run:
-    """SimpleTrainer with the model, data and optimizer of the config, and no hooks (but the clock)."""
+    """SimpleTrainer with the model, data and optimizer of the config, without hooks except the clock."""
     parts = DefaultTrainer(cfg)
     adapter = ModelAdapter(nn.CrossEntropyLoss())
     return timed(SimpleTrainer(parts.model, parts.data_loader, parts.optimizer, adapter=adapter))
@@ -151,10 +151,10 @@ def compiled(cfg: CfgNode, backend: str) -> Run:
         parts.model, parts.data_loader, parts.optimizer, adapter=adapter, compile_step={"backend": backend}
     )
     run = timed(trainer)
-    run(parts.iters_per_epoch or 1)  # all shapes that batches have
+    run(parts.iters_per_epoch or 1)  # all shapes of batches
     return run
 
 
 def default(cfg: CfgNode) -> Run:
-    """DefaultTrainer with all it has by default; logging is the caller's (``usual_logging``)."""
+    """DefaultTrainer with its defaults; the caller sets up logging (``usual_logging``)."""
     return timed(DefaultTrainer(cfg))

@@ -72,10 +72,10 @@ def test_outputs_of_all_usual_forms_are_rows(tmp_path, outputs, expected):
     ("outputs", "format", "message"),
     [
         ([torch.tensor(1.0)], "jsonl", "'prediction' is a single number, not"),
-        ([{"a": torch.zeros(2), "b": torch.zeros(3)}], "jsonl", "a value for each sample"),
-        ([{"index": torch.zeros(2)}], "jsonl", "the name of the sample's number"),
+        ([{"a": torch.zeros(2), "b": torch.zeros(3)}], "jsonl", "one value per sample"),
+        ([{"index": torch.zeros(2)}], "jsonl", "the column of the sample's index"),
         ([{"a": [object()]}], "jsonl", "cannot be written as JSON"),
-        ([{}], "jsonl", "its outputs are empty"),
+        ([{}], "jsonl", "outputs are empty"),
         ([torch.zeros(1, 2), torch.zeros(1, 3)], "npz", "npz cannot hold it; use jsonl"),
         ([[[1], [1, 2]]], "csv", "sample 1 has the columns"),
         ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], "npz", "one before had"),
