@@ -1,4 +1,4 @@
-"""What a writer is: it takes metrics from the storage and writes them."""
+"""Base classes of writers."""
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence

@@ -64,7 +64,7 @@ def saved(hook):
     return {name: value.clone() for name, value in hook.state_dict()["averaged_model"].items()}
 
 
-# ---------------------------------------------------------------------- what is averaged
+# ---------------------------------------------------------------------- the average
 
 
 @pytest.mark.parametrize("warmup", [True, False])
@@ -209,7 +209,7 @@ def test_evaluations_use_the_average_and_after_eval_sees_the_models_weights():
             assert torch.equal(weights[name], average[name]), name
             assert torch.equal(later[name], own[at][name]), name
         assert not torch.equal(weights["second.bias"], own[at]["second.bias"])
-    # The last step's update was in it, though EvalHook stands before EMA.
+    # It includes the last step's update, though EvalHook comes before EMA.
     again = EMA(decay=0.5)
     simple_trainer(again).train(0, 4)
     assert torch.equal(evaluated[0][0]["second.bias"], saved(again)["second.bias"])
@@ -298,7 +298,7 @@ def test_evaluate_false_evaluates_the_models_weights():
 def test_averaged_weights_can_be_used_directly():
     ema = EMA(0.5)
     trainer = simple_trainer(ema)
-    with ema.averaged_weights():  # there is none yet
+    with ema.averaged_weights():  # there is no average yet
         pass
     trainer.train(0, 5)
     own = weights_of(trainer.model)

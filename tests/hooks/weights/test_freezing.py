@@ -1,4 +1,4 @@
-"""Frozen layers: what does not move, when it does again, and that a resumed run agrees."""
+"""Frozen layers: what is frozen, until when, and after a resume."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Batch-norm statistics computed anew, beside a training that does not notice."""
+"""Batch norm statistics are recomputed, and training is not affected."""
 
 import itertools
 

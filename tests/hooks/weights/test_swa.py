@@ -1,4 +1,4 @@
-"""SWA: an equal average of snapshots, its learning rates, its batch-norm statistics, and what is left at the end."""
+"""SWA: the average, its learning rates, its batch norm statistics, and the final weights."""
 
 import pytest
 import torch
