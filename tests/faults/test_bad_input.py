@@ -118,7 +118,7 @@ def large(folder):
         (large, "bad.yaml: larger than 1 MB"),
     ],
 )
-def test_a_config_file_that_would_take_for_ever_is_refused(tmp_path, make, says):
+def test_a_config_file_that_would_expand_without_end_is_refused(tmp_path, make, says):
     make(tmp_path)
     assert says in refusal(tmp_path, "--config-file", tmp_path / "bad.yaml")
 
@@ -141,7 +141,7 @@ def test_a_config_file_that_would_take_for_ever_is_refused(tmp_path, make, says)
         (["PARALLEL.TIMEOUT", "1e30h"], "PARALLEL.TIMEOUT: '1e30h' is not a duration"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused(tmp_path, overrides, says):
+def test_an_invalid_value_is_refused(tmp_path, overrides, says):
     assert says in refusal(tmp_path, "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", *overrides)
 
 
@@ -191,7 +191,7 @@ def accepted(key, value, folder):
 
 
 @pytest.mark.parametrize("key", get_cfg().flatten())
-def test_a_strange_value_of_any_key_is_taken_or_refused_by_its_name(key, tmp_path):
+def test_an_unusual_value_of_any_key_is_accepted_or_refused_by_name(key, tmp_path):
     for value in STRANGE:
         _, error = accepted(key, value, tmp_path / "run")
         named = (key, key.removesuffix(".NAME"), key.removesuffix(".ARGS"))
@@ -202,7 +202,7 @@ def test_a_strange_value_of_any_key_is_taken_or_refused_by_its_name(key, tmp_pat
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("key", [key for key in get_cfg().flatten() if key != "OUTPUT_DIR"])
-def test_a_run_with_a_strange_value_of_any_key_works_or_is_refused(key, tmp_path):
+def test_a_run_with_an_unusual_value_of_any_key_works_or_is_refused(key, tmp_path):
     for number, value in enumerate(STRANGE):
         config, _ = accepted(key, value, tmp_path / f"run{number}")
         if config is None or (key == "SOLVER.MAX_ITER" and value == 10**18):  # that run would not end

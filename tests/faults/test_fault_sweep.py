@@ -318,7 +318,7 @@ def asynchronous(tmp_path_factory):
     return untouched(tmp_path_factory.mktemp("untouched") / "async", ASYNC)
 
 
-def test_the_untouched_run_is_deterministic_and_its_operations_are_counted(synchronous, asynchronous):
+def test_the_run_without_faults_is_deterministic(synchronous, asynchronous):
     kinds = Counter(kind for kind, *_ in synchronous.operations)
     assert {"open", "write", "sync", "rename", "link", "remove"} <= kinds.keys()
     assert differences(asynchronous.end, synchronous.end) == []
@@ -331,19 +331,19 @@ def test_a_run_ends_the_same_after_a_sample_of_faults(synchronous, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_ends_the_same_whatever_operation_fails(synchronous, tmp_path):
+def test_a_run_ends_the_same_after_a_fault_at_any_operation(synchronous, tmp_path):
     sweep(tmp_path, CONFIG, synchronous, faults(synchronous.operations))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_that_saves_asynchronously_ends_the_same_whatever_operation_fails(asynchronous, tmp_path):
+def test_an_asynchronously_saving_run_ends_the_same_after_a_fault_at_any_operation(asynchronous, tmp_path):
     sweep(tmp_path, ASYNC, asynchronous, faults(asynchronous.operations, every=4))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_run_ends_the_same_whatever_operation_fails_in_its_resume(synchronous, tmp_path):
+def test_a_run_ends_the_same_after_a_fault_at_any_operation_of_its_resume(synchronous, tmp_path):
     case, record = killed(tmp_path / "untouched", CONFIG), tmp_path / "operations"
     assert case.start("--resume", record=str(record)).code == 0
     sweep(tmp_path, CONFIG, synchronous, faults(recorded(record), every=4), killed, "--resume")
@@ -385,7 +385,7 @@ def split_or_lost(case: Case, operation: Operation, fault: str, weights: Sequenc
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_an_earlier_run_stays_whole_whatever_fails_while_a_new_one_starts(tmp_path):
+def test_a_fault_while_a_new_run_starts_keeps_the_earlier_run(tmp_path):
     untouched = earlier_run(tmp_path / "untouched")
     weights = [final_weights(untouched.run)]
     assert untouched.start(*NEW, record=str(tmp_path / "operations")).code == 0

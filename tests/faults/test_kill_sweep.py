@@ -135,7 +135,7 @@ def sweep(tmp_path: Path, kills: int, seed: int, config: dict, **loader) -> Swee
 
 
 @pytest.mark.parametrize(("workers", "asynchronous"), [(0, False), (2, True)])
-def test_a_run_killed_five_times_ends_as_the_untouched_one(tmp_path, workers, asynchronous):
+def test_a_run_killed_five_times_ends_like_an_uninterrupted_one(tmp_path, workers, asynchronous):
     config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 50}}
     config["CHECKPOINT"] = {**CONFIG["CHECKPOINT"], "ASYNC": asynchronous}
     done = sweep(tmp_path, kills=5, seed=workers, config=config, NUM_WORKERS=workers)
@@ -145,7 +145,7 @@ def test_a_run_killed_five_times_ends_as_the_untouched_one(tmp_path, workers, as
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(("workers", "asynchronous"), [(0, False), (0, True), (2, False), (2, True)])
-def test_runs_killed_two_hundred_times_end_as_the_untouched_one(tmp_path, workers, asynchronous):
+def test_runs_killed_two_hundred_times_end_like_an_uninterrupted_one(tmp_path, workers, asynchronous):
     config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 100}}
     config["CHECKPOINT"] = {**CONFIG["CHECKPOINT"], "ASYNC": asynchronous}
     done = sweep(tmp_path, kills=50, seed=100 + workers, config=config, NUM_WORKERS=workers)

@@ -10,7 +10,7 @@ from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.candidates import check_resumable, newest_first
 
 
-def test_files_are_tried_from_the_newest_on_by_what_they_hold(tmp_path):
+def test_files_are_sorted_by_the_iteration_they_hold(tmp_path):
     contents = {
         "model_0000009.pth": {"iteration": 9},
         "model_final.pth": {"trainer": {"iteration": 29}},
@@ -32,7 +32,7 @@ def test_files_are_tried_from_the_newest_on_by_what_they_hold(tmp_path):
 
 
 @pytest.mark.parametrize("junk", ["pipe", torch.ones(2), {"trainer": torch.ones(2)}, {"iteration": math.inf}, {}])
-def test_what_says_no_iteration_is_tried_last_and_is_not_waited_for(tmp_path, junk):
+def test_files_without_an_iteration_come_last_and_pipes_do_not_block(tmp_path, junk):
     torch.save({"iteration": 3}, tmp_path / "model_0000003.pth")
     if junk == "pipe":
         os.mkfifo(tmp_path / "model_0000009.pth")
@@ -42,7 +42,7 @@ def test_what_says_no_iteration_is_tried_last_and_is_not_waited_for(tmp_path, ju
     assert [os.path.basename(path) for path in found] == ["model_0000003.pth", "model_0000009.pth"]
 
 
-def test_behind_a_uri_numbers_tell_which_is_newer():
+def test_files_behind_a_uri_are_sorted_by_the_number_in_their_name():
     names = ["model_9.pth", "model_10.pth", "model_final.pth", "model_best_3.pth", "model_exception.pth"]
     found = newest_first(f"memory://run7/{name}" for name in names)
     assert [os.path.basename(path) for path in found] == ["model_10.pth", "model_9.pth", "model_final.pth"]
@@ -60,20 +60,20 @@ def test_behind_a_uri_numbers_tell_which_is_newer():
         ({"model": {}, "trainer": {"iteration": torch.ones(3)}}, "cannot be resumed from: its iteration is a Tensor"),
     ],
 )
-def test_a_whole_file_without_the_runs_state_is_not_one_to_resume_from(tmp_path, content, message):
+def test_a_file_without_the_runs_state_is_not_resumable(tmp_path, content, message):
     path = tmp_path / "model.pth"
     torch.save(content, path)
     with pytest.raises(ConfigError, match=rf"^memory://model\.pth {message}"):
         check_resumable(str(path), ["trainer"], name="memory://model.pth")
 
 
-def test_a_whole_checkpoint_is_one_to_resume_from(tmp_path):
+def test_an_undamaged_checkpoint_is_resumable(tmp_path):
     torch.save({"model": {}, "trainer": {}}, tmp_path / "model.pth")
     check_resumable(str(tmp_path / "model.pth"), ["trainer"])
 
 
 @pytest.mark.parametrize("other", [nn.Linear(3, 4), nn.Linear(2, 4, bias=False), nn.Sequential(nn.Linear(2, 4))])
-def test_a_checkpoint_of_another_model_is_not_one_to_resume_from(tmp_path, other):
+def test_a_checkpoint_of_another_model_is_not_resumable(tmp_path, other):
     path, own = str(tmp_path / "model.pth"), nn.Linear(2, 4)
     torch.save({"model": other.state_dict(), "trainer": {}}, path)
     with pytest.raises(ConfigError, match=r"model\.pth is a checkpoint of another model"):
@@ -83,7 +83,7 @@ def test_a_checkpoint_of_another_model_is_not_one_to_resume_from(tmp_path, other
     check_resumable(path, ["trainer"], model=nn.LazyLinear(4))
 
 
-def test_a_newer_checkpoint_of_another_model_is_passed_over_for_one_of_this_run(tmp_path):
+def test_a_newer_checkpoint_of_another_model_is_skipped(tmp_path):
     def saved(model, name, iteration):
         Checkpointer(model, str(tmp_path)).save(name, iteration=iteration)
 

@@ -107,7 +107,7 @@ def no_pause(monkeypatch):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_old_files_go_and_hooks_are_told_when_the_new_one_is_whole_and_the_last(folder, asynchronous):
+def test_outdated_files_are_removed_and_then_is_called_after_last_checkpoint_is_updated(folder, asynchronous):
     checkpointer = Checkpointer(net(), str(folder), asynchronous=asynchronous)
     checkpointer.save("model_1", iteration=1)
     seen = []
@@ -120,7 +120,7 @@ def test_old_files_go_and_hooks_are_told_when_the_new_one_is_whole_and_the_last(
     assert seen == [(None, ["last_checkpoint", "model_2.pth"], "model_2.pth", threading.main_thread())]
 
 
-def test_where_nothing_is_saved_there_is_nothing_to_wait_for(folder):
+def test_then_is_called_at_once_if_nothing_is_saved(folder):
     told = []
     Checkpointer(net(), str(folder), save_to_disk=False, asynchronous=True).save("model", then=told.append)
     Checkpointer(net(), "", asynchronous=True).save("model", then=told.append)
@@ -128,7 +128,7 @@ def test_where_nothing_is_saved_there_is_nothing_to_wait_for(folder):
     assert not folder.exists()
 
 
-def test_what_killed_runs_left_half_written_is_removed_and_nothing_else(folder, log):
+def test_only_temporary_files_of_killed_runs_are_removed(folder, log):
     folder.mkdir()
     killed_while_writing(folder / "model_1.pth")
     mine = ["model_1.pth.tmp.1", "notes.txt.old.1", "thesis.old.3", "model_9.pth.old.7", "metrics.json"]
@@ -168,7 +168,7 @@ def small_files():
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_file_that_becomes_too_large_leaves_what_was_there(folder, small_files, asynchronous):
+def test_a_file_above_the_size_limit_keeps_the_earlier_files(folder, small_files, asynchronous):
     checkpointer = Checkpointer(net(1.0), str(folder), asynchronous=asynchronous)
     checkpointer.save("model_1", iteration=1)
     checkpointer.wait()
@@ -180,7 +180,7 @@ def test_a_file_that_becomes_too_large_leaves_what_was_there(folder, small_files
     assert resumed(folder) == (1, 1.0)
 
 
-def test_a_full_disk_stops_the_run_and_leaves_what_was_there(folder, log, full):
+def test_a_full_disk_stops_the_run_and_keeps_the_earlier_files(folder, log, full):
     checkpointer = Checkpointer(net(1.0), str(folder))
     checkpointer.save("model_1", iteration=1)
     full("model_2.pth", 2)
@@ -193,7 +193,7 @@ def test_a_full_disk_stops_the_run_and_leaves_what_was_there(folder, log, full):
     assert resumed(folder) == (1, 1.0)
 
 
-def test_a_disk_that_is_full_for_a_moment_is_tried_again(folder, log, full):
+def test_a_save_is_retried_when_the_disk_was_full_for_a_moment(folder, log, full):
     checkpointer = Checkpointer(net(1.0), str(folder))
     checkpointer.save("model_1", iteration=1)
     full("model_2.pth", 1)
@@ -203,7 +203,7 @@ def test_a_disk_that_is_full_for_a_moment_is_tried_again(folder, log, full):
 
 
 @pytest.mark.parametrize("saved_before", [False, True])
-def test_a_folder_that_is_gone_is_told_and_not_replaced_by_another(folder, saved_before):
+def test_a_removed_folder_is_an_error_and_is_not_created_again(folder, saved_before):
     folder.mkdir(exist_ok=True)
     checkpointer = Checkpointer(net(1.0), str(folder))
     if saved_before:
@@ -217,7 +217,7 @@ def test_a_folder_that_is_gone_is_told_and_not_replaced_by_another(folder, saved
     assert resumed(folder) == (3, 1.0)
 
 
-def test_an_empty_folder_in_the_place_of_the_one_there_was_is_told(folder, log):
+def test_an_empty_folder_in_place_of_the_old_one_is_logged(folder, log):
     checkpointer = Checkpointer(net(1.0), str(folder))
     checkpointer.save("model_1")
     shutil.rmtree(folder)
@@ -230,7 +230,7 @@ def test_an_empty_folder_in_the_place_of_the_one_there_was_is_told(folder, log):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_run_may_go_on_without_a_checkpoint_until_the_next_is_due(folder, log, asynchronous):
+def test_on_error_continue_skips_a_failed_checkpoint(folder, log, asynchronous):
     checkpointer = Checkpointer(net(1.0), str(folder), asynchronous=asynchronous, on_error="continue")
     checkpointer.save("model_1")
     checkpointer.wait()
@@ -251,7 +251,7 @@ def test_a_run_may_go_on_without_a_checkpoint_until_the_next_is_due(folder, log,
     assert resumed(folder) == (3, 1.0)
 
 
-def test_a_folder_that_may_not_be_written_to_is_told(folder, tmp_path):
+def test_a_read_only_folder_is_an_error(folder, tmp_path):
     checkpointer = Checkpointer(net(1.0), str(folder))
     checkpointer.save("model_1", iteration=1)
     folder.chmod(0o555)
@@ -274,7 +274,7 @@ def test_a_folder_that_may_not_be_written_to_is_told(folder, tmp_path):
 @pytest.mark.parametrize(
     "content", [None, b"", b"\n", b"\xff\xfe\x00garbage", b"model_9.pth", b"a/../b", b"\0", b"x" * 999]
 )
-def test_a_lost_or_wrong_last_checkpoint_is_made_up_for_by_the_newest_file(folder, log, content):
+def test_a_missing_or_wrong_last_checkpoint_falls_back_to_the_newest_file(folder, log, content):
     checkpointer = Checkpointer(net(1.0), str(folder), counter=Counter())
     for iteration in (1, 2):
         checkpointer.save(f"model_{iteration}", iteration=iteration)
@@ -287,7 +287,7 @@ def test_a_lost_or_wrong_last_checkpoint_is_made_up_for_by_the_newest_file(folde
     assert any("Resuming from" in message and "model_2.pth" in message for message in messages(log))
 
 
-def test_a_folder_with_only_somebody_elses_files_is_nothing_to_resume(folder, log):
+def test_files_that_are_not_the_runs_are_not_resumed(folder, log):
     folder.mkdir()
     torch.save(net(5.0).state_dict(), folder / "pretrained.pth")
     (folder / "notes.pth").write_text("text")
@@ -297,7 +297,7 @@ def test_a_folder_with_only_somebody_elses_files_is_nothing_to_resume(folder, lo
     assert any("notes.pth" in message for message in messages(log))
 
 
-def test_what_was_saved_at_a_failure_is_taken_when_last_checkpoint_names_it(folder):
+def test_an_exception_checkpoint_is_resumed_if_last_checkpoint_names_it(folder):
     checkpointer = Checkpointer(net(1.0), str(folder))
     checkpointer.save("model_1", iteration=1)
     checkpointer.save("model_2", iteration=2)
@@ -311,7 +311,7 @@ def test_what_was_saved_at_a_failure_is_taken_when_last_checkpoint_names_it(fold
 # ---------------------------------------------------------------------------- content
 
 
-def test_states_of_all_kinds_load_again(folder):
+def test_states_of_all_types_can_be_saved_and_loaded(folder):
     state = {
         "numpy": [np.float64(0.5), np.arange(3), np.array(["a"])],
         "containers": (defaultdict(list, a=[1]), deque([1]), frozenset({1})),
@@ -327,7 +327,7 @@ def test_states_of_all_kinds_load_again(folder):
     assert torch.equal(fresh.value["generator"], torch.Generator().manual_seed(3).get_state())
 
 
-def test_a_view_of_a_large_tensor_is_saved_alone(folder):
+def test_a_view_of_a_large_tensor_is_saved_without_the_rest(folder):
     Checkpointer(net(), str(folder), counter=Counter(torch.randn(1_000_000)[5:8])).save("model")
     assert (folder / "model.pth").stat().st_size < 20_000
 
@@ -414,7 +414,7 @@ def test_behind_a_uri_checkpoints_are_saved_pruned_and_resumed(memory, asynchron
     assert model.weight[0, 0] == 1.0
 
 
-def test_behind_a_uri_a_damaged_checkpoint_is_passed_over(memory, log):
+def test_behind_a_uri_a_damaged_checkpoint_is_skipped(memory, log):
     checkpointer = remote(memory, net(1.0))
     for iteration in (8, 9, 10):
         checkpointer.save(f"model_{iteration}", iteration=iteration)
@@ -424,7 +424,7 @@ def test_behind_a_uri_a_damaged_checkpoint_is_passed_over(memory, log):
     assert any("memory://run/model_10.pth is damaged" in message for message in messages(log))
 
 
-def test_behind_a_uri_a_handlers_own_errors_are_the_disks(memory, log):
+def test_errors_of_a_uris_handler_are_reported_as_disk_errors(memory, log):
     checkpointer = remote(memory, net(1.0), on_error="continue")
     memory._open = lambda *args, **kwargs: (_ for _ in ()).throw(KeyError("no such bucket"))
     checkpointer.save("model_1")
@@ -435,7 +435,7 @@ def test_behind_a_uri_a_handlers_own_errors_are_the_disks(memory, log):
 # ---------------------------------------------------------------------------- while training goes on
 
 
-def test_an_asynchronous_save_is_of_the_state_as_it_was(folder):
+def test_an_asynchronous_save_holds_the_state_at_the_call(folder):
     model, counter = net(1.0), Counter([1])
     checkpointer = Gated(model, str(folder), asynchronous=True, counter=counter)
     checkpointer.save("model_1", iteration=1)
@@ -469,7 +469,7 @@ def test_an_asynchronous_save_holds_the_same_as_a_synchronous_one(tmp_path):
     torch.testing.assert_close(*loaded, rtol=0, atol=0)
 
 
-def test_until_an_asynchronous_file_is_whole_the_last_checkpoint_is_the_one_before(folder):
+def test_last_checkpoint_changes_only_when_an_asynchronous_write_is_complete(folder):
     checkpointer = Gated(net(1.0), str(folder), asynchronous=True)
     checkpointer.gate.set()
     checkpointer.save("model_1", iteration=1)
@@ -483,7 +483,7 @@ def test_until_an_asynchronous_file_is_whole_the_last_checkpoint_is_the_one_befo
     assert names(folder) == ["last_checkpoint", "model_2.pth"]
 
 
-def test_loading_waits_for_the_save_on_its_way(folder):
+def test_loading_waits_for_a_pending_save(folder):
     model = net(1.0)
     checkpointer = Gated(model, str(folder), asynchronous=True)
     checkpointer.save("model_1", iteration=1)
@@ -502,14 +502,14 @@ def test_a_failed_asynchronous_save_is_raised_by_the_next_poll(folder):
     checkpointer.close()
 
 
-def test_a_state_that_cannot_be_saved_is_an_error_at_once(folder):
+def test_a_state_that_cannot_be_saved_raises_in_save(folder):
     checkpointer = Checkpointer(net(), str(folder), asynchronous=True, on_error="continue", counter=Counter([object()]))
     with pytest.raises(TypeError, match=r"counter\['value'\]\[0\] is a object"):
         checkpointer.save("model")
     checkpointer.close()
 
 
-def test_a_program_that_ends_waits_for_its_last_save(folder):
+def test_a_program_waits_for_its_last_save_before_it_exits(folder):
     assert start_saver("save_and_end", str(folder)).wait(60) == 0
     assert resumed(folder) == (1, 1.0)
 
@@ -518,7 +518,7 @@ def test_a_program_that_ends_waits_for_its_last_save(folder):
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_run_killed_at_any_moment_leaves_a_whole_checkpoint(folder, asynchronous):
+def test_a_run_killed_at_any_moment_leaves_an_undamaged_checkpoint(folder, asynchronous):
     draw, tag, done = random.Random(3), folder / "last_checkpoint", 0
     for _ in range(6):
         before = tag.read_text() if done else ""
@@ -539,6 +539,6 @@ def test_a_run_killed_at_any_moment_leaves_a_whole_checkpoint(folder, asynchrono
     assert not [name for name in names(folder) if name.startswith(".hookline-")]
 
 
-def test_on_error_knows_two_ways(folder):
+def test_on_error_must_be_stop_or_continue(folder):
     with pytest.raises(ConfigError, match="on_error"):
         Checkpointer(net(), str(folder), on_error="ignore")

@@ -59,7 +59,7 @@ def age(path, seconds):
 # ---------------------------------------------------------------------------- saving and loading
 
 
-def test_what_is_saved_is_loaded(folder):
+def test_saved_state_is_loaded(folder):
     model, counter = net(), Counter(7)
     Checkpointer(model, str(folder), counter=counter).save("model_a", iteration=3)
     assert names(folder) == ["last_checkpoint", "model_a.pth"]
@@ -98,7 +98,7 @@ def test_a_checkpoint_can_be_saved_without_becoming_the_last(folder):
     assert (folder / "last_checkpoint").read_text() == "model_a.pth"
 
 
-def test_without_resume_weights_alone_are_loaded(folder):
+def test_without_resume_only_weights_are_loaded(folder):
     model = net()
     Checkpointer(model, str(folder), counter=Counter(7)).save("model_a", iteration=3)
     other, fresh = net(1), Counter()
@@ -108,7 +108,7 @@ def test_without_resume_weights_alone_are_loaded(folder):
     assert fresh.value == 0
 
 
-def test_a_resume_with_nothing_to_resume_starts_from_the_weights(folder):
+def test_a_resume_without_a_checkpoint_starts_from_the_weights(folder):
     model, counter = net(), Counter(7)
     Checkpointer(model, str(folder), counter=counter).save("model_a")
     other, fresh = net(1), Counter()
@@ -147,7 +147,7 @@ class Compiled(nn.Module):
     ],
     ids=["parallel", "compiled", "parallel of compiled", "compiled of parallel"],
 )
-def test_wrapped_models_are_saved_and_loaded_under_the_plain_names(folder, wrap):
+def test_wrapped_models_are_saved_and_loaded_with_plain_names(folder, wrap):
     model = net()
     assert unwrap_model(wrap(model)) is model
     Checkpointer(wrap(model), str(folder)).save("model")
@@ -161,7 +161,7 @@ def test_wrapped_models_are_saved_and_loaded_under_the_plain_names(folder, wrap)
     assert equal(model, wrapped)
 
 
-def test_a_model_with_a_compiled_part_is_saved_and_loaded_under_the_plain_names(folder):
+def test_a_partly_compiled_model_is_saved_and_loaded_with_plain_names(folder):
     def partly(seed):
         model = net(seed)
         model[0] = Compiled(model[0])
@@ -177,7 +177,7 @@ def test_a_model_with_a_compiled_part_is_saved_and_loaded_under_the_plain_names(
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
-def test_weights_others_saved_with_prefixes_are_loaded(folder, tmp_path, prefix):
+def test_weights_with_prefixes_of_other_tools_are_loaded(folder, tmp_path, prefix):
     model, other = net(), net(1)
     path = tmp_path / "weights.pth"
     torch.save({prefix + name: value for name, value in model.state_dict().items()}, path)
@@ -246,7 +246,7 @@ def test_loading_a_file_never_runs_code_in_it(folder, tmp_path):
 # ---------------------------------------------------------------------------- failures
 
 
-def test_a_state_that_cannot_be_saved_is_named_and_leaves_the_last_checkpoint(folder):
+def test_a_state_that_cannot_be_saved_is_named_and_keeps_the_last_checkpoint(folder):
     model = net()
     counter = Counter(1)
     checkpointer = Checkpointer(model, str(folder), counter=counter)
@@ -263,7 +263,7 @@ def test_a_state_that_cannot_be_saved_is_named_and_leaves_the_last_checkpoint(fo
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_an_error_of_the_disk_leaves_the_last_checkpoint(folder, monkeypatch, call):
+def test_a_disk_error_keeps_the_last_checkpoint(folder, monkeypatch, call):
     model = net()
     checkpointer = Checkpointer(model, str(folder))
     checkpointer.save("model_final", iteration=1)
@@ -280,7 +280,7 @@ def test_an_error_of_the_disk_leaves_the_last_checkpoint(folder, monkeypatch, ca
     assert Checkpointer(net(1), str(folder)).resume_or_load("") == {"iteration": 1}
 
 
-def test_an_error_in_the_middle_of_a_file_leaves_the_last_checkpoint(folder, monkeypatch):
+def test_an_error_in_the_middle_of_a_file_keeps_the_last_checkpoint(folder, monkeypatch):
     checkpointer = Checkpointer(net(), str(folder))
     checkpointer.save("model_final", iteration=1)
     save = torch.save
@@ -317,7 +317,7 @@ def damage(path, how):
 
 
 @pytest.mark.parametrize("how", ["cut", "empty", "garbage", "text", "missing", "bit"])
-def test_a_resume_passes_over_a_damaged_checkpoint_with_a_warning(folder, log, how):
+def test_a_resume_skips_a_damaged_checkpoint_with_a_warning(folder, log, how):
     checkpointer = Checkpointer(net(), str(folder))
     for iteration in (1, 2, 3):
         checkpointer.save(f"model_{iteration}", iteration=iteration)
@@ -330,7 +330,7 @@ def test_a_resume_passes_over_a_damaged_checkpoint_with_a_warning(folder, log, h
 
 
 @pytest.mark.parametrize("run", ["run", "digits_best"])
-def test_a_resume_passes_over_damage_to_a_checkpoint_and_not_to_the_best(tmp_path, run):
+def test_a_resume_falls_back_to_an_older_checkpoint_and_never_to_the_best(tmp_path, run):
     folder = tmp_path / run
     checkpointer = Checkpointer(net(), str(folder))
     checkpointer.save("model_1", iteration=1)
@@ -341,7 +341,7 @@ def test_a_resume_passes_over_damage_to_a_checkpoint_and_not_to_the_best(tmp_pat
     assert Checkpointer(net(1), str(folder)).resume_or_load("") == {"iteration": 1}
 
 
-def test_a_resume_never_takes_bare_weights_for_a_checkpoint_of_the_run(folder):
+def test_a_resume_never_loads_a_plain_state_dict(folder):
     checkpointer = Checkpointer(net(), str(folder), counter=Counter(1))
     checkpointer.save("model_1", iteration=1)
     age(folder / "model_1.pth", 100)
@@ -351,7 +351,7 @@ def test_a_resume_never_takes_bare_weights_for_a_checkpoint_of_the_run(folder):
     assert Checkpointer(net(1), str(folder), counter=Counter()).resume_or_load("") == {"iteration": 1}
 
 
-def test_a_resume_with_nothing_whole_is_an_error(folder):
+def test_a_resume_with_only_damaged_checkpoints_is_an_error(folder):
     checkpointer = Checkpointer(net(), str(folder))
     checkpointer.save("model_1")
     damage(folder / "model_1.pth", "cut")
@@ -368,7 +368,7 @@ def test_a_missing_file_is_an_error_that_names_it(folder):
     ("content", "message"),
     [([1, 2], "holds a list"), ({"weights": {}}, "has no 'model', only weights"), ({}, "has no 'model'")],
 )
-def test_a_file_that_is_no_checkpoint_is_an_error_that_says_why(folder, tmp_path, content, message):
+def test_a_file_that_is_not_a_checkpoint_is_an_error_with_the_reason(folder, tmp_path, content, message):
     path = tmp_path / "other.pth"
     torch.save(content, path)
     with pytest.raises(ConfigError, match=rf"other\.pth is not a checkpoint: it {message}"):
@@ -379,7 +379,7 @@ def test_a_file_that_is_no_checkpoint_is_an_error_that_says_why(folder, tmp_path
 
 
 @pytest.mark.parametrize("name", ["last_checkpoint", "model_b.pth"])
-def test_a_pipe_in_the_place_of_a_file_is_passed_over_and_not_waited_for(folder, name):
+def test_a_pipe_in_place_of_a_checkpoint_is_skipped_without_waiting(folder, name):
     model = net()
     checkpointer = Checkpointer(model, str(folder), counter=Counter(5))
     checkpointer.save("model_a")
@@ -409,7 +409,7 @@ def flip_a_bit(path, of):
 
 @pytest.mark.parametrize("checkpointables", [None, []])
 @pytest.mark.parametrize("ours", [True, False])
-def test_every_load_verifies_and_leaves_the_model_as_it_was(folder, ours, checkpointables):
+def test_every_load_verifies_and_a_damaged_file_does_not_change_the_model(folder, ours, checkpointables):
     model = net()
     Checkpointer(model, str(folder)).save("model")
     if not ours:

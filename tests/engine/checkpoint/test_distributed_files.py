@@ -106,7 +106,7 @@ def test_a_sharded_run_is_inspected_with_all_its_state(ours):
     assert compare_checkpoints(ours, ours)["equal"]
 
 
-def test_damage_to_a_sharded_run_is_found(ours):
+def test_damage_to_a_sharded_run_is_detected(ours):
     (part,) = (os.path.join(ours, name) for name in os.listdir(ours) if name.endswith(".distcp"))
     with open(part, "r+b") as file:
         file.seek(-1, os.SEEK_END)
@@ -132,7 +132,7 @@ def test_a_folder_without_tensors_is_refused(tmp_path):
         read_checkpoint(save(tmp_path / "dcp", {"optimizer": {"state": {"a": torch.ones(1)}}}))
 
 
-def test_what_is_no_tensor_is_never_read(tmp_path):
+def test_entries_that_are_not_tensors_are_never_read(tmp_path):
     folder = save(tmp_path / "dcp", {"model": net().state_dict(), "evil": Attack(str(tmp_path / "attacked"))})
     assert same(read_checkpoint(folder)["model"], net().state_dict())
     read_tensors(folder, lambda keys: True)
@@ -149,7 +149,7 @@ def test_metadata_that_would_run_code_is_refused_and_not_run(folder, tmp_path):
 
 
 @pytest.mark.parametrize("what", [dcp.FileSystemReader, dcp.metadata.os.getcwd, torch.load, torch.Tensor])
-def test_metadata_may_hold_records_of_tensors_and_nothing_else_of_torch(folder, what):
+def test_metadata_may_hold_only_records_of_tensors(folder, what):
     with open(os.path.join(folder, ".metadata"), "wb") as file:
         pickle.dump(what, file)
     with pytest.raises(ConfigError, match=r"it holds an object of [\w.]+"):
@@ -157,14 +157,14 @@ def test_metadata_may_hold_records_of_tensors_and_nothing_else_of_torch(folder, 
 
 
 @pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps({"a": 1})])
-def test_metadata_that_is_none_is_refused(folder, content):
+def test_invalid_metadata_is_refused(folder, content):
     with open(os.path.join(folder, ".metadata"), "wb") as file:
         file.write(content)
     with pytest.raises(ConfigError, match=r"its \.metadata is "):
         read_metadata(folder)
 
 
-def test_a_folder_that_lost_a_file_is_refused(folder):
+def test_a_folder_with_a_missing_file_is_refused(folder):
     os.remove(os.path.join(folder, "__0_0.distcp"))
     with pytest.raises(ConfigError, match="is damaged"):
         read_checkpoint(folder)
@@ -197,7 +197,7 @@ READERS = {
 
 @pytest.mark.parametrize("kind", ["folder", "ours"])
 @pytest.mark.parametrize("way", READERS)
-def test_no_way_of_reading_a_folder_unpickles_its_metadata_of_a_rank(request, tmp_path, kind, way):
+def test_no_reader_unpickles_a_ranks_metadata(request, tmp_path, kind, way):
     folder = request.getfixturevalue(kind)
 
     # Torch cannot unpickle a WindowsPath here, and falls back to __0.metadata.
@@ -238,7 +238,7 @@ def test_a_weight_that_is_an_object_is_never_unpickled(ours, tmp_path, way):
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "pipe", "gone"])
-def test_metadata_may_name_files_of_its_folder_only(folder, name):
+def test_metadata_may_name_only_files_of_its_folder(folder, name):
     os.mkfifo(os.path.join(folder, "pipe"))
 
     def change(metadata):
@@ -251,7 +251,7 @@ def test_metadata_may_name_files_of_its_folder_only(folder, name):
 
 
 @pytest.mark.parametrize(("field", "value"), [("offset", -1), ("length", 1 << 50), ("offset", "0")])
-def test_metadata_may_name_bytes_that_are_there_only(folder, field, value):
+def test_metadata_may_name_only_bytes_within_its_files(folder, field, value):
     def change(metadata):
         for info in metadata.storage_data.values():
             setattr(info, field, value)
@@ -261,7 +261,7 @@ def test_metadata_may_name_bytes_that_are_there_only(folder, field, value):
         read_metadata(folder)
 
 
-def test_a_tensor_larger_than_its_files_is_refused_before_memory_is_taken(folder):
+def test_a_tensor_larger_than_its_files_is_refused_before_allocation(folder):
     def change(metadata):
         metadata.state_dict_metadata["model.0.weight"].size = torch.Size((1 << 40, 1 << 10))
 
@@ -280,7 +280,7 @@ class Got:
         return self.made_by
 
 
-def test_members_of_enumerations_are_read_as_each_python_writes_them(folder):
+def test_enum_members_of_all_python_versions_are_read(folder):
     kind = dcp_metadata._MEM_FORMAT_ENCODING
     path = os.path.join(folder, ".metadata")
     for value in (kind.TORCH_CONTIGUOUS_FORMAT, Got(kind, "TORCH_CONTIGUOUS_FORMAT")):
@@ -289,7 +289,7 @@ def test_members_of_enumerations_are_read_as_each_python_writes_them(folder):
         assert read_metadata(folder).state_dict_metadata == {}
 
 
-def test_other_attributes_are_not_got(folder):
+def test_getattr_of_other_attributes_is_refused(folder):
     with open(os.path.join(folder, ".metadata"), "wb") as file:
         pickle.dump(Got(dcp_metadata.Metadata, "__init__"), file)
     with pytest.raises(ConfigError, match=r"it holds an object of builtins\.getattr"):

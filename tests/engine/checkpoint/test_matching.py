@@ -42,7 +42,7 @@ def weights(model=None):
         "module.module.model.",
     ],
 )
-def test_prefixes_are_left_out_when_names_match_without(prefix):
+def test_prefixes_are_removed_when_names_match_without_them(prefix):
     model = net(1)
     report = load_weights(model, {prefix + name: value for name, value in weights().items()})
     assert equal(model, net())
@@ -50,7 +50,7 @@ def test_prefixes_are_left_out_when_names_match_without(prefix):
     assert report.loaded == report.total == 9
 
 
-def test_a_prefix_is_left_out_where_other_names_have_none():
+def test_a_prefix_is_removed_when_only_some_names_have_it():
     model = net(1)
     found = {f"model.{name}": value for name, value in weights().items()} | {"criterion.weight": torch.ones(4)}
     report = load_weights(model, found)
@@ -59,7 +59,7 @@ def test_a_prefix_is_left_out_where_other_names_have_none():
     assert report.prefix == "model."
 
 
-def test_a_prefix_that_belongs_to_the_model_stays():
+def test_a_prefix_of_the_models_own_names_is_kept():
     def wrapped(seed):
         outer = nn.Module()
         outer.model, outer.extra = net(seed), nn.Linear(2, 2)
@@ -70,17 +70,17 @@ def test_a_prefix_that_belongs_to_the_model_stays():
     assert equal(model, wrapped(0))
 
 
-def test_unexpected_names_are_told_as_they_are_in_the_file():
+def test_unexpected_names_are_reported_as_in_the_file():
     found = {f"module.{name}": value for name, value in weights().items()} | {"module.other": torch.ones(1)}
     assert load_weights(net(1), found).unexpected == ["module.other"]
 
 
-def test_what_wraps_parts_of_a_model_is_no_part_of_names():
+def test_wrapper_names_are_ignored():
     assert plain_name("_orig_mod.a._fsdp_wrapped_module.b._checkpoint_wrapped_module.weight") == "a.b.weight"
     assert plain_name("my_orig_mod.weight") == "my_orig_mod.weight"
 
 
-def test_names_match_by_their_ends_where_the_file_asks_for_it():
+def test_names_match_by_suffix_if_the_file_requests_it():
     model = nn.Module()
     model.body = net(1)
     found = {name: value.numpy() for name, value in weights().items()}
@@ -89,7 +89,7 @@ def test_names_match_by_their_ends_where_the_file_asks_for_it():
     assert equal(model.body, net())
 
 
-def test_a_name_that_several_weights_end_with_is_left_alone():
+def test_an_ambiguous_suffix_is_not_matched():
     model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2), "c": nn.Linear(2, 2)})
     found = {"weight": torch.ones(2, 2), "bias": torch.ones(2), "a.weight": torch.ones(2, 2)}
     report = load_weights(model, found, by_suffix=True)
@@ -123,13 +123,13 @@ def test_numbers_are_converted_to_the_models_dtype():
     assert "8 converted from float16 to float32" in report.summary()
 
 
-def test_complex_numbers_are_not_cut_to_real_ones():
+def test_complex_weights_are_not_loaded_into_real_ones():
     model = nn.Linear(2, 2)
     report = load_weights(model, {"weight": torch.ones(2, 2, dtype=torch.complex64), "bias": torch.zeros(2)})
     assert report.mismatched == [("weight", "complex64", "float32")]
 
 
-def test_tied_weights_are_not_missing_where_one_of_their_names_is_there():
+def test_tied_weights_need_only_one_of_their_names():
     def tied(seed):
         model = net(seed)
         model.add_module("tail", nn.Linear(3, 4))
@@ -145,7 +145,7 @@ def test_tied_weights_are_not_missing_where_one_of_their_names_is_there():
     assert torch.equal(model.tail.weight, found["head.weight"])
 
 
-def test_weights_without_a_shape_yet_get_that_of_the_file():
+def test_lazy_weights_get_the_files_shape():
     model = nn.Sequential(nn.LazyLinear(4))
     report = load_weights(model, {"0.weight": torch.ones(4, 7), "0.bias": torch.zeros(4)})
     assert report.exact
@@ -186,7 +186,7 @@ class Renamed(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
 
-def test_a_module_that_converts_weights_of_its_earlier_version_does_so():
+def test_a_module_converts_weights_of_its_earlier_version():
     found = nn.Sequential(Renamed(), nn.Linear(1, 1)).state_dict()
     found = type(found)((f"module.{name}", value) for name, value in found.items())
     found["module.0.old"] = torch.ones(2)
@@ -197,13 +197,13 @@ def test_a_module_that_converts_weights_of_its_earlier_version_does_so():
     assert torch.equal(model[0].new, torch.full((2,), 2.0))
 
 
-def test_weights_without_versions_are_of_the_present_one():
+def test_weights_without_versions_have_the_current_version():
     model = nn.Sequential(Renamed())
     assert load_weights(model, {"0.new": torch.ones(2)}).exact
     assert torch.equal(model[0].new, torch.ones(2))
 
 
-def test_a_saved_model_whose_modules_have_versions_is_loaded_as_it_was(tmp_path):
+def test_a_model_with_versioned_modules_is_loaded_unchanged(tmp_path):
     model, other = nn.Sequential(Renamed()), nn.Sequential(Renamed())
     with torch.no_grad():
         model[0].new.fill_(3.0)
@@ -223,7 +223,7 @@ def misfit():
     return found
 
 
-def test_what_does_not_fit_is_reported_and_left_as_it_was():
+def test_weights_that_do_not_fit_are_reported_and_not_changed():
     model, before = net(1), net(1)
     report = load_weights(model, misfit())
     assert report.missing == ["backbone.0.weight", "backbone.0.bias"]
@@ -235,7 +235,7 @@ def test_what_does_not_fit_is_reported_and_left_as_it_was():
     assert torch.equal(model.backbone[1].weight, net().backbone[1].weight)
 
 
-def test_each_kind_of_difference_is_one_message_with_names_grouped(tmp_path, log):
+def test_each_kind_of_difference_is_one_message_grouped_by_module(tmp_path, log):
     path = str(tmp_path / "weights.pth")
     torch.save(misfit(), path)
     checkpointer = Checkpointer(net(1))
@@ -257,13 +257,13 @@ def test_each_kind_of_difference_is_one_message_with_names_grouped(tmp_path, log
     assert sorted(checkpointer.missing_keys) == ["backbone.0.bias", "backbone.0.weight", "head.bias", "head.weight"]
 
 
-def test_a_long_list_is_cut():
+def test_a_long_list_is_truncated():
     lines = group(f"layer{index}.weight" for index in range(100)).splitlines()
     assert len(lines) == 41
     assert lines[-1] == "  ... and 60 more lines"
 
 
-def test_strictly_any_difference_is_an_error_that_lists_it(tmp_path):
+def test_strict_loading_raises_on_any_difference(tmp_path):
     path = str(tmp_path / "weights.pth")
     torch.save(misfit(), path)
     with pytest.raises(ConfigError) as info:
@@ -276,7 +276,7 @@ def test_strictly_any_difference_is_an_error_that_lists_it(tmp_path):
     assert equal(model, net())
 
 
-def test_weights_of_another_model_are_an_error_and_leave_the_model_alone():
+def test_weights_of_another_model_are_an_error_and_do_not_change_the_model():
     model, before = net(1), net(1)
     with pytest.raises(ConfigError, match=r"none of its weights \(conv\.weight \.\.\.\) is in the model \(back"):
         load_weights(model, {"conv.weight": torch.ones(2)})
@@ -300,7 +300,7 @@ def test_a_model_that_refuses_its_state_is_an_error_that_names_the_file():
         load_weights(Refusing(2, 2), Counting(2, 2).state_dict(), path="net.pth")
 
 
-def test_a_reader_written_for_fvcore_goes_on_working(tmp_path):
+def test_a_load_file_method_written_for_fvcore_works(tmp_path):
     class Ported(Checkpointer):
         def _load_file(self, filename):
             return {"model": {name: np.asarray(value) for name, value in weights().items()}, "note": filename}

@@ -38,14 +38,14 @@ def errors(caplog, level):
     return [record.getMessage() for record in caplog.records if record.levelno == level]
 
 
-def test_a_synchronous_write_is_done_and_told_of_when_it_returns():
+def test_a_synchronous_write_is_complete_and_reported_on_return():
     saver, disk, told = Saver(), Disk(), []
     saver.write("a.pth", disk, told.append)
     assert (disk.calls, told, saver.pending) == (1, [None], None)
     assert disk.threads == [threading.current_thread()]
 
 
-def test_an_asynchronous_write_goes_on_beside_and_is_told_of_on_this_thread():
+def test_an_asynchronous_write_is_reported_on_the_calling_thread():
     gate, told = threading.Event(), []
     saver, disk = Saver(asynchronous=True), Disk(gate=gate)
     saver.write("a.pth", disk, lambda error: told.append((error, threading.current_thread())))
@@ -62,7 +62,7 @@ def test_an_asynchronous_write_goes_on_beside_and_is_told_of_on_this_thread():
     assert len(told) == 1
 
 
-def test_only_one_write_is_on_its_way():
+def test_only_one_write_runs_at_a_time():
     order = []
     saver = Saver(asynchronous=True)
     for name in "abc":
@@ -72,7 +72,7 @@ def test_only_one_write_is_on_its_way():
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_write_that_fails_once_is_tried_again(caplog, asynchronous):
+def test_a_write_that_fails_once_is_retried(caplog, asynchronous):
     saver, disk, told = Saver(asynchronous), Disk(failures=1), []
     saver.write("a.pth", disk, told.append)
     saver.wait()
@@ -107,7 +107,7 @@ def test_a_write_that_fails_twice_stops_the_run_or_is_logged(caplog, asynchronou
     assert told[1:] == [None]
 
 
-def test_a_failed_write_is_told_of_before_the_next_begins():
+def test_a_failed_write_is_reported_before_the_next_starts():
     saver, disk, told = Saver(asynchronous=True), Disk(failures=2), []
     saver.write("a.pth", disk, told.append)
     with pytest.raises(CheckpointError, match=r"a\.pth"):
@@ -117,7 +117,7 @@ def test_a_failed_write_is_told_of_before_the_next_begins():
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_an_error_that_is_not_the_disks_is_raised_whatever_is_set(asynchronous):
+def test_other_errors_are_raised_with_any_on_error(asynchronous):
     saver, disk = Saver(asynchronous, "continue"), Disk(failures=9, error=RuntimeError("a bug"))
     with pytest.raises(RuntimeError, match="a bug"):
         write_and_wait(saver, disk)

@@ -52,7 +52,7 @@ def folder(state, tmp_path):
     return path
 
 
-def test_sharded_tensors_are_told_from_the_rest_by_their_place(state):
+def test_sharded_tensors_are_separated_by_place(state):
     rest, shards = split_shards(state)
     assert set(shards) == {("model", "a.weight"), ("trainer", "0", "optimizer", "state", "0", "exp_avg")}
     assert torch.equal(rest["model"]["plain"], torch.arange(3))
@@ -61,7 +61,7 @@ def test_sharded_tensors_are_told_from_the_rest_by_their_place(state):
     assert isinstance(state["model"]["a.weight"], DTensor)  # as it was
 
 
-def test_the_same_tensors_can_be_made_of_copies(state):
+def test_sharded_tensors_can_be_rebuilt_from_copies(state):
     _, shards = split_shards(state)
     copies = with_parts(shards, {keys: part.clone() for keys, part in local_parts(shards).items()})
     for keys, tensor in shards.items():
@@ -70,7 +70,7 @@ def test_the_same_tensors_can_be_made_of_copies(state):
         assert copies[keys].to_local().abs().sum() > 0
 
 
-def test_what_was_written_is_read_whole_without_a_model(folder, state):
+def test_a_folder_is_read_whole_without_a_model(folder, state):
     assert is_sharded_folder(str(folder))
     verify_folder(str(folder))
     read = read_folder(str(folder))
@@ -82,7 +82,7 @@ def test_what_was_written_is_read_whole_without_a_model(folder, state):
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_what_is_not_wanted_is_not_read(folder):
+def test_unwanted_tensors_are_not_read(folder):
     read = read_folder(str(folder), wanted=lambda keys: keys[0] == "model")
     assert read["trainer"][0]["optimizer"]["state"][0]["exp_avg"] is None
     assert read["model"]["a.weight"] is not None
@@ -103,7 +103,7 @@ def test_a_whole_state_is_sharded_as_the_model_and_its_optimizer_are(mesh):
 
 @pytest.mark.parametrize("name", ["__0_0.distcp", "state.pth", "checksums.json", ".metadata"])
 @pytest.mark.parametrize("damage", ["lost", "cut", "changed"])
-def test_damage_is_noticed_and_the_file_named(folder, name, damage):
+def test_damage_is_detected_and_the_file_is_named(folder, name, damage):
     path = folder / name
     content = bytearray(path.read_bytes())
     if damage == "lost":
@@ -132,7 +132,7 @@ def test_a_folder_of_the_same_name_is_replaced_and_a_file_too(folder, mesh):
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_a_write_that_fails_leaves_what_was_there(folder, mesh):
+def test_a_failed_write_keeps_the_earlier_folder(folder, mesh):
     class Unwritable:
         pass
 
@@ -144,7 +144,7 @@ def test_a_write_that_fails_leaves_what_was_there(folder, mesh):
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]
 
 
-def test_an_error_of_the_disk_in_a_part_reads_as_such(folder, mesh):
+def test_a_disk_error_in_a_shard_is_reported_as_one(folder, mesh):
     before = sorted(path.name for path in folder.parent.iterdir())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     shards = {("model", str(i)): sharded(mesh, 64, 100) for i in range(8)}
@@ -160,7 +160,7 @@ def test_an_error_of_the_disk_in_a_part_reads_as_such(folder, mesh):
     verify_folder(str(folder))
 
 
-def test_an_error_of_the_system_stays_what_it_is_and_others_become_one(mesh):
+def test_os_errors_are_kept_and_others_become_os_errors(mesh):
     with pytest.raises(FileNotFoundError), fail_together(dist.group.WORLD), open("/nowhere/at/all"):
         pass
     with pytest.raises(OSError, match="on rank 0: ValueError: no"), fail_together(dist.group.WORLD):

@@ -85,7 +85,7 @@ def through_a_file(value):
     ],
     ids=repr,
 )
-def test_everyday_values_become_plain_data_that_loads_without_pickle(value, plain):
+def test_common_types_become_plain_data_that_loads_without_pickle(value, plain):
     result = through_a_file(to_plain({"value": value}))["value"]
     assert result == plain
     assert type(result) is type(plain)
@@ -100,7 +100,7 @@ def test_arrays_become_tensors_of_their_values(array):
     assert np.array_equal(result.numpy(), array)
 
 
-def test_a_tensor_stays_as_it_is_and_a_parameter_becomes_one():
+def test_a_tensor_is_kept_and_a_parameter_becomes_a_tensor():
     tensor = torch.ones(2)
     parameter = torch.nn.Parameter(torch.ones(2))
     plain = to_plain({"tensor": tensor, "parameter": parameter})
@@ -164,7 +164,7 @@ def test_the_older_generators_become_their_state():
     assert (numpys.randn(), pythons.gauss(0, 1)) == expected != draws
 
 
-def test_a_number_longer_than_a_double_is_refused_by_its_name():
+def test_a_longdouble_is_refused_by_its_name():
     with pytest.raises(TypeError, match=r"state\['x'\] is a longdouble, which cannot be saved"):
         to_plain({"x": np.longdouble(1)})
 
@@ -184,7 +184,7 @@ def test_an_iterator_is_refused_and_not_used_up():
     assert list(numbers) == [1, 2]
 
 
-def test_what_contains_itself_is_refused():
+def test_a_value_that_contains_itself_is_refused():
     state = {"a": []}
     state["a"].append(state)
     with pytest.raises(TypeError, match="state cannot be saved: it contains itself"):
@@ -210,6 +210,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED.keys())
-def test_what_has_no_plain_form_is_an_error_that_says_where_it_stands(value):
+def test_a_value_that_cannot_be_converted_is_an_error_with_its_place(value):
     with pytest.raises(TypeError, match=r"state\['hooks'\]\['Odd'\]\[1\].* cannot be saved"):
         to_plain({"hooks": {"Odd": [1, value]}})

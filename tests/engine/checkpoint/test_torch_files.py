@@ -83,7 +83,7 @@ def refused(path):
 
 
 @pytest.mark.parametrize("way", ["torch", "pickle", "torch's old format", "in an array"])
-def test_what_would_run_code_is_refused_and_not_run(tmp_path, way):
+def test_objects_that_would_run_code_are_refused_and_not_run(tmp_path, way):
     path, attack = tmp_path / "evil.pth", Attack(str(tmp_path / "attacked"))
     if way == "pickle":
         path.write_bytes(pickle.dumps(attack))
@@ -94,7 +94,7 @@ def test_what_would_run_code_is_refused_and_not_run(tmp_path, way):
     assert os.listdir(tmp_path) == ["evil.pth"]
 
 
-def test_a_pickle_is_refused_with_the_reason_and_the_way_out(tmp_path):
+def test_a_pickle_is_refused_with_reason_and_advice(tmp_path):
     for name in ("detectron2.pkl", "model.pth"):
         (tmp_path / name).write_bytes(pickle.dumps({"model": {"a": ARRAY}, "__author__": "someone"}))
         message = refused(tmp_path / name)
@@ -102,7 +102,7 @@ def test_a_pickle_is_refused_with_the_reason_and_the_way_out(tmp_path):
         assert "torch.save()" in message
 
 
-def test_an_object_in_a_file_is_named_by_what_would_make_it(tmp_path):
+def test_an_object_in_a_file_is_named_by_its_class(tmp_path):
     torch.save({"model": {}, "args": argparse.Namespace(lr=1)}, tmp_path / "a.pth")
     assert "it holds an object of argparse.Namespace" in refused(tmp_path / "a.pth")
     torch.save(nn.Linear(2, 2), tmp_path / "b.pth")
@@ -111,13 +111,13 @@ def test_an_object_in_a_file_is_named_by_what_would_make_it(tmp_path):
     assert "model.state_dict()" in message
 
 
-def test_arrays_of_something_else_than_numbers_are_refused(tmp_path):
+def test_arrays_that_do_not_hold_numbers_are_refused(tmp_path):
     for array in (np.array([{}, None], dtype=object), np.array(["text"]), np.zeros(2, dtype="M8[s]")):
         torch.save({"a": array}, tmp_path / "a.pth")
         assert "does not hold numbers" in refused(tmp_path / "a.pth")
 
 
-def test_an_array_that_says_it_is_longer_than_its_content_is_refused(tmp_path):
+def test_an_array_longer_than_its_content_is_refused(tmp_path):
     class Longer:
         def __reduce__(self):
             make, args, (version, _, dtype, order, data) = ARRAY.__reduce__()
@@ -128,7 +128,7 @@ def test_an_array_that_says_it_is_longer_than_its_content_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PK\x03\x04 and so on"])
-def test_what_is_no_checkpoint_is_refused(tmp_path, content):
+def test_files_that_are_not_checkpoints_are_refused(tmp_path, content):
     (tmp_path / "file.pth").write_bytes(content)
     assert "is damaged, or is not a checkpoint" in refused(tmp_path / "file.pth")
 
@@ -138,7 +138,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, content):
     ("content", "message"),
     [(b"", "it is empty"), (b"root:x:0:0:\n" * 9, "does not start like files of torch.save()"), (None, "cut short")],
 )
-def test_what_is_wrong_with_a_file_is_said_in_plain_words(tmp_path, content, message, mmap):
+def test_errors_say_what_is_wrong_with_a_file(tmp_path, content, message, mmap):
     path = tmp_path / "file.pth"
     torch.save({"a": torch.ones(100)}, path)
     path.write_bytes(path.read_bytes()[:600] if content is None else content)
@@ -148,7 +148,7 @@ def test_what_is_wrong_with_a_file_is_said_in_plain_words(tmp_path, content, mes
     assert "Errno" not in str(error.value)
 
 
-def test_a_torchscript_program_is_refused_with_what_to_do(tmp_path):
+def test_a_torchscript_program_is_refused_with_advice(tmp_path):
     path = tmp_path / "program.pt"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("program/constants.pkl", pickle.dumps(()))
@@ -164,12 +164,12 @@ def nested(value, levels):
     return value
 
 
-def test_a_file_that_refers_to_the_same_data_over_and_over_is_refused(tmp_path):
+def test_a_file_with_exponentially_many_references_is_refused(tmp_path):
     torch.save({"model": {}, "trainer": nested("x", 60)}, tmp_path / "model.pth")
     assert "it refers to the same data over and over" in refused(tmp_path / "model.pth")
 
 
-def test_data_that_is_there_twice_is_read_as_one(tmp_path):
+def test_data_referenced_twice_is_read_once(tmp_path):
     array = np.arange(3)
     content = loaded(tmp_path, {"a": [array], "b": nested([array], 3)})
     assert content["b"][0][1][0] is content["b"][1][0][1]
@@ -201,6 +201,6 @@ def test_a_tensor_far_larger_than_the_file_is_refused(tmp_path):
     assert "is far larger than what the file holds of it" in refused(tmp_path / "model.pth")
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
+def test_a_pipe_is_refused_without_waiting(tmp_path):
     os.mkfifo(tmp_path / "model.pth")
     assert "is not a file" in refused(tmp_path / "model.pth")

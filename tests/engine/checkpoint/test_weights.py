@@ -64,7 +64,7 @@ FILES = {
 
 @pytest.mark.parametrize("mmap", [False, True])
 @pytest.mark.parametrize("name", FILES)
-def test_files_of_torch_save_are_read_whoever_wrote_them(tmp_path, name, mmap):
+def test_files_of_torch_save_by_all_tools_are_read(tmp_path, name, mmap):
     torch.save(FILES[name], tmp_path / "file.pth")
     got = read_checkpoint(str(tmp_path / "file.pth"), mmap=mmap)
     extra = got["model"].pop("0._extra_state", None)
@@ -72,20 +72,20 @@ def test_files_of_torch_save_are_read_whoever_wrote_them(tmp_path, name, mmap):
     assert extra == ({"seen": 3} if name == "with extra state" else None)
 
 
-def test_what_else_a_file_holds_is_read_too(tmp_path):
+def test_other_content_of_a_file_is_read(tmp_path):
     torch.save(FILES["ours"], tmp_path / "file.pth")
     assert read_checkpoint(str(tmp_path / "file.pth"))["trainer"] == {"iteration": 3}
 
 
 @pytest.mark.parametrize("name", ["file.safetensors", "file.bin"])
-def test_safetensors_are_read_whatever_the_file_is_called(tmp_path, name):
+def test_safetensors_are_recognized_under_any_file_name(tmp_path, name):
     save_file(STATE, tmp_path / name, metadata={"format": "pt", "note": "mine"})
     got = read_checkpoint(str(tmp_path / name))
     assert same(got["model"])
     assert got["metadata"]["note"] == "mine"
 
 
-def test_tied_weights_that_safetensors_holds_once_are_there_under_all_their_names(tmp_path):
+def test_tied_weights_in_safetensors_are_read_under_all_their_names(tmp_path):
     from safetensors.torch import save_model
 
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
@@ -102,12 +102,12 @@ def test_tied_weights_that_safetensors_holds_once_are_there_under_all_their_name
         ({}, "it has no 'model', only nothing"),
     ],
 )
-def test_a_file_without_weights_is_refused_with_what_it_holds(tmp_path, content, message):
+def test_a_file_without_weights_is_refused_with_its_content(tmp_path, content, message):
     torch.save(content, tmp_path / "file.pth")
     assert refused(tmp_path / "file.pth").endswith(f"file.pth is not a checkpoint: {message}")
 
 
-def test_a_cut_safetensors_file_is_refused(tmp_path):
+def test_a_truncated_safetensors_file_is_refused(tmp_path):
     path = tmp_path / "file.safetensors"
     save_file(STATE, path)
     path.write_bytes(path.read_bytes()[:-8])
@@ -116,7 +116,7 @@ def test_a_cut_safetensors_file_is_refused(tmp_path):
     assert "file.safetensors is damaged" in refused(path)
 
 
-def test_without_the_package_a_safetensors_file_is_refused_with_what_to_install(tmp_path, monkeypatch):
+def test_a_missing_safetensors_package_is_an_error_with_advice(tmp_path, monkeypatch):
     save_file(STATE, tmp_path / "file.safetensors")
     monkeypatch.setitem(__import__("sys").modules, "safetensors", None)
     assert "pip install safetensors" in refused(tmp_path / "file.safetensors")
@@ -178,13 +178,13 @@ def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path):
     assert "is damaged, or is not an index" in refused(folder)
 
 
-def test_a_folder_without_weights_is_refused_with_what_it_could_have_been(tmp_path):
+def test_a_folder_without_weights_is_refused_with_advice(tmp_path):
     assert "last_checkpoint, model.safetensors, pytorch_model.bin or .metadata" in refused(tmp_path)
     torch.save(STATE, tmp_path / "model_final.pth")
     assert refused(tmp_path).endswith("name a file in it, such as model_final.pth")
 
 
-def test_a_last_checkpoint_that_is_not_there_is_named(tmp_path):
+def test_a_missing_last_checkpoint_is_named(tmp_path):
     (tmp_path / "last_checkpoint").write_text("model_7.pth")
     assert "points to" in refused(tmp_path)
     assert "model_7.pth, which does not exist" in refused(tmp_path)
@@ -219,7 +219,7 @@ def test_names_of_weights_cannot_write_to_the_terminal(tmp_path, name, averaged)
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/mem"), reason="needs a file whose reading fails")
 @pytest.mark.parametrize("name", ["model.pth", "last_checkpoint", "model.safetensors.index.json"])
-def test_a_file_that_the_disk_does_not_give_is_refused(tmp_path, name):
+def test_an_unreadable_file_is_refused(tmp_path, name):
     (tmp_path / name).symlink_to("/proc/self/mem")
     for call in (read_checkpoint, check_weights):
         message = refused(tmp_path / name if name.startswith("model.") else tmp_path, call)
@@ -269,7 +269,7 @@ def test_averaged_weights_of_a_runs_hook_are_found():
 
 
 @pytest.mark.parametrize("key", ["model_ema", "ema_state_dict", "state_dict_ema", "ema"])
-def test_averaged_weights_of_others_are_found(key):
+def test_averaged_weights_of_other_tools_are_found(key):
     assert same(averaged_weights({"model": STATE, key: AVERAGED}), AVERAGED)
 
 
@@ -285,14 +285,14 @@ def test_averaged_weights_of_others_are_found(key):
         ({"model": STATE, "ema": AVERAGED}, "averaged", True),
     ],
 )
-def test_auto_takes_what_the_run_evaluated(checkpoint, source, averaged):
+def test_auto_chooses_the_weights_that_the_run_evaluated(checkpoint, source, averaged):
     weights, which = choose_weights(checkpoint, source)
     assert same(weights, AVERAGED if averaged else STATE)
     assert which.startswith("averaged by ") == averaged
     assert averaged or which == "model"
 
 
-def test_of_two_averages_the_one_that_was_evaluated_is_taken():
+def test_the_evaluated_average_is_chosen_of_two():
     other = {"averaged_model": {name: value + 2 for name, value in STATE.items()}, "evaluate": False}
     checkpoint = run_of(SWA=other)
     checkpoint["trainer"]["hooks"] = dict(reversed(checkpoint["trainer"]["hooks"].items()))
@@ -307,7 +307,7 @@ def test_averaged_weights_that_are_not_there_are_an_error():
 # ---------------------------------------------------------------------------- the check before a run
 
 
-def test_the_check_names_the_file_and_what_is_wrong(tmp_path):
+def test_check_weights_names_the_file_and_the_problem(tmp_path):
     path = tmp_path / "file.pth"
     torch.save({"model": STATE}, path)
     check_weights(str(path))
@@ -318,7 +318,7 @@ def test_the_check_names_the_file_and_what_is_wrong(tmp_path):
         check_weights(str(path))
 
 
-def test_the_check_finds_a_flipped_bit_in_a_runs_checkpoint(tmp_path):
+def test_check_weights_detects_a_flipped_bit(tmp_path):
     class State:
         def state_dict(self):
             return {"iteration": 1}

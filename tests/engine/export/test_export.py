@@ -52,7 +52,7 @@ def run(tmp_path):
 # ---------------------------------------------------------------------------- weights
 
 
-def test_weights_become_a_safetensors_file_that_says_where_they_are_from(run, tmp_path):
+def test_a_safetensors_file_holds_the_weights_and_their_origin(run, tmp_path):
     path = str(tmp_path / "net.safetensors")
     done = export_weights(run, path)
     assert same(load_file(path))
@@ -69,7 +69,7 @@ def test_weights_become_a_safetensors_file_that_says_where_they_are_from(run, tm
 
 
 @pytest.mark.parametrize("name", ["net.pth", "net.pt", "net.bin"])
-def test_weights_become_a_plain_state_dict(run, tmp_path, name):
+def test_a_pth_file_holds_a_plain_state_dict(run, tmp_path, name):
     done = export_weights(run, tmp_path / name)
     assert same(torch.load(tmp_path / name, weights_only=True))
     assert done.format == "pth"
@@ -77,7 +77,7 @@ def test_weights_become_a_plain_state_dict(run, tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["net.safetensors", "net.pth"])
-def test_what_is_exported_is_a_warm_start(run, tmp_path, name):
+def test_exported_weights_can_be_a_warm_start(run, tmp_path, name):
     export_weights(run, tmp_path / name)
     model = net(1)
     Checkpointer(model).load(str(tmp_path / name), [], strict=True)
@@ -108,7 +108,7 @@ def test_a_model_is_exported_without_a_checkpoint_and_without_its_wrapper(tmp_pa
 
 @pytest.mark.parametrize("name", ["net.safetensors", "net.pth"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_floating_point_numbers_are_converted_on_request_and_others_are_not(run, tmp_path, dtype, name):
+def test_dtype_converts_only_floating_point_weights(run, tmp_path, dtype, name):
     export_weights(run, tmp_path / name, dtype=dtype)
     got = read_checkpoint(str(tmp_path / name))["model"]
     assert got["1.num_batches_tracked"].dtype == torch.int64
@@ -116,14 +116,14 @@ def test_floating_point_numbers_are_converted_on_request_and_others_are_not(run,
     assert torch.equal(got["0.weight"], STATE["0.weight"].to(getattr(torch, dtype)))
 
 
-def test_a_number_that_the_dtype_cannot_hold_is_an_error(tmp_path):
+def test_a_value_that_the_dtype_cannot_hold_is_an_error(tmp_path):
     torch.save({"a": torch.tensor([1.0, 7e4])}, tmp_path / "in.pth")
     with pytest.raises(ConfigError, match=r"a has values up to 7e\+04, which float16 cannot hold"):
         export_weights(tmp_path / "in.pth", tmp_path / "out.pth", dtype="float16")
     assert os.listdir(tmp_path) == ["in.pth"]
 
 
-def test_tied_weights_are_in_a_safetensors_file_once_and_read_back_under_both_names(tmp_path):
+def test_tied_weights_are_stored_once_and_read_under_both_names(tmp_path):
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model[1].weight = model[0].weight
     export_weights(model, tmp_path / "net.safetensors")
@@ -135,7 +135,7 @@ def test_tied_weights_are_in_a_safetensors_file_once_and_read_back_under_both_na
     assert same(other.state_dict(), model.state_dict())
 
 
-def test_views_of_one_tensor_are_written_each_as_its_own(tmp_path):
+def test_views_of_one_tensor_are_written_separately(tmp_path):
     whole = torch.arange(6.0)
     state = {"a": whole[:3], "b": whole[2:], "c": whole.view(2, 3).t(), "empty": torch.zeros(0)}
     torch.save(state, tmp_path / "in.pth")
@@ -143,7 +143,7 @@ def test_views_of_one_tensor_are_written_each_as_its_own(tmp_path):
     assert same(load_file(tmp_path / "out.safetensors"), state)
 
 
-def test_extra_state_goes_into_a_pth_file_alone(tmp_path):
+def test_extra_state_can_only_be_exported_to_pth(tmp_path):
     torch.save({**STATE, "0._extra_state": {"seen": 3}}, tmp_path / "in.pth")
     with pytest.raises(ConfigError, match=r"0\._extra_state .* is not one; use the format pth"):
         export_weights(tmp_path / "in.pth", tmp_path / "out.safetensors")
@@ -171,7 +171,7 @@ def test_bad_arguments_are_errors_that_say_what_to_do(run, tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("name", ["net.safetensors", "net.pth"])
-def test_a_full_disk_leaves_the_file_that_was_there(run, tmp_path, monkeypatch, name):
+def test_a_full_disk_keeps_the_earlier_file(run, tmp_path, monkeypatch, name):
     (tmp_path / name).write_text("before")
 
     def full(*args):
@@ -185,7 +185,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(run, tmp_path, monkeypatch, 
     assert sorted(os.listdir(tmp_path)) == sorted([name, "run"])
 
 
-def test_files_can_be_read_by_whom_the_folder_lets(run, tmp_path):
+def test_exported_files_have_the_usual_permissions(run, tmp_path):
     modes = set()
     for name in ("net.safetensors", "net.pth", "plain"):
         if name == "plain":

@@ -50,7 +50,7 @@ def save(folder, name="model", model=None, **trainer):
 # ---------------------------------------------------------------------------- the hash
 
 
-def test_the_hash_is_of_names_types_shapes_and_bits():
+def test_the_hash_covers_names_dtypes_shapes_and_bits():
     weights = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor(3)}
     same = {"b": torch.tensor(3), "a": torch.tensor([1.0, 2.0])}
     assert hash_weights(weights) == hash_weights(same)
@@ -78,14 +78,14 @@ def test_the_hash_is_of_names_types_shapes_and_bits():
         torch.ones(2, dtype=torch.complex64),
     ],
 )
-def test_the_hash_does_not_ask_how_a_tensor_lies_in_memory(tensor):
+def test_the_hash_does_not_depend_on_memory_layout(tensor):
     assert hash_weights({"a": tensor}) == hash_weights({"a": tensor.detach().clone().contiguous()})
 
 
 # ---------------------------------------------------------------------------- one
 
 
-def test_what_is_in_a_checkpoint_is_told(tmp_path):
+def test_the_content_of_a_checkpoint_is_described(tmp_path):
     path = save(tmp_path / "run")
     report = inspect_checkpoint(str(tmp_path / "run"))
     assert report["file"] == path
@@ -105,12 +105,12 @@ def test_what_is_in_a_checkpoint_is_told(tmp_path):
     json.dumps(report)
 
 
-def test_averaged_weights_are_told_too(tmp_path):
+def test_averaged_weights_are_described(tmp_path):
     report = inspect_checkpoint(save(tmp_path, averaged=True))
     assert report["averaged"]["sha256"] == hash_weights(net(5).state_dict())
 
 
-def test_bare_weights_have_nothing_but_weights(tmp_path):
+def test_a_plain_state_dict_has_only_weights(tmp_path):
     torch.save(net().state_dict(), tmp_path / "weights.pth")
     report = inspect_checkpoint(str(tmp_path / "weights.pth"))
     assert report["weights"]["count"] == 7
@@ -142,7 +142,7 @@ def test_equal_weights_are_equal_whatever_else_differs(tmp_path):
     json.dumps(report)
 
 
-def test_how_far_weights_are_apart_is_told_from_the_farthest_on(tmp_path):
+def test_differences_are_sorted_largest_first(tmp_path):
     model = net()
     with torch.no_grad():
         model[0].bias[1] += 0.5
@@ -155,7 +155,7 @@ def test_how_far_weights_are_apart_is_told_from_the_farthest_on(tmp_path):
     assert report["same"] == 5
 
 
-def test_weights_that_only_one_has_and_other_shapes_and_types_are_told(tmp_path):
+def test_missing_weights_and_other_shapes_and_dtypes_are_reported(tmp_path):
     old = {"a": torch.ones(2), "b": torch.ones(2), "c": torch.ones(2), "d": torch.ones(2)}
     new = {"b": torch.ones(3), "c": torch.ones(2).half(), "d": torch.ones(2), "e": torch.ones(1)}
     for name, weights in (("old", old), ("new", new)):
@@ -167,7 +167,7 @@ def test_weights_that_only_one_has_and_other_shapes_and_types_are_told(tmp_path)
     assert report["dtypes"] == {"c": ["float32", "float16"]}
 
 
-def test_nan_is_equal_to_the_same_nan_and_farthest_from_all_else(tmp_path):
+def test_nan_equals_itself_and_is_the_largest_difference(tmp_path):
     nan = float("nan")
     for name, weights in (("a", {"w": [nan], "v": [1.0]}), ("b", {"w": [nan], "v": [9.0]}), ("c", {"w": [1.0]})):
         torch.save({key: torch.tensor(value) for key, value in {"v": [1.0], **weights}.items()}, tmp_path / name)

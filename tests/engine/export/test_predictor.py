@@ -22,7 +22,7 @@ def cfg(tmp_path):
     return cfg
 
 
-def test_it_predicts_what_the_trained_model_does(cfg, tmp_path):
+def test_it_predicts_like_the_trained_model(cfg, tmp_path):
     trainer = DefaultTrainer(cfg)
     trainer.train()
     cfg.MODEL.WEIGHTS = str(tmp_path / "model_final.pth")
@@ -33,7 +33,7 @@ def test_it_predicts_what_the_trained_model_does(cfg, tmp_path):
     assert not predict(x).requires_grad
 
 
-def test_it_predicts_with_the_averaged_weights_where_the_run_evaluated_them(cfg, tmp_path):
+def test_it_predicts_with_averaged_weights_if_the_run_evaluated_them(cfg, tmp_path):
     cfg.HOOKS = [{"NAME": "EMA", "ARGS": {"decay": 0.9, "warmup": False}}]
     trainer = DefaultTrainer(cfg)
     trainer.train()
@@ -48,6 +48,6 @@ def test_it_predicts_with_the_averaged_weights_where_the_run_evaluated_them(cfg,
         assert torch.equal(averaged, trainer.model.eval()(x[None])[0])
 
 
-def test_it_needs_weights(cfg):
+def test_empty_weights_are_an_error(cfg):
     with pytest.raises(ConfigError, match=r"MODEL\.WEIGHTS: is empty"):
         DefaultPredictor(cfg)
