@@ -89,10 +89,7 @@ class WholeStep(ABC):
             yield "float16's gradient scaler decides in the middle of the step: set SOLVER.AMP.DTYPE to bfloat16"
         yield from _optimizer_problems(trainer.optimizer)
         if comm.get_world_size() > 1:
-            yield (
-                f"gradients of {comm.get_world_size()} processes are exchanged in the middle of the step: use one "
-                "process"
-            )
+            yield f"{comm.get_world_size()} processes exchange gradients in the middle of the step: use one process"
         sparse = [path for path, module in trainer.model.named_modules() if getattr(module, "sparse", False) is True]
         if sparse:
             yield f"the gradients of {sparse[0]} are sparse: create it with sparse=False"
@@ -176,6 +173,12 @@ class WholeStep(ABC):
         Returns:
             Whether one is.
         """
+
+    def refuse(self, what: str, instead: str) -> NoReturn:
+        """Raise the error of code that cannot run within the unit."""
+        message = f"{what} within the step, which is one unit ({self.key}): {instead}, or set {self.key} to False"
+        self.note(message)
+        raise ConfigError(message)
 
     def note(self, message: str) -> None:
         """Set :attr:`refusal`."""
@@ -276,9 +279,6 @@ def _zero_grad(self: Any) -> None:
             parameter.grad = None
 
 
-_NO_LISTENERS: dict[str, tuple[Any, ...]] = dict.fromkeys(STEP_EVENTS, ())
-
-
 class _TrainerView:
     """A trainer within the unit: hooks are not called, and metrics are collected to be put afterwards.
 
@@ -289,16 +289,10 @@ class _TrainerView:
     _whole: WholeStep
     optimizer: Any
     storage: Any
-    _listeners: dict[str, tuple[Any, ...]]
+    _listeners: dict[str, tuple[Any, ...]] = dict.fromkeys(STEP_EVENTS, ())
 
     def __init__(self, trainer: Any, optimizer: Any, whole: WholeStep) -> None:
-        own = {
-            "_viewed": trainer,
-            "_whole": whole,
-            "optimizer": optimizer,
-            "storage": _Puts(whole),
-            "_listeners": _NO_LISTENERS,
-        }
+        own = {"_viewed": trainer, "_whole": whole, "optimizer": optimizer, "storage": _Puts(whole)}
         for name, value in own.items():
             object.__setattr__(self, name, value)
 
@@ -306,11 +300,9 @@ class _TrainerView:
         return getattr(self._viewed, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        _refuse(
-            self._whole,
-            f"{type(self._viewed).__name__} assigns self.{name} within the step, which is one unit "
-            "(SOLVER.COMPILE_STEP, SOLVER.CUDA_GRAPH): the value would be lost. Assign it between steps, such as in "
-            "after_step, put numbers by self.storage.put_scalar, or set that key to False",
+        self._whole.refuse(
+            f"{type(self._viewed).__name__} assigns self.{name}",
+            "assign it between steps, such as in after_step, or put numbers by self.storage.put_scalar",
         )
 
     def after_backward(self) -> None:
@@ -329,11 +321,7 @@ class _Puts:
 
     def put_scalar(self, name: str, value: Any, smoothing_hint: bool = True, cur_iter: int | None = None) -> None:
         if cur_iter is not None:
-            _refuse(
-                self._whole,
-                f"the metric {name} is put with a cur_iter within the step, which is one unit (SOLVER.COMPILE_STEP, "
-                "SOLVER.CUDA_GRAPH): leave cur_iter out, or set that key to False",
-            )
+            self._whole.refuse(f"the metric {name} is put with a cur_iter", "leave cur_iter out")
         self.values.append((name, value, smoothing_hint))
 
     def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
@@ -341,17 +329,7 @@ class _Puts:
             self.put_scalar(name, value, smoothing_hint, cur_iter)
 
     def __getattr__(self, name: str) -> Any:
-        _refuse(
-            self._whole,
-            f"self.storage.{name} is used within the step, which is one unit (SOLVER.COMPILE_STEP, SOLVER.CUDA_GRAPH): "
-            "only put_scalar and put_scalars work there. Use it between steps, such as in after_step, or set that key "
-            "to False",
-        )
-
-
-def _refuse(whole: WholeStep, message: str) -> NoReturn:
-    whole.note(message)
-    raise ConfigError(message)
+        self._whole.refuse(f"self.storage.{name} is used", "use it between steps, or put_scalar and put_scalars")
 
 
 def check_step_config(cfg: CfgNode) -> None:
