@@ -105,8 +105,8 @@ def large(folder):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (laughs, "bad.yaml: more than 100000 values; each alias"),
-        (merged_laughs, "bad.yaml: more than 100000 values; each alias"),
+        (laughs, "bad.yaml: more than 100000 values; an alias"),
+        (merged_laughs, "bad.yaml: more than 100000 values; an alias"),
         (laughing_bases, "_BASE_ leads to more than 100 files"),
         (long_chain_of_bases, "_BASE_ leads to more than 100 files"),
         (deep, "bad.yaml: nested more than 100 levels deep"),
