@@ -1,4 +1,4 @@
-"""The digits, randomly shifted, darkened and noised: by each of the three generators that data sets use."""
+"""Digits with random shifts, brightness and noise, drawn from Python's, NumPy's and torch's generators."""
 
 import random
 
@@ -10,7 +10,7 @@ from hookline.engine.data.datasets import digits_train
 
 
 class AugmentedDigits(Dataset):
-    """Sample ``i`` is another image each time it is read."""
+    """Sample ``i`` is a different image at each read."""
 
     def __init__(self) -> None:
         self.digits = digits_train()

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 Operation = tuple[str, str, int]
-"""What is done, to which file, and the number of it among its like."""
+"""An operation: its kind, its file, and its count among operations of that kind on that file."""
 
 FAULTS = {
     "kill before": "SIGKILL before the operation",
@@ -43,7 +43,7 @@ _VARIABLE = [
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to happen in a process.
+    """The faults of a process.
 
     Attributes:
         root: the folder whose operations count.
@@ -61,7 +61,7 @@ class Plan:
 
 
 class Injector:
-    """Takes the place of what Python programs change files with."""
+    """Replaces the functions with which Python changes files."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -72,7 +72,7 @@ class Injector:
         self._record = os.open(plan.record, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if plan.record else -1
 
     def operation(self, kind: str, path: str, act: Callable[[], Any], torn: Callable[[], Any] | None = None) -> Any:
-        """Do something to a file, unless the plan has it otherwise.
+        """Do an operation, or the fault that the plan has for it.
 
         Args:
             kind: what is done.
@@ -110,7 +110,7 @@ class Injector:
         raise OSError(number, os.strerror(number), path)
 
     def install(self) -> None:
-        """Begin."""
+        """Install the replacements."""
         self._replace_open()
         for name, kind in {"remove": "remove", "unlink": "remove", "rmdir": "rmdir", "mkdir": "mkdir"}.items():
             self._replace(name, lambda path, *_, dir_fd=None, **__: _resolved(path, dir_fd), kind)
@@ -162,7 +162,7 @@ class Injector:
         function, injector = io.open, self
 
         class File(io.FileIO):
-            """A file each of whose writes is an operation."""
+            """A file whose writes count as operations."""
 
             def write(self, content: Any) -> int:
                 half = memoryview(content).cast("B")[: len(content) // 2]
@@ -215,7 +215,7 @@ def _die() -> None:
 
 
 def _resolved(path: Any, folder: int | None = None) -> str:
-    """The place of a name, as seen from an open folder or from the current one."""
+    """Return the path of a name relative to an open folder or the current one."""
     name = os.fsdecode(path)
     if folder is not None:
         name = os.path.join(os.readlink(f"/proc/self/fd/{folder}"), name)
@@ -224,7 +224,7 @@ def _resolved(path: Any, folder: int | None = None) -> str:
 
 
 def _named(file: Any) -> str:
-    """The place of an open file, or of a name."""
+    """Return the path of an open file or a name."""
     if isinstance(file, int):
         try:
             return os.readlink(f"/proc/self/fd/{file}")
@@ -234,5 +234,5 @@ def _named(file: Any) -> str:
 
 
 def recorded(path: Path) -> list[Operation]:
-    """The operations in the file of a plan's ``record``, in order."""
+    """Return the operations in a plan's ``record`` file, in order."""
     return [tuple(json.loads(line)) for line in path.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""What the fault sweep trains with, beside what hookline has: pictures, and numbers drawn at random."""
+"""A hook for the fault sweep that writes images and random numbers."""
 
 import torch
 
@@ -6,7 +6,7 @@ from hookline.hooks import HookBase
 
 
 class Pictures(HookBase):
-    """Puts an image each third iteration, and what it draws at random each second one."""
+    """Puts an image every third iteration and a random number every second."""
 
     def after_step(self) -> None:
         storage = self.trainer.storage

@@ -1,4 +1,4 @@
-"""Input that no run can work with is refused at once: exit code 2, one line that names it, nothing written."""
+"""Invalid input is refused at once: exit code 2, one line that names it, nothing written."""
 
 import math
 import os
@@ -25,7 +25,7 @@ def rows(size: int):
 
 
 def run(folder, *arguments, seconds=60.0):
-    """Run the tool; returns its exit code and what it wrote to standard error."""
+    """Run the tool, and return its exit code and standard error."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
     process = forker.start([ROOT / "tools/train_net.py", *arguments], folder, environment, apart=True)
     if not process.ended_within(seconds):
@@ -39,7 +39,7 @@ def contents(folder):
 
 
 def refusal(folder, *arguments):
-    """The one line with which the tool refuses to run."""
+    """Return the line with which the tool refuses to run."""
     (folder / "rows.py").write_text(DATA)
     before = contents(folder)
     code, err = run(folder, *arguments)
@@ -177,7 +177,7 @@ def nested(flat):
 
 
 def accepted(key, value, folder):
-    """A config with this value, or the error that refuses it."""
+    """Return a config with this value, or the error that refuses it."""
     cfg = get_cfg()
     cfg.merge_from_file(SYNTHETIC)
     length = {} if key == "SOLVER.MAX_ITER" else {"SOLVER.MAX_ITER": 3}

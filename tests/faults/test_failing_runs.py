@@ -1,4 +1,4 @@
-"""A run that fails ends soon, and its own error is printed last."""
+"""A failing run ends soon, and its own error is printed last."""
 
 import os
 import signal
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def environment(tmp_path):
-    """For a process: workers that would wait for the end of the training process say so and end."""
+    """Makes workers report and exit if they would wait for the training process."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(
         "import os, signal\nsignal.alarm = lambda seconds: (os.write(2, b'a worker waits\\n'), os._exit(1))\n"

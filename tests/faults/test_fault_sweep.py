@@ -1,4 +1,4 @@
-"""A run ends as the untouched one does, whichever of its file operations fails or is the last before a kill.
+"""A run ends like an uninterrupted one after a fault or kill at any of its file operations.
 
 The run is small and complete: dropout, a moving average, the best weights, evaluations, four kinds of records. For each
 of its operations and each fault (see ``injector.FAULTS``) it is started, resumed to its end, and then resumed with a
@@ -50,7 +50,7 @@ REFUSED = 2
 
 
 class Case:
-    """A run in a folder of its own, with files of the user beside its own."""
+    """A run in its own folder, with the user's files beside the run's."""
 
     def __init__(self, folder: Path, config: dict[str, Any]) -> None:
         self.folder, self.run = folder, folder / "run"
@@ -62,7 +62,7 @@ class Case:
         self._starts = 0
 
     def start(self, *arguments: str, operation: Operation | None = None, fault: str = "", record: str = "") -> "Ending":
-        """Run the training tool once; each start is 10 s after the one before, by its own clock."""
+        """Run the training tool once. Its clock starts 10 s later each time."""
         plan = Plan(str(self.run), record, operation, fault, clock=10.0 * self._starts)
         self._starts += 1
         command = [HERE / "faulty_run.py", json.dumps(dataclasses.asdict(plan)), ROOT / "tools/train_net.py"]
@@ -84,7 +84,7 @@ class Case:
 
 @dataclasses.dataclass
 class Ending:
-    """How a process ended."""
+    """The result of a process."""
 
     code: int
     out: str
@@ -97,7 +97,7 @@ class Ending:
         return lines[-1][:200] if lines else ""
 
     def problem(self, *expected: int) -> str:
-        """What is wrong with it; empty if nothing is."""
+        """Return what is wrong; empty if nothing is."""
         if self.hangs:
             return "hangs"
         if self.code not in expected:
@@ -109,7 +109,7 @@ class Ending:
 
 
 def left_behind(run: Path) -> dict[str, Any]:
-    """All that there is to be seen of a run that has ended, by name; timings are left out."""
+    """Return everything a finished run left, by name, without timings."""
     final = torch.load(run / "model_final.pth", weights_only=True)
     best = torch.load(run / "model_best.pth", weights_only=True)
     state = final["trainer"]
@@ -137,7 +137,7 @@ def left_behind(run: Path) -> dict[str, Any]:
 
 
 def tensorboard(run: Path) -> tuple[Any, Any, Any]:
-    """Scalars, images and histograms as TensorBoard shows them."""
+    """Return scalars, images and histograms as TensorBoard shows them."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run), size_guidance=dict.fromkeys(("scalars", "images", "histograms"), 0)).Reload()
@@ -150,7 +150,7 @@ def tensorboard(run: Path) -> tuple[Any, Any, Any]:
 
 
 def frozen(value: Any) -> Any:
-    """A copy that is compared bit by bit."""
+    """Copy a value so that it can be compared bit by bit."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype), tuple(value.shape), value.detach().contiguous().numpy().tobytes()
     if isinstance(value, dict):
@@ -161,18 +161,18 @@ def frozen(value: Any) -> Any:
 
 
 def untimed(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose timings are only said to be there; empty cells are not."""
+    """Return a row with timings replaced by a mark and without empty cells."""
     return {name: None if name in TIMINGS else value for name, value in row.items() if value != ""}
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any], left: str = "") -> list[str]:
-    """Names of what differs; the file ``left`` may be there in addition."""
+    """Return the names of differences; the file ``left`` may exist in addition."""
     found = {**found, "files": [name for name in found["files"] if name != left or name in expected["files"]]}
     return [f"{name} differ" for name in expected if found[name] != expected[name]]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
-    """The files that a run has written into a folder; what a resume of a run that has ended may change is left out."""
+    """Return the files that a run wrote, except those that a resume of a finished run may change."""
     others = (*USERS_FILES, "config.yaml", "log.txt")
     paths = [path for path in folder.iterdir() if path.is_file() and path.name not in others]
     return {path.name: path.read_bytes() for path in paths if not path.name.startswith(".")}
@@ -183,7 +183,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 @dataclasses.dataclass
 class Untouched:
-    """The run without a fault: its operations, and what it leaves at its end and after the extension."""
+    """The run without a fault: its operations, and what it left at its end and after the extension."""
 
     operations: list[Operation]
     end: dict[str, Any]
@@ -202,11 +202,11 @@ def untouched(folder: Path, config: dict[str, Any]) -> Untouched:
 
 
 KILL = (("write", ".tmp-model_0000008.pth", 30), "kill before")
-"""After the second checkpoint, when there are records and best weights that belong before it and behind it."""
+"""After the second checkpoint, with records and best weights from before and after it."""
 
 
 def killed(folder: Path, config: dict[str, Any]) -> Case:
-    """A run that was killed at :data:`KILL`."""
+    """Return a run that was killed at :data:`KILL`."""
     case = Case(folder, config)
     ending = case.start(operation=KILL[0], fault=KILL[1])
     assert ending.code == -9, ending
@@ -214,7 +214,7 @@ def killed(folder: Path, config: dict[str, Any]) -> Case:
 
 
 def try_fault(case: Case, whole: Untouched, operation: Operation, fault: str, *arguments: str) -> list[str] | None:
-    """Start a run with one fault, and resume it; what is wrong then, or None if a resume was refused."""
+    """Start a run with one fault, resume it, and return what is wrong, or None if a resume was refused."""
     first = case.start(*arguments, operation=operation, fault=fault)
     kills = fault in ("kill before", "kill after", "torn")
     problem = first.problem(*((-9, 0) if kills else (0, 1, 2)))
@@ -251,7 +251,7 @@ def sweep(
     make: Callable[[Path, dict[str, Any]], Case] = Case,
     *arguments: str,
 ) -> None:
-    """Try faults, three at a time; all that is wrong is reported together.
+    """Try faults, three at a time, and report all failures together.
 
     Args:
         tmp_path: for the runs' folders.
@@ -279,7 +279,7 @@ def sweep(
 
 
 def worth_trying(operations: Iterable[Operation]) -> list[Operation]:
-    """All operations but most writes of logs and checkpoints, which are many and alike."""
+    """Return all operations except most of the many writes of logs and checkpoints."""
     sizes = Counter((kind, name) for kind, name, _ in operations)
 
     def is_chosen(operation: Operation) -> bool:
@@ -292,7 +292,7 @@ def worth_trying(operations: Iterable[Operation]) -> list[Operation]:
 
 
 def faults(operations: Iterable[Operation], every: int = 1) -> list[tuple[Operation, str]]:
-    """Kills before operations and within writes, and the other faults at each third one; of all these, each so manieth.
+    """Return kills before operations and within writes, and other faults at every third one; every n-th of them.
 
     A kill after an operation is mostly one before the next.
     """
@@ -354,7 +354,7 @@ NEW = (*SHORT, "SEED", "4")
 
 
 def earlier_run(folder: Path) -> Case:
-    """A folder with a run that has ended."""
+    """Return a folder with a finished run."""
     case = Case(folder, CONFIG)
     ending = case.start(*SHORT)
     assert ending.code == 0, ending.err
@@ -366,7 +366,7 @@ def final_weights(run: Path) -> Any:
 
 
 def split_or_lost(case: Case, operation: Operation, fault: str, weights: Sequence[Any]) -> list[str]:
-    """Start a new run where an earlier one is, with a fault, and start again; what is wrong then.
+    """Start a new run in the folder of an earlier one, with a fault; start again; return what is wrong.
 
     Whether the next start resumes or not, it finds the earlier run whole, in its place or set aside, and what it leaves
     is one of the two runs.

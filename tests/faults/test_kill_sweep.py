@@ -1,4 +1,4 @@
-"""A run that is killed again and again ends where the run that nobody touched ends."""
+"""A run that is killed repeatedly ends like an uninterrupted one."""
 
 import hashlib
 import json
@@ -53,7 +53,7 @@ def start(argv: list[str], log: Path) -> Forked:
 
 
 def result(folder: Path) -> tuple[str, str, list[dict]]:
-    """Hashes of the final weights and of their moving average, and the metrics, timings left out."""
+    """Return hashes of the final weights and of their EMA, and the metrics without timings."""
     final = torch.load(folder / "run/model_final.pth", weights_only=True)
     [average] = [state["averaged_model"] for key, state in final["trainer"]["hooks"].items() if key.startswith("EMA")]
     rows = [json.loads(line) for line in (folder / "run/metrics.json").read_text().splitlines()]
@@ -75,7 +75,7 @@ def temporary_files(run: Path) -> list[str]:
 
 
 class Sweep:
-    """Kills runs with SIGKILL at random instants until there were enough kills; each run is carried to its end."""
+    """Kills runs with SIGKILL at random moments until there were enough kills, and finishes each run."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
@@ -83,7 +83,7 @@ class Sweep:
         self.kills_while_saving = 0
 
     def carry_through(self, folder: Path, argv: list[str], max_kills: int, startup: float) -> None:
-        """One run, killed ``max_kills`` times or until it ends."""
+        """Do one run that is killed ``max_kills`` times or until it ends."""
         kills = 0
         while True:
             run = start([*argv, "--resume"], folder / "log.txt")
@@ -97,7 +97,7 @@ class Sweep:
         self.kills += kills
 
     def _ended_before_kill(self, run: Forked, folder: Path, startup: float) -> bool:
-        """Wait for the instant: any instant of the run's life or, each third time, one while a file is written."""
+        """Wait for a random moment of the run; every third time, for one while a file is written."""
         before = set(temporary_files(folder))
         life = startup * self.random.uniform(0.2, 1.8)
         if self.random.random() < 0.33:
@@ -112,7 +112,7 @@ class Sweep:
 
 
 def sweep(tmp_path: Path, kills: int, seed: int, config: dict, **loader) -> Sweep:
-    """Kill runs ``kills`` times; each must end as the reference does."""
+    """Kill runs ``kills`` times; each must end like the reference."""
     for name in ("first", "whole"):  # the first one of a process is slow: the second tells how long a start takes
         argv = arguments(tmp_path / name, config, **loader)
         begin = time.monotonic()

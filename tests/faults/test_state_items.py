@@ -1,4 +1,4 @@
-"""Every item of a checkpoint is needed: a resume that lacks one of them, and only that one, is seen to go wrong.
+"""Every item of a checkpoint is needed: a resume without any one of them differs.
 
 Runs are killed in a save, when the new file is whole and the old ones are not gone yet, and resumed: from the file as
 it is, then with one item as a run has it that starts anew. What a run leaves behind is compared name by name, and each
@@ -40,14 +40,14 @@ SIZE = 30  # samples
 
 @MODEL_REGISTRY.register(name="StateItemsNet")
 class Net(nn.Sequential):
-    """Dropout before batch norm: whoever computes statistics anew gets others."""
+    """Dropout before batch norm, so that recomputed statistics differ."""
 
     def __init__(self) -> None:
         super().__init__(nn.Linear(8, 16), nn.Dropout(0.2), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
 
 
 def sample(index: int) -> tuple[torch.Tensor, int]:
-    """Other numbers each time, by each of the three generators."""
+    """Different numbers at each read, from each of the three generators."""
     x = torch.full((8,), float(index % 4)) + torch.randn(8)
     return x * random.uniform(0.5, 1.5) + float(np.random.uniform(-1, 1)), index % 4
 
@@ -62,7 +62,7 @@ class Samples(Dataset):
 
 
 class Source:
-    """Numbers in an order of each epoch's own, from a position that can be saved; it does not tell how many."""
+    """Numbers in a new order each epoch, with a position that can be saved, and without a length."""
 
     def __init__(self) -> None:
         self.epoch = self.position = 0
@@ -90,7 +90,7 @@ def stream() -> ShardedIterable:
 
 @DATASET_REGISTRY.register(name="state_items_shares")
 class Shares(IterableDataset):
-    """A set that would share itself out between workers."""
+    """A data set that splits itself between workers."""
 
     shares_itself_out = True
 
@@ -99,7 +99,7 @@ class Shares(IterableDataset):
 
 
 class Torchdata:
-    """torchdata's own loader, over samples that are not seeded by their place: it draws from the run's generators."""
+    """torchdata's loader over samples that draw from the run's generators."""
 
     def __init__(self) -> None:
         from torchdata.stateful_dataloader import StatefulDataLoader
@@ -190,7 +190,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 
 class Killed(BaseException):
-    """The end of a process."""
+    """Simulates the kill of a process."""
 
 
 def only_once(trainer: Any) -> None:
@@ -292,12 +292,12 @@ def frozen(value: Any) -> Any:
 
 
 def untimed(row: dict[str, Any]) -> dict[str, Any]:
-    """A row whose timings are only said to be there; empty cells are not."""
+    """Return a row with timings replaced by a mark and without empty cells."""
     return {name: None if name in TIMINGS else value for name, value in row.items() if value != ""}
 
 
 def tensorboard(folder: Path) -> dict[str, Any]:
-    """What TensorBoard shows: by metric, its steps and values."""
+    """Return the steps and values that TensorBoard shows, by metric."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     if not list(folder.glob("events.*")):
@@ -310,7 +310,7 @@ def tensorboard(folder: Path) -> dict[str, Any]:
 
 
 def left_behind(trainer: DefaultTrainer, folder: Path, reason: str) -> dict[str, Any]:
-    """All that there is to be seen of a run, by name; nothing of what was before the kill."""
+    """Return everything a run left, by name, except what was written before the kill."""
     watch = trainer.find_hook(Watch)
     final = torch.load(folder / "model_final.pth", weights_only=True)
     state = final["trainer"]
@@ -346,7 +346,7 @@ def left_behind(trainer: DefaultTrainer, folder: Path, reason: str) -> dict[str,
 
 
 def since_kill(start: int, notes: dict[int, Any]) -> dict[int, Any]:
-    """Of a run from the beginning the part that the resumed one does again; of that one all."""
+    """Return the part of a run from the start that the resumed run repeats; of a resumed run, all."""
     return {iteration: note for iteration, note in notes.items() if start or iteration > KILLED_AT}
 
 
@@ -354,7 +354,7 @@ def since_kill(start: int, notes: dict[int, Any]) -> dict[int, Any]:
 
 
 class Runs:
-    """Each run that several tests look at, made once."""
+    """Runs that several tests use, each made once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -373,7 +373,7 @@ class Runs:
         return left_behind(trainer, folder, reason)
 
     def killed(self, scenario: str) -> Path:
-        """The folder of a run that was killed; or of one that is completed, and is to be made longer."""
+        """Return the folder of a killed run, or of a complete one to be extended."""
         if scenario not in self._killed:
             folder = self._killed[scenario] = self.new()
             trainer = make(scenario, folder)
@@ -390,7 +390,7 @@ class Runs:
         return self._killed[scenario]
 
     def file(self, scenario: str) -> Path:
-        """The checkpoint that is resumed from."""
+        """Return the checkpoint that the resume loads."""
         folder = self.killed(scenario)
         return folder / (folder / "last_checkpoint").read_text()
 
@@ -404,7 +404,7 @@ class Runs:
         return self._resumed[key]
 
     def resume(self, scenario: str, overrides: tuple[Any, ...], edit: Callable[[Any, Any], None]) -> dict[str, Any]:
-        """Resume a copy of a killed run, after ``edit(checkpoint, state of a run that starts anew)``."""
+        """Resume a copy of a killed run after ``edit(checkpoint, state of a new run)``."""
         folder = self.new()
         shutil.copytree(self.killed(scenario), folder)
         trainer = make(scenario, folder, overrides)
@@ -431,7 +431,7 @@ def runs(tmp_path_factory):
 
 @dataclass(frozen=True)
 class Case:
-    """What shows that an item is missing.
+    """How a missing item is detected.
 
     Attributes:
         shows: the name of what is then different, see :func:`left_behind`.
@@ -447,7 +447,7 @@ class Case:
 
 
 def absent(checkpoint: dict[str, Any]) -> Any:
-    """For items that a new run does not have at all."""
+    """For items that a new run does not have."""
     return absent
 
 
@@ -456,7 +456,7 @@ def always(value: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 def models(checkpoint: dict[str, Any]) -> Any:
-    """A new average begins with the weights that the model has."""
+    """A new average starts with the model's weights."""
     return checkpoint["model"]
 
 
@@ -538,7 +538,7 @@ COPIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "trainer/hooks/BestCheckpointer/best_metric": lambda c: c["trainer"]["hooks"]["BestCheckpointer"]["best"][0][0],
     "trainer/hooks/BestCheckpointer/best_iter": lambda c: c["trainer"]["hooks"]["BestCheckpointer"]["best"][0][1],
 }
-"""Items for other readers of the file: where detectron2 looks for them. They say what another item says."""
+"""Copies of other items, where detectron2 looks for them."""
 
 ELSEWHERE = {
     "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/written": (
@@ -608,11 +608,11 @@ ELSEWHERE = {
         "test_a_set_that_shares_itself_out_cannot_go_on_with_other_workers_or_ranks",
     ),
 }
-"""Items whose use shows only with several processes, loader workers or another config, and where: file and test."""
+"""Items that matter only with several processes, loader workers or another config: file and test."""
 
 
 def items(state: dict[str, Any], path: str = "") -> Iterator[str]:
-    """What a checkpoint holds, down to what is one of the items above, or is no dict."""
+    """Yield the items of a checkpoint: those listed above, and all leaves."""
     for key, value in state.items():
         here = f"{path}/{key}" if path else key
         if here not in CASES and here not in ELSEWHERE and isinstance(value, dict):

@@ -26,14 +26,14 @@ class Slow(Checkpointer):
 
 
 class Nothing:
-    """Something with a state."""
+    """An object with a state."""
 
     def state_dict(self):
         return {"value": 1}
 
 
 def save_for_ever(folder, asynchronous, start):
-    """Saves weights that are all of the iteration's number, one iteration after the other."""
+    """Saves weights filled with the iteration's number, iteration after iteration."""
     model = nn.Linear(600, 600)
     checkpointer = Checkpointer(model, folder, asynchronous=asynchronous, counter=Nothing())
     for iteration in range(start, start + 100_000):
@@ -44,7 +44,7 @@ def save_for_ever(folder, asynchronous, start):
 
 
 def save_and_end(folder):
-    """Ends while its save is on its way."""
+    """Exits during an asynchronous save."""
     model = nn.Linear(3, 3)
     with torch.no_grad():
         model.weight.fill_(1.0)

@@ -1,4 +1,4 @@
-"""Checkpoints when disks, processes and folders fail, behind URIs, and while training goes on."""
+"""Saving when disks, processes and folders fail, behind URIs, and while training continues."""
 
 import errno
 import io
@@ -28,7 +28,7 @@ from hookline.engine.checkpoint import Checkpointer, CheckpointError, saver
 
 
 class Counter:
-    """Something with a state."""
+    """An object with a state."""
 
     def __init__(self, value=0):
         self.value = value
@@ -53,7 +53,7 @@ class Gated(Checkpointer):
 
 
 def start_saver(function, *arguments):
-    """Have a process call a function of ``savers.py``."""
+    """Start a process that calls a function of ``savers.py``."""
     script = Path(__file__).parent / "savers.py"
     return forker.start([script, function, json.dumps(arguments)], script.parent, os.environ)
 
@@ -67,7 +67,7 @@ def net(value=0.0, size=3):
 
 
 def killed_while_writing(path):
-    """Leave what a process leaves that is killed as it writes a file."""
+    """Create the temporary file of a killed process."""
     code = "import os, sys; from hookline.config.files.atomic import replace_file\n"
     code += "replace_file(sys.argv[1], lambda file: os._exit(9))"
     assert subprocess.run([sys.executable, "-c", code, path], check=False).returncode == 9
@@ -87,7 +87,7 @@ def save_and_wait(checkpointer, name, **kwargs):
 
 
 def resumed(folder, **kwargs):
-    """What a run in ``folder`` would go on from: its iteration, and the value of its weights."""
+    """Return the iteration and the weights' value from which a run in ``folder`` would resume."""
     model = net()
     extra = Checkpointer(model, str(folder), **kwargs).resume_or_load("")
     return extra.get("iteration"), model.weight[0, 0].item()
@@ -145,7 +145,7 @@ def test_only_temporary_files_of_killed_runs_are_removed(folder, log):
 
 @pytest.fixture
 def full(monkeypatch):
-    """Have the next so many temporary files of a name stand on a disk that is full."""
+    """Make the next temporary files of a name fail with a full disk."""
     left, whole = {}, os.open
 
     def open_file(path, flags, *args, **kwargs):
@@ -336,7 +336,7 @@ def test_a_view_of_a_large_tensor_is_saved_without_the_rest(folder):
 
 
 class Memory(PathHandler):
-    """Files in a dict; to be read they are put into a local folder."""
+    """Files in a dict, copied to a local folder for reading."""
 
     def __init__(self, cache):
         self.files, self.cache = {}, cache

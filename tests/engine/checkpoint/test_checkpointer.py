@@ -14,7 +14,7 @@ from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer, save
 
 
 class Counter:
-    """Something with a state."""
+    """An object with a state."""
 
     def __init__(self, value=0):
         self.value = value
@@ -51,7 +51,7 @@ def names(folder):
 
 
 def age(path, seconds):
-    """Have a file look as if written ``seconds`` ago."""
+    """Set a file's time to ``seconds`` ago."""
     now = time.time()
     os.utime(path, (now - seconds, now - seconds))
 
@@ -130,7 +130,7 @@ def test_a_plain_state_dict_of_any_kind_is_a_warm_start(folder, tmp_path):
 
 
 class Compiled(nn.Module):
-    """What torch.compile(model) looks like: the model as _orig_mod."""
+    """Like torch.compile(model): holds the model as _orig_mod."""
 
     def __init__(self, model):
         super().__init__()
@@ -401,7 +401,7 @@ def test_a_state_that_cannot_be_loaded_is_an_error_that_names_it(folder, junk):
 
 
 def flip_a_bit(path, of):
-    """Damage the bytes of a tensor in a file, of which torch itself notices nothing where it is mapped."""
+    """Flip a bit of a tensor in a file. Torch itself does not detect this in mapped files."""
     content = bytearray(path.read_bytes())
     content[content.index(of.numpy().tobytes()) + 2] ^= 1
     path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Folders of torch.distributed.checkpoint are read as weights, in one process, and nothing in them is executed."""
+"""Reading folders of torch.distributed.checkpoint in one process, without running code in them."""
 
 import io
 import json
@@ -76,7 +76,7 @@ def test_a_sharded_checkpoint_is_a_warm_start(folder):
 
 @pytest.fixture
 def ours(tmp_path):
-    """What a sharded run leaves; of one process, for whom nothing need be sharded."""
+    """Return a sharded checkpoint, written by one process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         mesh = dist.init_device_mesh("cpu", (1,))
@@ -171,7 +171,7 @@ def test_a_folder_with_a_missing_file_is_refused(folder):
 
 
 def change_metadata(folder, change, *changed):
-    """Rewrite .metadata as an attacker would, and the checksums, which protect from damage only."""
+    """Rewrite .metadata like an attacker, with matching checksums."""
     path = os.path.join(folder, ".metadata")
     with open(path, "rb") as file:
         metadata = pickle.load(file)
@@ -209,7 +209,7 @@ def test_no_reader_unpickles_a_ranks_metadata(request, tmp_path, kind, way):
 
 
 def as_bytes_with_properties(metadata):
-    """Have DCP unpickle a weight's bytes, and the reader take it for a tensor."""
+    """Make DCP unpickle a weight's bytes while the reader expects a tensor."""
     for name, entry in metadata.state_dict_metadata.items():
         if name.endswith("0.weight"):
             metadata.state_dict_metadata[name] = dcp_metadata.BytesStorageMetadata()
@@ -271,7 +271,7 @@ def test_a_tensor_larger_than_its_files_is_refused_before_allocation(folder):
 
 
 class Got:
-    """Is pickled as ``getattr(source, name)``."""
+    """Pickles as ``getattr(source, name)``."""
 
     def __init__(self, source, name):
         self.made_by = getattr, (source, name)

@@ -1,4 +1,4 @@
-"""A model is given the weights that are its own, by whatever names, and is told what does not fit."""
+"""Matching names of weights, and reporting those that do not fit."""
 
 import numpy as np
 import pytest
@@ -171,7 +171,7 @@ def test_extra_state_is_loaded():
 
 
 class Renamed(nn.Module):
-    """Its weight was called "old" in version 1, and was half of what it is now."""
+    """In version 1 its weight was called "old" and had half the value."""
 
     _version = 2
 

@@ -1,4 +1,4 @@
-"""Folders of sharded checkpoints, in a group of one process: what they hold, and how damage to them is noticed."""
+"""Folders of sharded checkpoints in a group of one process: content and damage."""
 
 import errno
 import json

@@ -34,7 +34,7 @@ class Record:
 
 
 class Image(torch.Tensor):
-    """A tensor of a class of its own."""
+    """A subclass of Tensor."""
 
 
 def through_a_file(value):

@@ -1,4 +1,4 @@
-"""Files of torch.save are read without running code, and numpy arrays in them come out as tensors."""
+"""Reading files of torch.save without running code, with NumPy arrays as tensors."""
 
 import argparse
 import os
@@ -187,7 +187,7 @@ def test_a_file_that_contains_itself_or_is_nested_too_deeply_is_refused(tmp_path
 
 
 def save_unchecked(content, path):
-    """Save what is too deep for the pickler at the usual limit."""
+    """Save data that is nested deeper than the usual recursion limit."""
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(100_000)
     try:

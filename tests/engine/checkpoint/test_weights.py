@@ -1,4 +1,4 @@
-"""Weights are found and read whoever wrote them, and the right ones of several are taken."""
+"""Finding and reading weights in all formats, and choosing between several."""
 
 import functools
 import http.server

@@ -1,4 +1,4 @@
-"""What is exported is the model, whole or not at all, and others can read it."""
+"""Exported files hold the model, are atomic, and can be read by other tools."""
 
 import io
 import json
@@ -200,7 +200,7 @@ def test_exported_files_have_the_usual_permissions(run, tmp_path):
 
 
 class Fixed(nn.Module):
-    """Takes batches of 16 only."""
+    """Takes only batches of 16."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -211,7 +211,7 @@ class Fixed(nn.Module):
 
 
 class Undecided(Fixed):
-    """What it does depends on the numbers it is given."""
+    """Has control flow that depends on the input."""
 
     def forward(self, x):
         return self.layer(x) if x.sum() > 0 else self.layer(-x)

@@ -1,4 +1,4 @@
-"""What is in a checkpoint is told as it is, and two are equal exactly if their bits are."""
+"""Describing and comparing checkpoints."""
 
 import json
 
@@ -17,7 +17,7 @@ def net(seed=0):
 
 
 class Trainer:
-    """The state of a trainer's run."""
+    """Return the state of a trainer."""
 
     def __init__(self, iteration=9, lr=0.5, averaged=False):
         model = net()

@@ -1,4 +1,4 @@
-"""A trained model, asked one input at a time."""
+"""Prediction with a trained model."""
 
 import pytest
 import torch
