@@ -335,9 +335,9 @@ def test_a_run_killed_and_interrupted_and_resumed_is_the_uninterrupted_run(tmp_p
 REFUSED = {
     "another optimizer": (
         ["--resume", "SOLVER.OPTIMIZER.NAME", "SGD", "SOLVER.OPTIMIZER.ARGS", "{}"],
-        ["SOLVER.OPTIMIZER.NAME", "set it back to AdamW"],
+        ["SOLVER.OPTIMIZER.NAME", "change it back to AdamW"],
     ),
-    "another model": (["--resume", "MODEL.ARGS.hidden", "[5]"], ["MODEL: ", "cannot be resumed"]),
+    "another model": (["--resume", "MODEL.ARGS.hidden", "[5]"], ["MODEL: ", "do not fit"]),
     "weights that do not fit": (
         ["MODEL.WEIGHTS", "weights.pth", "MODEL.WEIGHTS_STRICT", True, "MODEL.ARGS.hidden", "[5]"],
         ["weights.pth does not fit the model exactly"],
