@@ -1,1 +1,1 @@
-"""Files of a run on disk: atomic writes, which names are ours, the lock of a folder."""
+"""Files on disk: atomic writes, the manifest of a run's files, the lock of a folder."""

@@ -1,8 +1,8 @@
-"""Writing files so that a crash at any moment leaves the old content or the new, never a part.
+"""Write files atomically: after a crash at any moment, a file has its old content or the new.
 
-Temporary files stand beside the file they become, so that a rename is enough. Their names begin with
-``.hookline-tmp-``, and those of folders that are being replaced with ``.hookline-old-``; nobody else uses these
-prefixes. The names also tell the process, so that what a killed process left can be recognized.
+A temporary file is in the folder of its target and is renamed to it. Temporary names begin with ``.hookline-tmp-``, and
+those of folders that are being replaced with ``.hookline-old-``. The names contain the process, so that leftovers of
+killed processes can be recognized.
 """
 
 import os
@@ -30,7 +30,7 @@ _NAME = re.compile(r"\.hookline-(?:tmp|old)-([0-9a-f]{8})-(\d+)-(\d+)-[0-9a-f]{8
 
 
 def temporary_path(path: str) -> str:
-    """A new name beside ``path`` for what is to replace it. Nothing is created."""
+    """Return a new name for a replacement of ``path``, in the same folder. Nothing is created."""
     return _reserved_path(_TEMPORARY, path, shortened=True)
 
 
@@ -45,8 +45,8 @@ def replace_file(path: str, write: Callable[[IO[bytes]], Any]) -> None:
     """Write a local file under a temporary name beside it, sync it to the disk, and rename it to ``path``.
 
     Args:
-        path: the file to create or replace. Whatever fails, an existing one is not touched.
-        write: called with the open file, which can be read as well.
+        path: the file to create or replace. After an error, an existing file is unchanged.
+        write: called with the open file, which can also be read.
     """
     temporary = temporary_path(path)
     created = False
@@ -60,14 +60,14 @@ def replace_file(path: str, write: Callable[[IO[bytes]], Any]) -> None:
             os.replace(temporary, path)
     except BaseException:
         if created:
-            with suppress(OSError):  # the folder may be gone; the first error is the one to raise
+            with suppress(OSError):  # the folder may be gone; raise the first error
                 os.remove(temporary)
         raise
     sync_directory(os.path.dirname(os.path.abspath(path)))
 
 
 def _create(path: str, flags: int) -> int:
-    """Open a file that must be new: what another program put there, a link for example, is never written to."""
+    """Open a file that must be new: never write to a file or link of another program."""
     return os.open(path, flags | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
@@ -77,7 +77,7 @@ def replace_text(path: str, text: str) -> None:
 
 
 def _leftovers(folder: str, prefix: str, alone: bool) -> Iterator[tuple[str, str]]:
-    """What killed processes left in a folder under names with a reserved prefix: (path, the name it was for)."""
+    """Yield leftovers of killed processes with a reserved prefix: (path, target name)."""
     with suppress(OSError):
         for name in sorted(os.listdir(folder)):
             match = _NAME.fullmatch(name) if name.startswith(prefix) else None
@@ -93,11 +93,11 @@ def remove_leftovers(folder: str, alone: bool = False) -> list[str]:
 
     Args:
         folder: may be missing.
-        alone: no other process writes there. Then leftovers of other machines go too; whether a process of another
-            machine still runs cannot be told.
+        alone: no other process writes there: remove leftovers of other machines too, whose processes cannot be
+            checked.
 
     Returns:
-        The names that the files were to have.
+        The target names of the files.
     """
     removed = []
     for path, name in _leftovers(folder, _TEMPORARY, alone):
@@ -108,14 +108,14 @@ def remove_leftovers(folder: str, alone: bool = False) -> list[str]:
 
 
 def put_back(folder: str, alone: bool = False) -> list[str]:
-    """Undo what a process was killed in the middle of: replacing a folder (see :func:`displaced`).
+    """Undo the replacement of a folder (see :func:`displaced`) that a kill interrupted.
 
     Args:
-        folder: the one that contains it; may be missing.
+        folder: its parent folder; may be missing.
         alone: see :func:`remove_leftovers`.
 
     Returns:
-        The names of what is in its place again.
+        The names that were restored.
     """
     back = []
     for path, name in _leftovers(folder, _DISPLACED, alone):
@@ -137,29 +137,29 @@ def _remove(path: str) -> None:
 
 @contextmanager
 def displaced(path: str) -> Iterator[None]:
-    """Within it ``path`` is free: for a folder, or what a folder replaces, since no rename replaces those.
+    """Move ``path`` away within the block, since a rename cannot replace a folder.
 
-    What was there is removed if the block succeeds, and restored if it fails. :func:`put_back` restores it after a
+    The old content is removed if the block succeeds, and restored if it fails. :func:`put_back` restores it after a
     kill.
     """
-    aside = _reserved_path(_DISPLACED, path)
+    moved = _reserved_path(_DISPLACED, path)
     try:
-        os.rename(path, aside)
+        os.rename(path, moved)
     except FileNotFoundError:
-        aside = ""
+        moved = ""
     try:
         yield
     except BaseException:
-        if aside:
-            os.rename(aside, path)
+        if moved:
+            os.rename(moved, path)
         raise
-    if aside:
+    if moved:
         with suppress(OSError):
-            _remove(aside)
+            _remove(moved)
 
 
 def sync_directory(path: str) -> None:
-    """Bring a rename to the disk, where the system can."""
+    """Flush a folder to disk, so that renames in it are durable. Does nothing if the system cannot."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # not possible on some systems

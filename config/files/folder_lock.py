@@ -1,4 +1,4 @@
-"""A lock that keeps a second run out of a folder."""
+"""A lock against two runs in one folder."""
 
 import errno
 import json
@@ -20,22 +20,22 @@ __all__ = ["FolderLock"]
 
 
 class FolderLock:
-    """A file that one process holds, and that says which one.
+    """A lock file that names its holder.
 
-    Two things decide whether a holder still runs: what the file says of it, and the system's lock on the file, which
-    ends with the process that has it (its children do not inherit it). A holder on another host is believed: it cannot
-    be seen from here, and not every network file system passes locks on.
+    Whether the holder still runs is decided from the content of the file and from the system's lock on it, which ends
+    with the process (children do not inherit it). A holder on another host is assumed to run: it cannot be checked, and
+    not every network file system supports locks.
 
     Args:
-        path: of the file. It stays when the lock is released, and is empty then.
-        what: what the lock is for, in messages.
+        path: the lock file. After a release it exists and is empty.
+        what: what the lock protects, for messages.
     """
 
     def __init__(self, path: str, what: str) -> None:
         self._path = path
         self._what = what
         self._descriptor = -1
-        self._owner = 0  # a process forked from the owner has the attributes, but not the lock
+        self._owner = 0  # a forked process has these attributes, but not the lock
 
     @property
     def held(self) -> bool:
@@ -43,10 +43,10 @@ class FolderLock:
         return self._owner == os.getpid()
 
     def acquire(self) -> None:
-        """Take the lock; one that is held already is kept.
+        """Acquire the lock, if this process does not hold it already.
 
         Raises:
-            ConfigError: another process has it.
+            ConfigError: another process holds it.
             OSError: the file cannot be opened or written.
         """
         if self.held:
@@ -69,7 +69,7 @@ class FolderLock:
         self._descriptor, self._owner = descriptor, os.getpid()
 
     def release(self) -> None:
-        """Let others have the lock."""
+        """Release the lock."""
         if not self.held:
             return
         try:
@@ -80,18 +80,18 @@ class FolderLock:
 
     def _refusal(self, holder: dict[str, Any]) -> str:
         if not holder:
-            return f"{self._what}: another process has it locked; wait for it to end"
+            return f"{self._what}: locked by another process; wait for it to end"
         who = f"process {holder['pid']} on {holder['host']}, since {_age(holder['time'])}"
         if holder["host"] == socket.gethostname():
             return f"{self._what}: in use by {who}; wait for it to end, or choose another OUTPUT_DIR"
         return (
-            f"{self._what}: in use by {who}; whether it still runs cannot be seen from here. "
+            f"{self._what}: in use by {who}; it cannot be checked from here whether it still runs. "
             f"If it does not, delete {self._path}"
         )
 
 
 def _lock(descriptor: int) -> bool | None:
-    """Lock a file. False: another process has it locked; None: this file system has no locks."""
+    """Lock a file. False: another process holds the lock; None: the file system has no locks."""
     if fcntl is None:
         return None
     try:
@@ -116,7 +116,7 @@ def _this_process() -> bytes:
 
 
 def _read(descriptor: int) -> dict[str, Any]:
-    """What the last holder wrote; empty if it released the lock, or was killed before it had written."""
+    """Read the holder; empty if it released the lock, or was killed before writing."""
     try:
         holder = json.loads(os.pread(descriptor, 4096, 0))
         return {
@@ -132,13 +132,13 @@ def _read(descriptor: int) -> dict[str, Any]:
 
 
 def _may_run(holder: dict[str, Any], locked: bool) -> bool:
-    """Whether a holder may still run, although the system's lock (if there are any here: ``locked``) was free."""
+    """Whether a holder may still run although the system's lock was free (``locked``) or does not exist."""
     same_host = holder["host"] == socket.gethostname()
     if holder["boot"] and holder["boot"] == boot_id():
-        if holder["machine"] == machine_id():  # its lock may be lost: closing any descriptor of the file drops it
+        if holder["machine"] == machine_id():  # its lock may be lost: closing any descriptor of the file releases it
             return is_running(holder["pid"], holder["started"])
-        return not locked  # in another container: one kernel keeps the locks of all
-    if same_host:  # it has been booted since, or its system has no boot id
+        return not locked  # another container: the kernel shares the locks
+    if same_host:  # rebooted since, or the system has no boot id
         return not holder["boot"] and not locked and is_running(holder["pid"], holder["started"])
     return True
 

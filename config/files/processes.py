@@ -1,4 +1,4 @@
-"""Which process made a file, and whether that process still runs."""
+"""Identify processes across restarts and containers."""
 
 import functools
 import hashlib
@@ -12,7 +12,7 @@ __all__ = ["boot_id", "is_running", "machine_id", "start_time"]
 
 @functools.cache
 def boot_id() -> str:
-    """The id of the running kernel, new at each boot; empty where the system has none."""
+    """The boot id of the kernel; empty if the system has none."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return ""
@@ -20,7 +20,7 @@ def boot_id() -> str:
 
 @functools.cache
 def machine_id() -> str:
-    """Eight hex digits for this host, its present boot and its process namespace: where a pid means one process."""
+    """Eight hex digits for host, boot and process namespace: within them a pid is one process."""
     namespace = ""
     with suppress(OSError):
         namespace = os.readlink("/proc/self/ns/pid")
@@ -28,7 +28,7 @@ def machine_id() -> str:
 
 
 def start_time(pid: int) -> int:
-    """When a process of this machine started, in the kernel's ticks; 0 if it does not run or that is not known."""
+    """Start time of a process of this machine, in kernel ticks; 0 if it does not run or is unknown."""
     try:
         # The second field is the program's name in parentheses, which may contain anything.
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
@@ -37,7 +37,7 @@ def start_time(pid: int) -> int:
 
 
 def is_running(pid: int, started: int) -> bool:
-    """Whether the process of this machine that had this pid and start time still runs."""
+    """Whether the process of this machine with this pid and start time still runs."""
     if os.path.isdir("/proc/self"):
         return pid == os.getpid() or (start_time(pid) == started and _state(pid) not in ("Z", "X", ""))
     try:

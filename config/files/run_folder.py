@@ -1,17 +1,17 @@
-"""The folder of a run: which files in it are the run's own, and who may write there.
+"""The folder of a run: which files belong to the run, and which process may write.
 
-A run keeps its own records in ``OUTPUT_DIR/.hookline/``:
+A run keeps records in ``OUTPUT_DIR/.hookline/``:
 
 ``manifest``
-    a JSON object a line: the names, relative to OUTPUT_DIR, of the files and folders that the run made. A name is
-    added before the file is created. No other file of OUTPUT_DIR is ever replaced, moved or removed.
+    JSON lines: the names of the run's files and folders, relative to OUTPUT_DIR. A name is added before the file is
+    created. Other files of OUTPUT_DIR are never replaced, moved or removed.
 ``lock``
     held by the run's main process, see :class:`~hookline.config.files.folder_lock.FolderLock`.
 ``moving``
     present while an earlier run is being moved away; the next start then moves it back (:meth:`RunFolder.recover`).
 
-What writes a file of a run calls :func:`claim` first. In a folder that no run of this process has opened,
-:func:`claim` does nothing, so writers and checkpointers also work on their own.
+Call :func:`claim` before writing a file of a run. In a folder that no run of this process has opened, it does nothing,
+so that writers and checkpointers also work without a run.
 """
 
 import errno
@@ -35,19 +35,19 @@ _folders: dict[str, "RunFolder"] = {}
 
 
 def run_folder(path: str) -> "RunFolder":
-    """The one object of this process for a folder."""
+    """Return the object of this process for a folder."""
     path = os.path.abspath(path)
     return _folders.setdefault(path, RunFolder(path))
 
 
 def claim(path: str) -> None:
-    """Record that a file or folder is the run's, before it is created. Call it before writing into OUTPUT_DIR.
+    """Record a file or folder as the run's, before it is created.
 
     Args:
-        path: a file in the folder of a run; elsewhere nothing is done.
+        path: a file in the folder of a run; other paths are ignored.
 
     Raises:
-        ConfigError: it exists, and no run of hookline made it.
+        ConfigError: it exists and was not written by a run.
         OSError: it cannot be recorded: the disk is full, or the run's folder is gone.
     """
     folder, name = _find(path)
@@ -59,7 +59,7 @@ def claim_pattern(path: str) -> None:
     """:func:`claim` for files whose names a library chooses.
 
     Args:
-        path: its last part is a pattern of :mod:`fnmatch` that nobody else's files match.
+        path: its last part is an :mod:`fnmatch` pattern that no other files match.
     """
     folder, name = _find(path)
     if folder is not None:
@@ -67,7 +67,7 @@ def claim_pattern(path: str) -> None:
 
 
 def is_claimed(path: str) -> bool:
-    """Whether a run may remove or replace a file: it made it, or the file is in no run's folder."""
+    """Whether a run may remove or replace a file: the file is the run's, or in no run's folder."""
     folder, name = _find(path)
     return folder is None or name in folder
 
@@ -111,16 +111,16 @@ class RunFolder:
 
     @property
     def is_open(self) -> bool:
-        """Whether claims are recorded here: a run has the folder, or is about to take it."""
+        """Whether claims are recorded: a run has the folder, or is about to take it."""
         return self._taken or self.before_first_claim is not None
 
     @property
     def has_manifest(self) -> bool:
-        """Whether a run of this version has been here."""
+        """Whether a run has recorded files here."""
         return os.path.isfile(self._own("manifest"))
 
     def __contains__(self, name: str) -> bool:
-        """Whether a name is of the run, or in a folder of the run."""
+        """Whether a name is a file of the run, or in a folder of the run."""
         name = os.path.normpath(name)
         while name not in ("", os.sep):
             if name in self._names or any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns):
@@ -135,7 +135,7 @@ class RunFolder:
 
         Args:
             name: relative to the folder.
-            pattern: ``name`` is one of fnmatch's, for files whose names a library chooses.
+            pattern: ``name`` is an fnmatch pattern, for files whose names a library chooses.
         """
         with self._mutex:
             if self.before_first_claim is not None:
@@ -149,14 +149,14 @@ class RunFolder:
             self._append({"pattern" if pattern else "name": name})
 
     def check_names(self, *, resume: bool, writes: Callable[[str], bool]) -> None:
-        """Check that no file of the user has the name of one that a run writes.
+        """Check that no file of the user has the name of a file of the run.
 
         Args:
-            resume: the run continues the one that is here, which may be of a version without a manifest.
+            resume: the run continues the run in the folder, which may be of a version without a manifest.
             writes: whether the run may write a file of this name at the top of the folder.
 
         Raises:
-            ConfigError: there is one; the message says what to do.
+            ConfigError: there is such a file; the message says what to do.
         """
         if not os.path.isdir(self.path) or (resume and self._is_unrecorded()):
             return
@@ -177,20 +177,20 @@ class RunFolder:
         """Whether a run of a version without a manifest is here."""
         return "last_checkpoint" not in self and os.path.isfile(os.path.join(self.path, "last_checkpoint"))
 
-    # ------------------------------------------------------------------ taking it
+    # ------------------------------------------------------------------ taking the folder
 
     def take(self, *, resume: bool, writes: Callable[[str], bool]) -> str:
-        """Make the folder this process's, for a run that is about to write.
+        """Lock the folder for this process, before a run writes.
 
         Args:
-            resume: the run continues the one that is here. Otherwise that one is moved to ``previous_001`` (002, ...).
+            resume: the run continues the run in the folder. Otherwise that run is moved to ``previous_001`` (002, ...).
             writes: see :meth:`check_names`.
 
         Returns:
             The folder that an earlier run was moved to; empty if there was none.
 
         Raises:
-            ConfigError: another run has the folder, or files of the user are in the way. Nothing was changed.
+            ConfigError: another run has the folder, or files of the user are in the way. Nothing is changed.
             OSError: the folder cannot be written.
         """
         with self._mutex:
@@ -202,7 +202,7 @@ class RunFolder:
                 if resume and self._is_unrecorded():
                     self._adopt(writes)
                 self.check_names(resume=resume, writes=writes)
-                moved = "" if resume else self._set_aside()
+                moved = "" if resume else self._move_earlier_run()
                 if not self.has_manifest:
                     self._start_manifest()
             except BaseException:
@@ -221,22 +221,22 @@ class RunFolder:
             self._taken, self.before_first_claim = True, None
 
     def continue_here(self) -> None:
-        """Take the folder again that this process has released, without moving anything."""
+        """Take the folder again after :meth:`release`, without moving anything."""
         with self._mutex:
             self._check_there()
             self._lock.acquire()
             self._read()
 
     def release(self) -> None:
-        """Let another run have the folder; does nothing if this process does not have it."""
+        """Release the folder, if this process has it."""
         with suppress(OSError):  # the folder may be gone
             self._lock.release()
 
     def recover(self) -> list[str]:
-        """Undo what a start was killed in the middle of, and remove what killed processes left half written.
+        """Undo an interrupted start, and remove temporary files of killed processes.
 
         Returns:
-            Names of the files and folders that are in their place again.
+            The names of the restored files and folders.
 
         Raises:
             ConfigError: another run has the folder.
@@ -258,7 +258,7 @@ class RunFolder:
         return os.path.lexists(self._own("moving"))
 
     def read_claims(self) -> None:
-        """Read the manifest, for a look at what is here."""
+        """Read the manifest, without taking the folder."""
         with self._mutex:
             self._read()
 
@@ -274,7 +274,7 @@ class RunFolder:
         for line in lines:
             try:
                 entries = json.loads(line).items()
-            except (ValueError, AttributeError):  # the end of a line that a killed process did not finish
+            except (ValueError, AttributeError):  # an incomplete line of a killed process
                 continue
             for kind, name in entries:
                 if not isinstance(name, str) or not _is_inside(name):
@@ -285,8 +285,8 @@ class RunFolder:
                     self._patterns.add(name)
 
     def _append(self, entry: dict[str, str]) -> None:
-        # No O_CREAT: a folder that is gone is not made again. One write, so that lines of two processes do not mix;
-        # it begins with a newline, since the last line may be one that a killed process did not finish.
+        # No O_CREAT: a removed folder is not created again. A single write, so that lines of two processes do not mix.
+        # It starts with a newline, since the last line may be incomplete.
         (kind, name), *_ = entry.items()
         descriptor = os.open(self._own("manifest"), os.O_WRONLY | os.O_APPEND)
         try:
@@ -301,7 +301,7 @@ class RunFolder:
         self._names, self._patterns = set(), set()
 
     def _adopt(self, writes: Callable[[str], bool]) -> None:
-        """Claim the files of a run of a version without a manifest, which is resumed."""
+        """Claim the files of a resumed run of a version without a manifest."""
         if not self.has_manifest:
             self._start_manifest()
         for name in sorted(os.listdir(self.path)):
@@ -317,21 +317,21 @@ class RunFolder:
     # ------------------------------------------------------------------ an earlier run
 
     def existing(self) -> list[str]:
-        """The names of the run's files and folders that are there."""
+        """The names of the run's existing files and folders."""
         found = {name for name in self._names if os.path.lexists(os.path.join(self.path, name))}
         for pattern in self._patterns:
             folder = os.path.dirname(pattern)
             with suppress(OSError):
                 names = (os.path.join(folder, name) for name in os.listdir(os.path.join(self.path, folder)))
                 found.update(name for name in names if fnmatch.fnmatchcase(name, pattern))
-        # What is in a folder of the run goes with it.
+        # Content of the run's folders is moved with them.
         return sorted(name for name in found if os.path.dirname(name) not in self)
 
-    def _set_aside(self) -> str:
-        """Move the run that is here to ``previous_001`` (002, ...).
+    def _move_earlier_run(self) -> str:
+        """Move the run in the folder to ``previous_001`` (002, ...).
 
-        ``moving`` is written before the first file is moved, and removed after the last. If the process is killed in
-        between, the next start moves everything back: the run is never in two parts when somebody looks at it.
+        ``moving`` exists from before the first move until after the last. If the process is killed in between, the next
+        start moves everything back.
         """
         names = self.existing()
         if not names:
@@ -368,7 +368,7 @@ class RunFolder:
         except FileNotFoundError:
             return back
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{self._own('moving')} is damaged ({error}); see what is in {self.path}") from error
+            raise ConfigError(f"{self._own('moving')} is damaged ({error}); check the files in {self.path}") from error
         there = [name for name in names if os.path.lexists(os.path.join(source, name))]
         for name in there:
             if os.path.lexists(os.path.join(self.path, name)):
@@ -387,13 +387,13 @@ class RunFolder:
 
 
 def _is_inside(name: str) -> bool:
-    """Whether a name is of something below a folder, and not of the records in it."""
+    """Whether a name is inside the folder, and not one of its records."""
     parts = os.path.normpath(name).split(os.sep)
     return bool(name) and not os.path.isabs(name) and parts[0] not in (os.pardir, os.curdir, _OWN)
 
 
 def _move(source: str, target: str, name: str) -> None:
-    """Rename a file or folder from one folder to another, and remove its parents there that are empty then."""
+    """Move a file or folder to another folder, and remove parents that are empty afterwards."""
     old, new = os.path.join(source, name), os.path.join(target, name)
     os.makedirs(os.path.dirname(new), exist_ok=True)
     os.rename(old, new)
@@ -405,7 +405,7 @@ def _move(source: str, target: str, name: str) -> None:
 
 
 def _remove_empty(folder: str) -> None:
-    """Remove a folder that contains nothing but empty folders."""
+    """Remove a folder that contains only empty folders."""
     for path, _, _ in os.walk(folder, topdown=False):
         with suppress(OSError):
             os.rmdir(path)

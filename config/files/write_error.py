@@ -1,4 +1,4 @@
-"""What a run does when the disk fails: the error, its advice, and whether to stop (``CHECKPOINT.ON_ERROR``)."""
+"""Errors of writing files, with advice, and ``CHECKPOINT.ON_ERROR``."""
 
 import errno
 from typing import Literal, Self
@@ -8,7 +8,7 @@ from ..errors import ConfigError
 __all__ = ["OnError", "WriteError", "check_on_error"]
 
 OnError = Literal["stop", "continue"]
-"""What a run does when a file cannot be written twice in a row: checkpoints, metrics, event files."""
+"""What a run does if a file (checkpoint, metrics, events) cannot be written twice in a row."""
 
 
 def check_on_error(value: str) -> None:
@@ -18,7 +18,7 @@ def check_on_error(value: str) -> None:
 
 
 class WriteError(OSError):
-    """A file could not be written: the path, the cause, and what to do."""
+    """A file could not be written. The message has the path, the cause and advice."""
 
     verb = "write"
 
