@@ -88,7 +88,7 @@ _C.DATALOADER = CN()
 _C.DATALOADER.BATCH_SIZE = _count(16, least=1)
 # Samples in a test batch on each rank. 0: BATCH_SIZE.
 _C.DATALOADER.TEST_BATCH_SIZE = _count(0)
-# Loader workers per rank, at most 64 or 8 per CPU core, whichever is more. 0: the training process reads the data,
+# Number of loader workers per rank. The maximum is max(64, 8 * CPU cores). 0: the training process reads the data,
 # which is fastest for data in memory.
 _C.DATALOADER.NUM_WORKERS = _count(0)
 # Order of the training samples: a component of SAMPLER_REGISTRY.
@@ -105,8 +105,8 @@ _C.DATALOADER.LIMIT_TRAIN_BATCHES = _count(0)
 _C.DATALOADER.LIMIT_TEST_BATCHES = _count(0)
 # Train only on the samples of this many first batches, to test whether the model can learn them. 0: on all.
 _C.DATALOADER.OVERFIT_BATCHES = _count(0)
-# Resume in the middle of an iterable data set without state_dict(): read and discard what was seen. False: restart the
-# epoch.
+# How a resume continues an iterable data set without state_dict(). True: read and discard the samples that were used.
+# False: restart the epoch.
 _C.DATALOADER.FAST_FORWARD = True
 
 # ---------------------------------------------------------------------------- optimisation

@@ -151,9 +151,9 @@ class DefaultTrainer(ResumableTrainer):
     def train(self) -> TrainResult:  # type: ignore[override]
         """Train from ``start_iter`` to ``max_iter``, and check TEST.EXPECTED_RESULTS.
 
-        A second call continues a stopped run exactly, and a complete run if ``max_iter`` was raised. A resumed run that
-        had ended trains only if MAX_ITER grew or the cause of its stop has changed. Otherwise nothing is trained, and
-        the result is that of the earlier run.
+        A second call continues a stopped run where it stopped. A completed run continues only if ``max_iter`` was
+        raised. A resumed run that had ended trains only if MAX_ITER grew or the cause of its stop has changed.
+        Otherwise nothing is trained, and the result is that of the earlier run.
 
         Returns:
             How the run ended.
@@ -212,7 +212,7 @@ class DefaultTrainer(ResumableTrainer):
         ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.SignalHandler()]
         ret.append(hooks.LRScheduler(metric=cfg.SOLVER.LR_SCHEDULER_METRIC or None))
         # All ranks have the same hooks, so that they act at the same step. Only rank 0 writes files.
-        # Saves after all hooks of the step, regardless of its position.
+        # PeriodicCheckpointer saves when all hooks of a step have run. Its position in this list does not matter.
         max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None
         ret.append(hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=max_to_keep))
         if cfg.CHECKPOINT.ON_EXCEPTION:

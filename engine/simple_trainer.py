@@ -326,7 +326,7 @@ class SimpleTrainer(ModelTrainer):
         Raises:
             FloatingPointError: a weight, or a loss or gradient of an earlier step, is NaN or infinite.
         """
-        # Checked again, for code that saves without a request: nothing is saved that was not checked.
+        # User code may save without request_save(), so the state is checked here as well.
         self.nonfinite.settle(self)
         self.nonfinite.check_weights(self)
         state = super().state_dict()

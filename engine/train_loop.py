@@ -12,7 +12,7 @@
     on_exception(error)                                 # if a step or a hook raised an error
     after_train
     before_write, on_write                              # always, so that metrics put in after_train are written
-    on_save                                             # if requested
+    on_save                                             # if requested: PeriodicCheckpointer does, unless the run failed
     after_run
 
 Requests: a hook calls ``trainer.request_save()``, ``request_write()`` or ``request_eval()``. They are served at the
@@ -23,9 +23,10 @@ Stopping: ``trainer.request_stop(reason)`` ends the loop after the current step.
 A :class:`~hookline.hooks.SignalHandler` calls ``request_stop`` on the first Ctrl-C: the step is finished, a
 checkpoint is saved, and the program exits with 130. The second Ctrl-C is a KeyboardInterrupt in the middle of the
 step; like any error, it goes to ``on_exception``, then ``after_train`` runs without saving, and it is raised again.
+The commands exit with 130 then, too. Without a SignalHandler the first Ctrl-C acts like the second.
 
 Metrics: ``storage.iter == trainer.iter`` during a step. In ``after_train`` both are the number of finished iterations,
-so a final evaluation is logged one iteration after the last step.
+so a final evaluation is logged one iteration after the last step. A failed run keeps the iteration that failed.
 """
 
 import logging
@@ -211,7 +212,7 @@ class TrainerBase(RunState):
         except BaseException as error:
             self._fail(error)
         if self._error is None and not self.completed:
-            # A checkpoint of a stopped run must not contain metrics of after_train: a resumed run continues its steps.
+            # A stopped run may be resumed. Its checkpoint holds the metrics as they are here, before after_train.
             self._state_at_end = self.storage.state_dict()
         for event in ("after_train", "before_write", "on_write", "on_save", "after_run"):
             if event == "on_save":
@@ -298,8 +299,8 @@ class TrainerBase(RunState):
 
         Returns:
             ``reason``: "completed", or the argument of ``request_stop``; ``iteration``: number of finished iterations;
-            ``max_iter``: the largest of the run; ``by``: see :class:`StopRequest`; ``complete``: whether the end of the
-            run is done too, such as a last evaluation. It is so in the final checkpoint.
+            ``max_iter``: the largest of the run; ``by``: see :class:`StopRequest`; ``complete``: True if the work after
+            the loop, such as the last evaluation, is done too. The final checkpoint has True.
         """
         done = self._finished + 1
         if self.stopped:

@@ -52,7 +52,8 @@ class HookBase:
             on_eval(); before_write(); on_write(); on_save()            # what was requested in this step
         on_exception(error)                       # if one was raised
         after_train()                             # always
-        before_write(); on_write(); on_save()     # the last metrics and checkpoint
+        before_write(); on_write()                # always: the last metrics
+        on_save()                                 # the last checkpoint, unless the run failed
         after_run()                               # always
 
     Evaluation, prediction and checkpoints have events too. ``trainer.emit("name", ...)`` calls the method ``name`` of
@@ -111,7 +112,10 @@ class HookBase:
         """Before the backward pass of each micro-batch; ``losses`` is the scalar tensor that is differentiated."""
 
     def after_backward(self) -> None:
-        """After the backward pass of each micro-batch. Gradients are not clipped yet."""
+        """After the backward pass of each micro-batch. Gradients are not clipped or unscaled yet.
+
+        Ranks exchange gradients in the backward pass of the last micro-batch of a step.
+        """
 
     def before_optimizer_step(self) -> None:
         """Before the optimizer's step. Gradients are accumulated, unscaled and clipped."""

@@ -10,9 +10,11 @@ What a checkpoint holds
   as ``trainer``.
 - What ``save(name, **data)`` adds, such as ``iteration``.
 
-``checkpoint["trainer"]`` holds ``iteration`` (the last finished one), ``optimizer``, ``grad_scaler``, ``data`` (epoch
-and position of the loader), the random state of each rank, ``hooks`` (the state of each hook by name: schedule, EMA,
-lists of checkpoints), ``storage`` (windows of metrics), ``run`` (config and results) and, at a run's end, ``end``.
+``checkpoint["trainer"]`` holds ``iteration`` (the last finished one), ``optimizer``, ``grad_scaler`` (with float16),
+``nonfinite`` (counts of skipped updates), ``data`` (epoch and position of the loader), the random state of each rank,
+``hooks`` (the state of each hook by name: schedule, EMA, lists of checkpoints, positions in the metric files),
+``storage`` (recent metrics, and those not written yet), ``run`` (config and results) and, at a run's end, ``end``.
+``model_best.pth`` and ``model_exception.pth`` hold the same.
 
 How it is written
 -----------------
@@ -65,7 +67,7 @@ class Checkpointer(_FvcoreCheckpointer):
         save_to_disk: whether this process writes; by default only the main process does.
         asynchronous: :meth:`save` copies the state in memory, and a thread writes the file while training continues.
             The copy needs as much memory as the state.
-        on_error: when a file cannot be written twice in a row: "stop" raises a CheckpointError, "continue" logs it.
+        on_error: what to do if a write and its one retry fail: "stop" raises a CheckpointError, "continue" logs it.
         **checkpointables: the other objects by name, such as ``trainer=trainer``.
     """
 

@@ -194,8 +194,8 @@ class EventStorage(MediaStorage):
     def rows(self, window_size: int = 20, since: int = 0) -> tuple[list[Row], int]:
         """Return what is new since a reader's last call, as rows.
 
-        A smoothed metric appears once: its median, at the last iteration it was put at. Every value of another metric
-        appears, except of a series that is put at each iteration, such as a learning rate: only its last value.
+        A smoothed metric appears once: its median, at the last iteration it was put at. Any other metric appears with
+        all its values. If it was put at every iteration, like a learning rate, only its last value appears.
 
         Args:
             window_size: number of iterations that medians cover.
@@ -310,7 +310,7 @@ class EventStorage(MediaStorage):
             self.nonfinite.setdefault(name, next(bad, iters[-1]))
 
     def _add_points(self, name: str, history: HistoryBuffer, values: list[float], iters: list[int]) -> None:
-        """Give each value a row of its own if the next iteration has no value of the same metric."""
+        """Give a value its own row if this metric has no value at the next iteration."""
         first = iters[0]
         in_series = not len(history) or first - 1 <= history.latest_iter()
         if in_series and iters == list(range(first, first + len(iters))):

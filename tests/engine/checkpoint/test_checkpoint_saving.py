@@ -241,7 +241,7 @@ def test_on_error_continue_skips_a_failed_checkpoint(folder, log, asynchronous):
     checkpointer.wait()
     assert isinstance(told[0], CheckpointError)
     (message,) = messages(log, logging.ERROR)
-    assert "Training goes on" in message
+    assert "Training continues" in message
     assert "model_2.pth" in message
     assert "its folder is gone" in message
     folder.unlink()
