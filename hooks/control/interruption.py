@@ -66,9 +66,15 @@ class StopSignals:
             for number in STOP_SIGNALS:
                 self._before[number] = signal.signal(number, self._handle)
 
-    def release(self) -> None:
-        """Restore the earlier signal handlers."""
+    def release(self, ignore_sigterm: bool = False) -> None:
+        """Restore the earlier signal handlers.
+
+        Args:
+            ignore_sigterm: ignore SIGTERM from now on instead of restoring its handler.
+        """
         before, self._before = self._before, {}
+        if ignore_sigterm and signal.SIGTERM in before:
+            before[signal.SIGTERM] = signal.SIG_IGN
         for number, handler in before.items():
             # None: the handler was not set from Python, so it cannot be restored.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -191,7 +197,9 @@ class SignalHandler(HookBase):
         self._signals.catch()
 
     def after_run(self) -> None:
-        self._signals.release()
+        # torchrun sends SIGTERM as soon as one rank fails. The others must still report which rank that was.
+        several = self.trainer.comm.get_world_size() > 1
+        self._signals.release(ignore_sigterm=self.trainer.failed and several)
 
 
 @HOOK_REGISTRY.register()
