@@ -201,7 +201,7 @@ def untouched(folder: Path, config: dict[str, Any]) -> Untouched:
     return Untouched(recorded(folder / "operations"), end, left_behind(case.run))
 
 
-KILL = (("write", ".tmp-model_0000008.pth", 30), "kill before")
+KILL = (("write", ".tmp-model_0000008.pth", 3), "kill before")
 """After the second checkpoint, with records and best weights from before and after it."""
 
 
@@ -286,7 +286,7 @@ def worth_trying(operations: Iterable[Operation]) -> list[Operation]:
         kind, name, number = operation
         if kind != "write" or not name.endswith((".pth", "log.txt")):
             return True
-        return number in (1, 2, 30, sizes[kind, name] - 1, sizes[kind, name])
+        return number in (1, 2, 3, sizes[kind, name] - 1, sizes[kind, name])
 
     return list(filter(is_chosen, operations))
 
