@@ -163,16 +163,16 @@ class DefaultTrainer(ResumableTrainer):
                 (CHECKPOINT.LOAD_BEST_AT_END), with which training cannot continue.
             SystemExit: an expected result was missed.
         """
+        end = self._previous_end()
         if self._start is None:  # a subclass that does not call __init__
-            return self._train_and_verify()
-        self._start.begin(self._resume)
+            return self._train_and_verify(end)
+        self._start.begin(self._resume, trains=end is None or not end["complete"])
         try:
-            return self._train_and_verify()
+            return self._train_and_verify(end)
         finally:
             self._start.end()
 
-    def _train_and_verify(self) -> TrainResult:
-        end = self._previous_end()
+    def _train_and_verify(self, end: Mapping[str, Any] | None) -> TrainResult:
         if end is None or not end["complete"]:
             self._result = self._train_from_config(end)
         else:

@@ -9,6 +9,7 @@ from typing import Literal
 from ...config import CfgNode, ConfigError, component
 from ...config.files.atomic import replace_text
 from ...config.files.run_folder import run_folder
+from ...hooks.writers.append_file import back_up
 from .. import comm
 from ..ranks.process import set_log_file
 from .logger import close_logs, open_logs
@@ -72,7 +73,13 @@ class OutputDir:
         self._last_checkpoint = self._read("last_checkpoint")
 
     def take(self, resume: bool, config: str) -> None:
-        """Lock the folder for training, move an earlier run away unless it is resumed, and write ``config.yaml``."""
+        """Lock the folder for training, move an earlier run away unless it is resumed, and write ``config.yaml``.
+
+        Args:
+            resume: whether the run in the folder is resumed.
+            config: the text of ``config.yaml``; an existing file with another text is kept as ``config.yaml.old``.
+                Empty: the file is not written, since nothing will be trained.
+        """
         self.folder.read_claims()
         self._check_names(resume)
         moved = self.folder.take(resume=resume, writes=self._writes)
@@ -87,12 +94,20 @@ class OutputDir:
             set_log_file(os.path.join(self.path, "log.txt"))
             if moved:
                 logger.info("The earlier run in %s is now in %s", self._cfg.OUTPUT_DIR, moved)
-            replace_text(os.path.join(self.path, "config.yaml"), config)
-            logger.info("Full config: %s", os.path.join(self._cfg.OUTPUT_DIR, "config.yaml"))
+            if config:
+                self._write_config(config)
         except BaseException:
             close_logs(self._cfg.OUTPUT_DIR)
             self.folder.release()
             raise
+
+    def _write_config(self, text: str) -> None:
+        path = os.path.join(self.path, "config.yaml")
+        earlier = self._read("config.yaml", -1)
+        if earlier and earlier != text.encode():
+            logger.info("config.yaml has changed; the earlier one is now %s", back_up(path, earlier))
+        replace_text(path, text)
+        logger.info("Full config: %s", os.path.join(self._cfg.OUTPUT_DIR, "config.yaml"))
 
     def join(self) -> None:
         """Add to the folder's log, also while another run trains there."""

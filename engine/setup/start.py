@@ -128,6 +128,7 @@ class RunStart:
         self.kind = kind
         self._resume = resume
         self._begun = False
+        self._trains = True
         self._output = OutputDir(cfg, kind)
         self._text = ""
 
@@ -160,17 +161,19 @@ class RunStart:
         if cfg.FLOAT32_PRECISION:
             torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
 
-    def begin(self, resume: bool | None = None) -> None:
+    def begin(self, resume: bool | None = None, trains: bool = True) -> None:
         """Take the folder, write config.yaml and open the log. All ranks call it before training.
 
         Args:
             resume: whether the run in OUTPUT_DIR is resumed, if that was not known before.
+            trains: False if there is nothing left to train; then config.yaml stays as it is.
 
         Raises:
             ConfigError: another run uses the folder, or it cannot be written. Nothing in it has changed.
         """
         if resume is not None:
             self._resume = resume
+        self._trains = trains
         _on_main_process(self._begin_on_main_process)
         if not comm.is_main_process():
             open_logs(self._cfg.OUTPUT_DIR, comm.get_rank())
@@ -191,7 +194,7 @@ class RunStart:
             elif self.kind == "look":
                 self._output.join()
             else:
-                self._output.take(bool(self._resume), self._text)
+                self._output.take(bool(self._resume), self._text if self._trains else "")
         except OSError as error:
             raise ConfigError(f"OUTPUT_DIR: cannot write to {self._output.path}: {error.strerror or error}") from error
         self._begun = True

@@ -164,3 +164,15 @@ def test_an_evaluation_does_not_append_to_a_log_of_the_user(make, tmp_path):
     (tmp_path / "run" / "log.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"log\.txt exists and was not written by a run"):
         default_setup(make(), arguments(eval_only=True))
+
+
+def test_a_config_that_was_edited_is_kept_at_a_resume(quick, tmp_path):
+    path = tmp_path / "run" / "config.yaml"
+    train(quick())
+    path.write_text("# mine\n" + path.read_text())
+    edited = path.read_text()
+    train(quick(), resume=True)  # nothing to train
+    assert path.read_text() == edited
+    train(quick("SOLVER.MAX_ITER", 4), resume=True)
+    assert (tmp_path / "run" / "config.yaml.old").read_text() == edited
+    assert "# mine" not in path.read_text()
