@@ -317,7 +317,9 @@ def left_behind(trainer: DefaultTrainer, folder: Path, reason: str) -> dict[str,
     hooks = state["hooks"]
     best = folder / "model_best.pth"
     table = folder / "metrics.csv"
-    names = sorted(name for name in os.listdir(folder) if not name.startswith(("events.", "log")))
+    # A resumed run lives in a copy of the killed run's folder: it keeps config.yaml, which names that one, as .old.
+    ignored = ("events.", "log", "config.yaml.old")
+    names = sorted(name for name in os.listdir(folder) if not name.startswith(ignored))
     since = partial(since_kill, trainer.start_iter)
     return {
         "error": None,
