@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "src/hookline/__init__.py").read_text())[1]
 FOLDERS = ("config", "hooks", "engine")
 
-packages = ["hookline"]
+packages = ["hookline", "hookline.detectron2"]
 for folder in FOLDERS:
     packages.append(f"hookline.{folder}")
     packages += [f"hookline.{folder}.{name}" for name in find_packages(str(ROOT / folder))]

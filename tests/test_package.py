@@ -62,7 +62,7 @@ def modules(folder, package):
 def test_the_wheel_holds_the_package_and_nothing_else(wheel, tree):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expected = {"hookline/__init__.py", "hookline/py.typed"}
+    expected = modules(tree / "src/hookline", "hookline") | {"hookline/py.typed"}
     for folder in ("config", "hooks", "engine"):
         expected |= modules(tree / folder, f"hookline/{folder}")
     assert names == expected

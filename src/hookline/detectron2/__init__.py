@@ -1,0 +1,24 @@
+"""Import this first, and ``import detectron2.…`` finds hookline where detectron2 is not installed.
+
+    import hookline.detectron2
+    from detectron2.engine import DefaultTrainer     # hookline.engine.DefaultTrainer
+
+Or run a script unchanged: ``python -m hookline.detectron2 train_net.py --config-file …``. The table of names is in
+``names.py``; docs/porting/detectron2.md describes what differs.
+"""
+
+import importlib.util
+import warnings
+
+from .finder import install, is_installed
+
+__all__: list[str] = []
+
+install()
+if is_installed():
+    _place = importlib.util.find_spec("detectron2")
+    warnings.warn(
+        f"hookline.detectron2: detectron2 is installed ({_place and _place.origin}), so imports of it do not find "
+        "hookline. Uninstall it, or change the imports with tools/port_imports.py",
+        stacklevel=2,
+    )

@@ -1,0 +1,108 @@
+"""Where detectron2's names are in hookline. Used by ``hookline.detectron2`` and ``tools/port_imports.py``.
+
+``HOMES`` has a row for each module of detectron2 that can be imported: the modules of hookline, and the names that
+each has. ``old=new`` is a name that is called ``new`` in hookline. ``REFUSED`` says of modules and names why they are
+not here.
+"""
+
+import functools
+
+__all__ = ["HOMES", "REFUSED", "homes_of"]
+
+_HOOKS = """
+    AutogradProfiler BestCheckpointer CallbackHook EvalHook HookBase IterationTimer LRScheduler PeriodicCheckpointer
+    PeriodicWriter PreciseBN TorchMemoryStats TorchProfiler
+"""
+_STORAGE = """
+    CommonMetricPrinter EventStorage EventWriter JSONWriter TensorboardXWriter get_event_storage has_event_storage
+"""
+_TRAINERS = "AMPTrainer HookBase SimpleTrainer TrainerBase"
+_DEFAULTS = "DefaultPredictor DefaultTrainer default_argument_parser default_setup default_writers"
+_COMM = """
+    all_gather create_local_process_group gather get_local_process_group get_local_rank get_local_size get_rank
+    get_world_size is_main_process reduce_dict shared_random_seed synchronize
+"""
+_EVALUATOR = "DatasetEvaluator DatasetEvaluators inference_context inference_on_dataset"
+_CONFIG = "CfgNode configurable get_cfg global_cfg set_global_cfg"
+_SAMPLERS = "InferenceSampler RandomSubsetTrainingSampler RepeatFactorTrainingSampler TrainingSampler"
+_LOADERS = "build_batch_data_loader trivial_batch_collator worker_init_reset_seed"
+
+HOMES: dict[str, dict[str, str]] = {
+    "detectron2": {"hookline": "__version__"},
+    "detectron2.checkpoint": {"hookline.engine.checkpoint": "Checkpointer DetectionCheckpointer PeriodicCheckpointer"},
+    "detectron2.checkpoint.detection_checkpoint": {"hookline.engine.checkpoint": "DetectionCheckpointer"},
+    "detectron2.config": {"hookline.config": _CONFIG},
+    "detectron2.config.config": {"hookline.config": _CONFIG},
+    "detectron2.data": {"hookline.engine.data": "build_batch_data_loader"},
+    "detectron2.data.build": {"hookline.engine.data": _LOADERS},
+    "detectron2.data.samplers": {"hookline.engine.data.samplers": _SAMPLERS},
+    "detectron2.data.samplers.distributed_sampler": {"hookline.engine.data.samplers": _SAMPLERS},
+    "detectron2.engine": {"hookline.engine": f"{_TRAINERS} {_DEFAULTS} {_HOOKS} launch"},
+    "detectron2.engine.defaults": {"hookline.engine": _DEFAULTS},
+    "detectron2.engine.hooks": {"hookline.hooks": _HOOKS},
+    "detectron2.engine.launch": {"hookline.engine.launch": "DEFAULT_TIMEOUT launch"},
+    "detectron2.engine.train_loop": {"hookline.engine": _TRAINERS},
+    "detectron2.evaluation": {"hookline.engine.evaluation": f"{_EVALUATOR} print_csv_format verify_results"},
+    "detectron2.evaluation.evaluator": {"hookline.engine.evaluation": _EVALUATOR},
+    "detectron2.evaluation.testing": {
+        "hookline.engine.evaluation": "flatten_results_dict print_csv_format verify_results"
+    },
+    "detectron2.modeling": {"hookline.engine.modeling": "META_ARCH_REGISTRY build_model"},
+    "detectron2.modeling.meta_arch": {"hookline.engine.modeling": "META_ARCH_REGISTRY build_model"},
+    "detectron2.modeling.meta_arch.build": {"hookline.engine.modeling": "META_ARCH_REGISTRY build_model"},
+    "detectron2.solver": {
+        "hookline.engine.solver": """
+            LRMultiplier WarmupParamScheduler build_lr_scheduler build_optimizer get_default_optimizer_params
+        """
+    },
+    "detectron2.solver.build": {
+        "hookline.engine.solver": """
+            build_lr_scheduler build_optimizer get_default_optimizer_params maybe_add_gradient_clipping
+            reduce_param_groups
+        """
+    },
+    "detectron2.solver.lr_scheduler": {"hookline.engine.solver": "LRMultiplier WarmupParamScheduler"},
+    "detectron2.utils": {},
+    "detectron2.utils.comm": {"hookline.engine.comm": _COMM},
+    "detectron2.utils.env": {"hookline.engine": "seed_all_rng"},
+    "detectron2.utils.events": {"hookline.hooks": _STORAGE},
+    "detectron2.utils.logger": {"hookline.engine": "setup_logger"},
+    "detectron2.utils.registry": {"hookline.config": "Registry locate"},
+}
+
+_DETECTION = "it is part of detection, and hookline has only the training engine"
+_DATA = (
+    "hookline's data sets are Python's: name a data set in DATASETS.TRAIN as 'my_package.data:function', or override "
+    "build_train_loader in your trainer"
+)
+
+REFUSED: dict[str, str] = {
+    "detectron2._C": _DETECTION,
+    "detectron2.checkpoint.ModelCatalog": "it lists detectron2's model zoo",
+    "detectron2.data": _DATA,
+    "detectron2.data.DatasetMapper": _DETECTION,
+    "detectron2.data.datasets": _DETECTION,
+    "detectron2.data.detection_utils": _DETECTION,
+    "detectron2.data.transforms": _DETECTION,
+    "detectron2.evaluation": "hookline has no evaluators for detection: subclass DatasetEvaluator",
+    "detectron2.export": "use hookline.engine.export_weights or tools/export_model.py",
+    "detectron2.layers": _DETECTION,
+    "detectron2.model_zoo": _DETECTION,
+    "detectron2.modeling": _DETECTION,
+    "detectron2.projects": _DETECTION,
+    "detectron2.structures": _DETECTION,
+    "detectron2.tracking": _DETECTION,
+    "detectron2.utils.video_visualizer": _DETECTION,
+    "detectron2.utils.visualizer": _DETECTION,
+}
+
+
+@functools.cache
+def homes_of(module: str) -> dict[str, tuple[str, str]]:
+    """Return the names of a module of detectron2, each with its module in hookline and its name there."""
+    found = {}
+    for home, names in HOMES.get(module, {}).items():
+        for name in names.split():
+            old, _, new = name.partition("=")
+            found[old] = (home, new or old)
+    return found
