@@ -1,7 +1,8 @@
 """Errors of user input, and suggestions for them."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import SequenceMatcher
 
 # The least similarity (0 to 1) of a suggestion.
@@ -18,6 +19,28 @@ class UnknownKeyError(ConfigError, KeyError):
     def __str__(self) -> str:
         # KeyError prints the repr of its argument, quotes and escapes included.
         return str(self.args[0]) if self.args else ""
+
+
+@contextmanager
+def loading(what: str) -> Iterator[None]:
+    """Turn any error of a ``load_state_dict`` into a :class:`ConfigError`: a wrong state raises all kinds of errors."""
+    try:
+        yield
+    except (ConfigError, OSError):
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what} cannot be loaded ({type(error).__name__}: {first_line(error)})") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its type if it has none."""
+    lines = str(error).strip().splitlines()
+    return printable(lines[0][:200]) if lines else type(error).__name__
+
+
+def printable(text: str) -> str:
+    """Escape control characters in text from a file, so that it can be printed."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def suggest(name: str, candidates: Iterable[str]) -> str:

@@ -3,6 +3,7 @@
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from .data import build_test_loader, build_train_loader
 from .evaluation import (
     DatasetEvaluator,
     build_evaluator,
-    check_metrics,
     evaluation_context,
     format_results,
     verify_results,
@@ -33,7 +33,7 @@ from .ranks.agreement import StopRequest
 from .ranks.torchrun import note_training
 from .resume.lengths import epochs_at, loader_length, resolve_lengths, scale_config
 from .resume.resumable import ResumableTrainer
-from .setup.check import HOOK_SLOT, WRITER_SLOT
+from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
 from .setup.command_line import default_argument_parser
 from .setup.seeding import seed_all_rng
 from .setup.start import RunStart, begin_look, default_setup, prepared_start
@@ -77,9 +77,7 @@ class DefaultTrainer(ResumableTrainer):
     _resume: bool | None = None
 
     def __init__(self, cfg: CfgNode) -> None:
-        cfg, self._start = prepared_start(cfg, self._overridden())
-        if cfg.DATASETS.TEST and self._overridden().isdisjoint({"build_evaluator", "test"}):
-            check_metrics(cfg)
+        cfg, self._start = prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
         comm.set_data_ranks(strategy.data_rank, strategy.data_size)
         if strategy.data_size < comm.get_world_size():  # ranks that share a batch need equal random numbers
@@ -164,27 +162,17 @@ class DefaultTrainer(ResumableTrainer):
             SystemExit: an expected result was missed.
         """
         end = self._previous_end()
-        if self._start is None:  # a subclass that does not call __init__
-            return self._train_and_verify(end)
-        self._start.begin(self._resume, trains=end is None or not end["complete"])
-        try:
-            return self._train_and_verify(end)
-        finally:
-            self._start.end()
-
-    def _train_and_verify(self, end: Mapping[str, Any] | None) -> TrainResult:
-        if end is None or not end["complete"]:
-            self._result = self._train_from_config(end)
-        else:
-            self._log_nothing_to_train(end)
-            if self._result is None:
-                self._result = self._previous_result(end)
-        if self._last_eval_results:  # the same on all ranks
-            if comm.is_main_process():
-                logger.info("Results:\n%s", format_results(self._last_eval_results))
-            if self._result.reason == "completed" and not verify_results(self.cfg, self._last_eval_results):
-                raise SystemExit(1)
-        return self._result
+        trains = end is None or not end["complete"]
+        # A subclass that does not call __init__ has no start.
+        with nullcontext() if self._start is None else self._start.running(self._resume, trains):
+            result = self._train_from_config(end) if end is None or trains else self._result_of(end)
+            self._result = result
+            if self._last_eval_results:  # the same on all ranks
+                if comm.is_main_process():
+                    logger.info("Results:\n%s", format_results(self._last_eval_results))
+                if result.reason == "completed" and not verify_results(self.cfg, self._last_eval_results):
+                    raise SystemExit(1)
+        return result
 
     def _train_from_config(self, end: Mapping[str, Any] | None) -> TrainResult:
         """Train. If ``end`` is given, all steps are done, and only the end of the run is repeated."""
@@ -219,32 +207,29 @@ class DefaultTrainer(ResumableTrainer):
             ret.append(hooks.ExceptionCheckpointer(self.checkpointer))
         if Duration.parse(cfg.SOLVER.TIME_LIMIT):
             ret.append(hooks.TimeLimit(cfg.SOLVER.TIME_LIMIT, since="process"))
-        # Weak: a reference cycle would keep loader workers and GPU memory alive.
-        this = weakref.proxy(self)
-
-        def evaluate() -> Mapping[str, Any]:
-            return this._evaluate_and_keep()
-
+        this = weakref.proxy(self)  # weak: a reference cycle would keep loader workers and GPU memory alive
         if cfg.TEST.PRECISE_BN.ENABLED:  # before each evaluation
-
-            def training_data() -> Any:
-                return this.build_train_loader(this.cfg)
-
-            num_iter = cfg.TEST.PRECISE_BN.NUM_ITER
-            ret.append(hooks.PreciseBN(cfg.TEST.EVAL_PERIOD, unwrap_model(self.model), training_data, num_iter))
-        ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, evaluate))
+            ret.append(
+                hooks.PreciseBN(
+                    cfg.TEST.EVAL_PERIOD,
+                    unwrap_model(self.model),
+                    lambda: this.build_train_loader(this.cfg),
+                    cfg.TEST.PRECISE_BN.NUM_ITER,
+                )
+            )
+        ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, lambda: this._evaluate_and_keep()))
         ret += HOOK_SLOT.build(
             cfg,
             checkpointer=self.checkpointer,
             model=unwrap_model(self.model),
             optimizer=self.optimizer,
-            eval_function=evaluate,
+            eval_function=lambda: this._evaluate_and_keep(),
             output_dir=cfg.OUTPUT_DIR,
         )
         if cfg.CHECKPOINT.BEST.METRIC:  # after all hooks that evaluate
-            best, load = cfg.CHECKPOINT.BEST, cfg.CHECKPOINT.LOAD_BEST_AT_END
+            best = cfg.CHECKPOINT.BEST
             args = (best.PERIOD, self.checkpointer, best.METRIC, best.MODE)
-            ret.append(hooks.BestCheckpointer(*args, keep=best.KEEP, load_at_end=load))
+            ret.append(hooks.BestCheckpointer(*args, keep=best.KEEP, load_at_end=cfg.CHECKPOINT.LOAD_BEST_AT_END))
         # After HOOKS, which may have a ProgressBar with other arguments: only the first one is shown.
         if cfg.LOG.PROGRESS_BAR is True or (cfg.LOG.PROGRESS_BAR == "auto" and rich_is_installed()):
             ret.append(hooks.ProgressBar())
@@ -360,14 +345,6 @@ class DefaultTrainer(ResumableTrainer):
             results = self.test(self.cfg, unwrap_model(self.model))
         return comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
 
-    @classmethod
-    def _overridden(cls) -> set[str]:
-        """Return the names of ``build_*`` and ``test`` methods that a subclass overrides."""
-        names = ("model", "optimizer", "lr_scheduler", "train_loader", "test_loader", "evaluator")
-        methods = [*(f"build_{name}" for name in names), "test"]
-        subclasses = cls.__mro__[: cls.__mro__.index(DefaultTrainer)]
-        return {name for name in methods if any(name in vars(one) for one in subclasses)}
-
     def _evaluate_and_keep(self) -> Mapping[str, Any]:
         self._last_eval_results = self._test()
         return self._last_eval_results
@@ -376,10 +353,6 @@ class DefaultTrainer(ResumableTrainer):
     def auto_scale_workers(cfg: CfgNode, num_workers: int) -> CfgNode:
         """Scale a config made for SOLVER.REFERENCE_WORLD_SIZE processes to ``num_workers`` processes.
 
-        The batch per process stays the same: batch size and learning rate grow with the number of processes, lengths
-        and periods in iterations shrink (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
-
-        Returns:
-            A new config, or ``cfg`` itself if there is nothing to scale.
+        Batch size and learning rate grow with the number of processes; lengths and periods in iterations shrink.
         """
         return scale_config(cfg, num_workers)

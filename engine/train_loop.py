@@ -4,9 +4,7 @@
 
     before_train
     for iter in range(start_iter, max_iter):
-        before_step
-        run_step                                        # by a subclass; emits the events inside of a step
-        after_step
+        before_step; run_step (the step's own events); after_step
         after_epoch                                     # if the epoch ended with this step
         on_eval; before_write, on_write; on_save        # those that were requested
     on_exception(error)                                 # if a step or a hook raised an error
@@ -20,17 +18,19 @@ end of the step, when all hooks have had their ``after_step``, so their order do
 rank may make a request; all ranks then serve it at the end of the same step.
 
 Stopping: ``trainer.request_stop(reason)`` ends the loop after the current step. A hook may raise StopTraining instead.
-A :class:`~hookline.hooks.SignalHandler` calls ``request_stop`` on the first Ctrl-C: the step is finished, a
-checkpoint is saved, and the program exits with 130. The second Ctrl-C is a KeyboardInterrupt in the middle of the
-step; like any error, it goes to ``on_exception``, then ``after_train`` runs without saving, and it is raised again.
-The commands exit with 130 then, too. Without a SignalHandler the first Ctrl-C acts like the second.
+A :class:`~hookline.hooks.SignalHandler` calls ``request_stop`` on the first Ctrl-C: the step is finished, and with it
+an evaluation that is running or due; a checkpoint is saved, and the program exits with 130. After the last step, such
+as in the final evaluation, the first Ctrl-C changes nothing: the run completes. The second Ctrl-C is a
+KeyboardInterrupt at once, also in an evaluation. Like any error, it goes to ``on_exception``; then ``after_train`` runs
+without saving, and it is raised again; the commands exit with 130. Without a SignalHandler the first Ctrl-C acts like
+the second.
 
 Metrics: ``storage.iter == trainer.iter`` during a step. In ``after_train`` both are the number of finished iterations,
 so a final evaluation is logged one iteration after the last step. A failed run keeps the iteration that failed.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,7 +87,6 @@ class TrainerBase(RunState):
     def __init__(self) -> None:
         super().__init__()
         self._has_state = False  # from an earlier train(), or loaded
-        self._at_last_save = False
         self._storage_state: Mapping[str, Any] | None = None  # loaded; used by the next train()
         self._state_at_end: Mapping[str, Any] | None = None  # of the storage, at the last step of a stopped run
         self._loaded_end: Mapping[str, Any] | None = None  # how the run in the loaded checkpoint ended
@@ -199,37 +198,38 @@ class TrainerBase(RunState):
 
     def after_train(self) -> None:
         """End the run: call the events after the loop. If hooks raise errors, the others are still called."""
-        if self._error is None:
-            self.iter = self.storage.iter = self._finished + 1
         before = self._error
         if before is None:
-            try:
-                self._check_state({"on_eval", "on_save"})
-            except BaseException as error:
-                self._fail(error)
-        try:
-            self._end_requests(failed=self._error is not None)
-        except BaseException as error:
-            self._fail(error)
+            self.iter = self.storage.iter = self._finished + 1
+            self._attempt(self._check_state, {"on_eval", "on_save"})
+        self._attempt(self._end_requests)
         if self._error is None and not self.completed:
             # A stopped run may be resumed. Its checkpoint holds the metrics as they are here, before after_train.
             self._state_at_end = self.storage.state_dict()
-        for event in ("after_train", "before_write", "on_write", "on_save", "after_run"):
-            if event == "on_save":
-                if event not in self._requests:
-                    continue
-                self._at_last_save = self._error is None
-                if self._at_last_save and self._ends_together:
-                    self._gather_state()
-            for listener in self._listeners[event]:
-                try:
-                    self._run((listener,), event, (), {})
-                except BaseException as error:
-                    self._fail(error)
+        self._call_each("after_train")
+        self._call_each("before_write")
+        self._call_each("on_write")
+        if "on_save" in self._requests:
+            self._at_last_save = self._error is None
+            if self._at_last_save and self._ends_together:
+                self._gather_state()
+            self._call_each("on_save")
+        self._call_each("after_run")
         self._requests.clear()
         self._running = self._ends_together = False
         if self._error is not before:
             raise self._error  # type: ignore[misc]
+
+    def _call_each(self, event: str, *args: Any) -> None:
+        """Call every hook that has ``event``, whatever the others raise."""
+        for listener in self._listeners[event]:
+            self._attempt(self._run, (listener,), event, args, {})
+
+    def _attempt(self, function: Callable[..., Any], *args: Any) -> None:
+        try:
+            function(*args)
+        except BaseException as error:
+            self._fail(error)
 
     def _fail(self, error: BaseException) -> BaseException:
         """Record an error. The first one goes to ``on_exception`` and is raised; later ones are added as notes.
@@ -250,11 +250,7 @@ class TrainerBase(RunState):
             logger.error("Exception during training, at iteration %d", self.iter, exc_info=error)
         else:
             logger.warning("%s ended training at iteration %d", type(error).__name__, self.iter)
-        for listener in self._listeners["on_exception"]:
-            try:
-                self._run((listener,), "on_exception", (error,), {})
-            except BaseException as other:
-                self._fail(other)
+        self._call_each("on_exception", error)
         return error
 
     def _serve_requests(self) -> None:
@@ -280,8 +276,8 @@ class TrainerBase(RunState):
     def state_dict(self) -> dict[str, Any]:
         """Return the trainer's part of a checkpoint.
 
-        ``iteration``: the last finished one; ``hooks``: their states; ``storage``: windows of metrics; ``end``: see
-        :meth:`_end`, if the run ends with this iteration.
+        ``iteration``: the last finished one; ``hooks``: their states; ``storage``: windows of metrics; ``end``: how the
+        run ended, if this is its last checkpoint.
         """
         state: dict[str, Any] = {"iteration": self.finished_iter}
         end = self._end()
@@ -293,25 +289,6 @@ class TrainerBase(RunState):
         if self._running:
             state["storage"] = self._state_at_end or self.storage.state_dict()
         return state
-
-    def _end(self) -> dict[str, Any] | None:
-        """Return how the run ended; None if it has not, was interrupted or failed.
-
-        Returns:
-            ``reason``: "completed", or the argument of ``request_stop``; ``iteration``: number of finished iterations;
-            ``max_iter``: the largest of the run; ``by``: see :class:`StopRequest`; ``complete``: True if the work after
-            the loop, such as the last evaluation, is done too. The final checkpoint has True.
-        """
-        done = self._finished + 1
-        if self.stopped:
-            assert self._stop is not None
-            reason, by = self._stop.reason, self._stop.by
-        elif self._error is None and done >= self.max_iter > 0:
-            reason, by = "completed", None
-        else:
-            return None
-        complete = self._at_last_save
-        return {"reason": reason, "iteration": done, "max_iter": self._longest, "by": by, "complete": complete}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state. :attr:`iter` becomes the last finished iteration, so training continues at ``iter + 1``."""

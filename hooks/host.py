@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
-from ..config import ConfigError, Duration
+from ..config import Duration
+from ..config.errors import loading
 from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining, overrides
 from .functions import functions_for
 from .order import check_hooks
@@ -261,14 +262,8 @@ class HookHost:
             if key not in hooks:
                 logger.warning("The checkpoint holds the state of a hook %r, which this run does not have", key)
                 continue
-            try:
+            with loading(f"the state of the hook {key} in the checkpoint"):
                 hooks[key].load_state_dict(state)
-            except ConfigError:
-                raise
-            except Exception as error:  # a damaged state raises any kind of error
-                raise ConfigError(
-                    f"the state of the hook {key} in the checkpoint cannot be loaded ({type(error).__name__}: {error})"
-                ) from error
         for key, hook in hooks.items():
             if key not in states and hook.state_dict():
                 logger.info("The checkpoint holds no state of hook %s: it starts fresh", key)

@@ -13,8 +13,8 @@ import sys
 from typing import Any
 
 from hookline.config import ConfigError
+from hookline.config.errors import printable
 from hookline.engine import config_errors_exit
-from hookline.engine.checkpoint.torch_files import printable
 from hookline.engine.checkpoint.weights import find_checkpoint
 from hookline.engine.export.inspection import compare_checkpoints, inspect_checkpoint
 

@@ -18,9 +18,8 @@ from typing import IO, Any
 
 import torch
 
-from ...config import ConfigError
+from ...config.errors import ConfigError, first_line, printable
 from .disk_writer import BlockChecksum, DiskWriter
-from .torch_files import first_line, printable
 
 __all__ = ["verify_checkpoint", "write_checkpoint"]
 

@@ -40,7 +40,7 @@ from fvcore.common.checkpoint import Checkpointer as _FvcoreCheckpointer
 from fvcore.common.checkpoint import PeriodicCheckpointer, _IncompatibleKeys
 from torch import nn
 
-from ...config import ConfigError
+from ...config.errors import ConfigError, loading
 from ...hooks.common.models import unwrap_model
 from .. import comm
 from .candidates import find_resumable, iterations
@@ -50,7 +50,6 @@ from .matching import LoadReport, load_weights, plain_name
 from .saver import CheckpointError, OnError, Saver, Then
 from .staging import Staging, compact
 from .state import to_plain
-from .torch_files import first_line
 from .weights import choose_weights, find_checkpoint, read_checkpoint
 
 __all__ = ["CheckpointError", "Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
@@ -121,7 +120,7 @@ class Checkpointer(_FvcoreCheckpointer):
             CheckpointError: the file, or that of an earlier asynchronous save, cannot be written. Files on disk are
                 unchanged.
         """
-        if not self.save_dir or not self._takes_part:
+        if not self.save_dir or not (self.save_to_disk or self.needs_all_ranks):
             if then is not None:
                 then(None)
             return
@@ -139,11 +138,6 @@ class Checkpointer(_FvcoreCheckpointer):
             self._conclude(f"{name}.pth" if tag_last else "", outdated)
 
         self._saver.write(path, write_all, then)
-
-    @property
-    def _takes_part(self) -> bool:
-        """Whether this process does anything in a save."""
-        return bool(self.save_to_disk)
 
     def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
         """Take the state as it is now, and return a function that writes it to ``path``."""
@@ -254,20 +248,9 @@ class Checkpointer(_FvcoreCheckpointer):
         for name in self.checkpointables if checkpointables is None else checkpointables:
             if name in checkpoint:
                 self.logger.debug("Loading %s from %s", name, path)
-                self._load_state(name, checkpoint.pop(name))
+                with loading(f"{path}: the state of '{name}' in it"):
+                    self.checkpointables[name].load_state_dict(checkpoint.pop(name))
         return checkpoint
-
-    def _load_state(self, name: str, state: Any) -> None:
-        try:
-            self.checkpointables[name].load_state_dict(state)
-        except (ConfigError, OSError):
-            raise
-        except Exception as error:  # a wrong state can cause any error
-            self.logger.debug("Cannot load %s", name, exc_info=True)
-            raise ConfigError(
-                f"{self.loaded_from}: the state of '{name}' in it cannot be loaded ({type(error).__name__}: "
-                f"{first_line(error)})"
-            ) from error
 
     def fetch(self, path: str) -> str:
         """Return the local path of a checkpoint. A URI's file is downloaded once.

@@ -26,8 +26,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from ...config import ConfigError
-from .torch_files import first_line
+from ...config.errors import ConfigError, first_line
 
 __all__ = ["load_tensors", "read_metadata", "read_tensors", "tensor_places"]
 

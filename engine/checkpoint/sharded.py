@@ -28,13 +28,13 @@ from torch.distributed.checkpoint import CheckpointException  # which is no Exce
 from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ...config import ConfigError
+from ...config.errors import ConfigError, first_line
 from ...config.files.atomic import displaced, replace_file, replace_text, sync_directory, temporary_path
 from ...config.files.run_folder import claim
 from .. import comm
 from .checkpoint_file import verify_checkpoint, write_checkpoint
 from .distributed_files import load_tensors, read_metadata, tensor_places
-from .torch_files import first_line, load_torch_file
+from .torch_files import load_torch_file
 
 __all__ = [
     "STATE_FILE",

@@ -62,10 +62,6 @@ class ShardedCheckpointer(Checkpointer):
         """
         return self._saver.has_failed
 
-    @property
-    def _takes_part(self) -> bool:
-        return True
-
     def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
         rest, shards = self._split(further)
         if self._saver.asynchronous:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...config import ConfigError
+from ...config.errors import ConfigError, first_line
 
-__all__ = ["load_torch_file", "printable"]
+__all__ = ["load_torch_file"]
 
 # Start of torch.save's files before they were zip archives: a pickled number.
 _LEGACY = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -91,17 +91,6 @@ def _is_plain_pickle(path: str) -> bool:
     return path.endswith((".pkl", ".pickle")) or (
         start[:1] == b"\x80" and start[1:2] <= b"\x05" and start[2:] != _LEGACY
     )
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its type if it has none."""
-    lines = str(error).strip().splitlines()
-    return printable(lines[0][:200]) if lines else type(error).__name__
-
-
-def printable(text: str) -> str:
-    """Escape control characters in text from a file, so that it can be printed."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 # ---------------------------------------------------------------------------- numpy

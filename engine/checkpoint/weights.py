@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
-from ...config import ConfigError, suggest_file
+from ...config.errors import ConfigError, first_line, printable, suggest_file
 from .. import comm
 from .checkpoint_file import verify_checkpoint
 from .folder import read_tag
-from .torch_files import first_line, load_torch_file, printable
+from .torch_files import load_torch_file
 
 if TYPE_CHECKING:
     from .sharded import Like

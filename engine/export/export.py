@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 import hookline
 
 from ...config import CfgNode, ConfigError, suggest
+from ...config.errors import first_line, printable
 from ...config.files.atomic import replace_file
 from ..checkpoint.checkpointer import Checkpointer, unwrap_model
 from ..checkpoint.matching import plain_name
-from ..checkpoint.torch_files import first_line, printable
 from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoint
 from ..data import build_test_loader, build_train_loader
 from ..data.transfer import move_to_device

@@ -1,6 +1,7 @@
 """What hooks may ask of a trainer: how far the run is, and requests to stop, save, write metrics or evaluate."""
 
 import time
+from typing import Any
 
 from ...hooks.host import HookHost, hook_name
 from ...hooks.storage.event_storage import EventStorage
@@ -30,6 +31,7 @@ class RunState(HookHost):
         self._stop: StopRequest | None = None
         self._requests: set[str] = set()
         self._agreement: Agreement | None = None  # with other ranks, during training
+        self._at_last_save = False  # the checkpoint that is saved now is the final one
         self._ends_together = False  # all ranks end the run, with the same hooks
         self._hook_changes = 0
         self._began = 0.0
@@ -76,6 +78,25 @@ class RunState(HookHost):
     def failed(self) -> bool:
         """Whether the run ends with an error."""
         return self._error is not None
+
+    def _end(self) -> dict[str, Any] | None:
+        """Return how the run ended; None if it has not, was interrupted or failed.
+
+        Returns:
+            ``reason``: "completed", or the argument of ``request_stop``; ``iteration``: number of finished iterations;
+            ``max_iter``: the largest of the run; ``by``: see :class:`StopRequest`; ``complete``: True if the work after
+            the loop, such as the last evaluation, is done too. The final checkpoint has True.
+        """
+        done = self._finished + 1
+        if self.stopped:
+            assert self._stop is not None
+            reason, by = self._stop.reason, self._stop.by
+        elif self._error is None and done >= self.max_iter > 0:
+            reason, by = "completed", None
+        else:
+            return None
+        complete = self._at_last_save
+        return {"reason": reason, "iteration": done, "max_iter": self._longest, "by": by, "complete": complete}
 
     # ------------------------------------------------------------------ requests
 
@@ -159,11 +180,11 @@ class RunState(HookHost):
         if self._requests and agreement.same_hooks:
             share_metrics(self.storage, self._finished)
 
-    def _end_requests(self, failed: bool) -> None:
+    def _end_requests(self) -> None:
         """After the loop: average the last metrics over ranks. A rank that failed leaves the others."""
         agreement, self._agreement = self._agreement, None
         self._ends_together = False
-        if agreement is not None and agreement.same_hooks and not failed:
+        if agreement is not None and agreement.same_hooks and not self.failed:
             share_metrics(self.storage, self._finished)
             self._ends_together = True
 

@@ -19,8 +19,8 @@ def share_metrics(storage: EventStorage, iteration: int) -> None:
         storage: its ``over_ranks`` has the names of the losses.
         iteration: the last finished iteration.
     """
-    mine = {name: dict(_reversed(storage.unshared(name))) for name in sorted(storage.over_ranks)}
-    times = {name: _mean(points) for name in ("time", "data_time") if (points := storage.unshared(name))}
+    mine = {name: {it: value for value, it in _unshared(storage, name)} for name in sorted(storage.over_ranks)}
+    times = {name: _mean(points) for name in ("time", "data_time") if (points := _unshared(storage, name))}
     parts: list[tuple[dict[str, dict[int, float]], dict[str, float]]] = comm.all_gather((mine, times))
     for name, own in mine.items():
         # A loss that a rank did not have in a step counts as 0 there, like its gradient.
@@ -38,8 +38,10 @@ def share_metrics(storage: EventStorage, iteration: int) -> None:
         storage.put_scalars(smoothing_hint=False, cur_iter=iteration, **values)
 
 
-def _reversed(points: list[tuple[float, int]]) -> list[tuple[int, float]]:
-    return [(iteration, value) for value, iteration in points]
+def _unshared(storage: EventStorage, name: str) -> list[tuple[float, int]]:
+    """Return this rank's values of a metric that are not averaged yet, each with its iteration."""
+    history = storage.histories().get(name)
+    return [] if history is None else history.tail(history.count_since(storage.shared_until))
 
 
 def _mean(points: list[tuple[float, int]]) -> float:

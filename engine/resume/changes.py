@@ -11,8 +11,8 @@ from typing import Any
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError
+from ...config.errors import printable
 from ...hooks.common.optimizers import optimizers_of
-from ..checkpoint.torch_files import printable
 from ..solver import LRMultiplier
 
 __all__ = [

@@ -47,7 +47,14 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequenc
 
 
 def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
-    """See :meth:`DefaultTrainer.auto_scale_workers`."""
+    """Scale a config made for SOLVER.REFERENCE_WORLD_SIZE processes to ``num_workers`` processes.
+
+    The batch per process stays the same: batch size and learning rate grow with the number of processes, lengths and
+    periods in iterations shrink (Goyal et al., "Accurate, Large Minibatch SGD", 2017).
+
+    Returns:
+        A new config, or ``cfg`` itself if there is nothing to scale.
+    """
     old = cfg.SOLVER.REFERENCE_WORLD_SIZE
     if old in (0, num_workers):
         return cfg

@@ -142,8 +142,11 @@ class ResumableTrainer(PortedTrainer):
             return f"{by['hook']} was removed"
         return "" if arguments_of(hook) == by["arguments"] else f"{by['hook']} has other arguments"
 
-    def _previous_result(self, end: Mapping[str, Any]) -> TrainResult:
-        """Return the result of a run that had ended before it was resumed; load the best weights if the run did so."""
+    def _result_of(self, end: Mapping[str, Any]) -> TrainResult:
+        """Log that the run had ended before, and return its result; load the best weights if the run did so."""
+        self._log_nothing_to_train(end)
+        if self._result is not None:
+            return self._result
         storage = EventStorage(end["iteration"])
         if self._storage_state is not None:
             storage.load_state_dict(self._storage_state)

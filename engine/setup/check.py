@@ -19,7 +19,7 @@ from ..solver import check_solver
 from ..solver.build import OPTIMIZER_SLOT
 from ..step.whole_step import check_step_config
 
-__all__ = ["HOOK_SLOT", "WRITER_SLOT", "check_config"]
+__all__ = ["HOOK_SLOT", "WRITER_SLOT", "check_config", "overridden_builders"]
 
 HOOK_SLOT = Slot(
     HOOK_REGISTRY, "HOOKS", offers=("cfg", "checkpointer", "model", "optimizer", "eval_function", "output_dir")
@@ -36,6 +36,12 @@ _BUILT_FROM = {
     "build_test_loader": ("DATASETS.TEST", ()),
     "build_evaluator": ("TEST.METRICS", ()),
 }
+
+
+def overridden_builders(cls: type, base: type) -> set[str]:
+    """Return the names of the ``build_*`` methods and ``test`` of ``base`` (DefaultTrainer) that ``cls`` overrides."""
+    subclasses = cls.__mro__[: cls.__mro__.index(base)]
+    return {name for name in (*_BUILT_FROM, "test") if any(name in vars(one) for one in subclasses)}
 
 
 def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:

@@ -8,7 +8,8 @@ leaves the folder as it was.
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ import hookline
 
 from ...config import CfgNode, ConfigError, Duration
 from .. import comm
+from ..evaluation import check_metrics
 from ..ranks.same_config import check_same_config
 from ..ranks.torchrun import restarted
 from .check import check_config
@@ -107,6 +109,8 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
         start = RunStart(cfg, "train", resume=None)
         start.prepare()
         _prepared.pop(os.path.abspath(cfg.OUTPUT_DIR), None)
+    if cfg.DATASETS.TEST and {"build_evaluator", "test"}.isdisjoint(overridden):
+        check_metrics(cfg)
     return cfg, start
 
 
@@ -179,10 +183,15 @@ class RunStart:
             open_logs(self._cfg.OUTPUT_DIR, comm.get_rank())
         self._begun = True
 
-    def end(self) -> None:
-        """Release the folder for other runs."""
-        if comm.is_main_process():
-            self._output.folder.release()
+    @contextmanager
+    def running(self, resume: bool | None, trains: bool) -> Iterator[None]:
+        """Call :meth:`begin`; at the end of the block, release the folder for other runs."""
+        self.begin(resume, trains)
+        try:
+            yield
+        finally:
+            if comm.is_main_process():
+                self._output.folder.release()
 
     def _begin_on_main_process(self) -> None:
         try:

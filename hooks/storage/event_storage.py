@@ -7,14 +7,14 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
 
-from ...config import ConfigError, suggest
+from ...config.errors import loading, suggest
 from .history_buffer import HistoryBuffer
 from .media import MediaStorage
+from .metric import Metric
 from .pending import as_scalar, by_name, fetch_tensors
 
 __all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage"]
@@ -29,6 +29,8 @@ _STORAGES: list["EventStorage"] = []
 _MAX_PENDING = 4096
 _MAX_POINTS = 4096
 _MAX_SAVED_POINTS = 256
+
+_RESERVED = 'a metric cannot be named "iteration", which is the number of the row it stands in: rename it'
 
 
 def get_event_storage() -> "EventStorage":
@@ -63,11 +65,8 @@ class EventStorage(MediaStorage):
         # Values that nobody has read yet: (iteration, values, smoothing hint), in the order they were put.
         self._pending: list[tuple[int, dict[str, Any], bool]] = []
         self._on_device = False  # whether some of them are tensors on a device
-        self._history: dict[str, HistoryBuffer] = {}
-        self._smoothing_hints: dict[str, bool] = {}
-        self._last_seq: dict[str, int] = {}
-        self._medians: dict[str, tuple[Any, float]] = {}
-        self._rows: tuple[Any, list[Row]] = (None, [])
+        self._metrics: dict[str, Metric] = {}
+        self._rows: tuple[Any, list[Row]] = (None, [])  # the last result of rows(), and for which arguments
         # Values with a row of their own, in the order of their numbers: (number, iteration, name, value).
         self._points: list[tuple[int, int, str, float]] = []
         self.nonfinite: dict[str, int] = {}
@@ -100,7 +99,7 @@ class EventStorage(MediaStorage):
         if self._prefix:
             name = self._prefix + name
         elif name == "iteration":
-            raise _reserved()
+            raise ValueError(_RESERVED)
         self._pending.append((self._iter if cur_iter is None else int(cur_iter), {name: value}, smoothing_hint))
         if len(self._pending) >= _MAX_PENDING:
             self._resolve()
@@ -114,7 +113,7 @@ class EventStorage(MediaStorage):
         if self._prefix:
             kwargs = {self._prefix + name: value for name, value in kwargs.items()}
         elif "iteration" in kwargs:
-            raise _reserved()
+            raise ValueError(_RESERVED)
         self._pending.append((self._iter if cur_iter is None else int(cur_iter), kwargs, smoothing_hint))
         if len(self._pending) >= _MAX_PENDING:
             self._resolve()
@@ -155,31 +154,30 @@ class EventStorage(MediaStorage):
         Raises:
             KeyError: there is no such metric.
         """
-        self._resolve()
-        if name not in self._history:
-            there = ", ".join(self._history) or "none yet"
-            raise KeyError(f"no metric {name!r} among those put ({there}){suggest(name, self._history)}")
-        return self._history[name]
+        histories = self.histories()
+        if name not in histories:
+            there = ", ".join(histories) or "none yet"
+            raise KeyError(f"no metric {name!r} among those put ({there}){suggest(name, histories)}")
+        return histories[name]
 
     def histories(self) -> dict[str, HistoryBuffer]:
         """Return the recent values of all metrics, by name."""
         self._resolve()
-        return self._history
+        return {name: metric.history for name, metric in self._metrics.items()}
 
     def peek(self, name: str) -> float | None:
         """Return the last value that was read of a metric, or None. Never waits; safe to call from any thread."""
-        history = self._history.get(name)
-        return history.latest() if history else None
+        metric = self._metrics.get(name)
+        return metric.history.latest() if metric else None
 
     def latest(self) -> dict[str, tuple[float, int]]:
         """Return the last value of every scalar, and its iteration."""
-        self._resolve()
-        return {name: (history.latest(), history.latest_iter()) for name, history in self._history.items()}
+        return {name: (history.latest(), history.latest_iter()) for name, history in self.histories().items()}
 
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """Like :meth:`latest`, but a smoothed scalar is the median of the last ``window_size`` iterations."""
         self._resolve()
-        return {name: (self._smoothed(name, window_size), h.latest_iter()) for name, h in self._history.items()}
+        return {name: (m.reported(window_size), m.history.latest_iter()) for name, m in self._metrics.items()}
 
     def count_samples(self, name: str, window_size: int = 20) -> int:
         """Return how many values of a metric were put in its last ``window_size`` iterations."""
@@ -189,7 +187,7 @@ class EventStorage(MediaStorage):
     def smoothing_hints(self) -> dict[str, bool]:
         """Return the smoothing hint of every scalar."""
         self._resolve()
-        return self._smoothing_hints
+        return {name: metric.smoothing_hint for name, metric in self._metrics.items()}
 
     def rows(self, window_size: int = 20, since: int = 0) -> tuple[list[Row], int]:
         """Return what is new since a reader's last call, as rows.
@@ -211,19 +209,13 @@ class EventStorage(MediaStorage):
         rows: dict[int, dict[str, float]] = {}
         for _, iteration, name, value in self._points[bisect_left(self._points, (since + 1,)) :]:
             rows.setdefault(iteration, {})[name] = value
-        for name, seq in self._last_seq.items():
-            if seq > since:
-                iteration = self._history[name].latest_iter()
-                rows.setdefault(iteration, {})[name] = self._smoothed(name, window_size)
+        for name, metric in self._metrics.items():
+            if metric.seq > since:
+                rows.setdefault(metric.history.latest_iter(), {})[name] = metric.reported(window_size)
         self._rows = (key, sorted(rows.items()))
         return self._rows[1], self._seq
 
     # ------------------------------------------------------------------ several ranks
-
-    def unshared(self, name: str) -> list[tuple[float, int]]:
-        """Return this rank's values of a metric after :attr:`shared_until`, each with its iteration."""
-        history = self.histories().get(name)
-        return [] if history is None else history.tail(history.count_since(self.shared_until))
 
     def replace(self, name: str, values: Mapping[int, float]) -> None:
         """Replace the latest values of a metric, given by iteration.
@@ -232,12 +224,10 @@ class EventStorage(MediaStorage):
             KeyError: there is no such metric.
         """
         self.history(name).replace(values)
-        self._last_seq[name] = self._next_seq()  # discards medians of the old values
+        self._metrics[name].seq = self._next_seq()  # writers and medians take the new values
         if self.nonfinite.get(name) in values:
             del self.nonfinite[name]
-        bad = [iteration for iteration, value in values.items() if not math.isfinite(value)]
-        if bad:
-            self.nonfinite.setdefault(name, min(bad))
+        self._note_nonfinite(name, list(values.values()), list(values))
 
     # ------------------------------------------------------------------ state
 
@@ -245,12 +235,12 @@ class EventStorage(MediaStorage):
         """Return recent values of the metrics, and values that writers have not taken yet."""
         self._resolve()
         # Not eta_seconds: an interrupted run writes it once more than an uninterrupted one, so a resume would differ.
-        names = [name for name in self._history if name != "eta_seconds"]
+        metrics = {name: metric for name, metric in self._metrics.items() if name != "eta_seconds"}
         return {
-            "histories": {name: self._history[name].state_dict() for name in names},
-            "smoothing_hints": {name: self._smoothing_hints[name] for name in names},
+            "histories": {name: metric.history.state_dict() for name, metric in metrics.items()},
+            "smoothing_hints": {name: metric.smoothing_hint for name, metric in metrics.items()},
             "seq": self._seq,
-            "last_seq": {name: self._last_seq[name] for name in names},
+            "last_seq": {name: metric.seq for name, metric in metrics.items()},
             # Writers have taken all points before these.
             "points": [point for point in self._points[-_MAX_SAVED_POINTS:] if point[2] != "eta_seconds"],
         }
@@ -261,28 +251,15 @@ class EventStorage(MediaStorage):
         Raises:
             ConfigError: ``state_dict`` is not the state of a storage.
         """
-        try:
+        with loading("the metrics in the checkpoint"):
             for name, state in state_dict["histories"].items():
-                self._history[name] = HistoryBuffer()
-                self._history[name].load_state_dict(state)
-            self._smoothing_hints = dict(state_dict["smoothing_hints"])
+                metric = Metric(state_dict["smoothing_hints"][name], state_dict["last_seq"][name])
+                metric.history.load_state_dict(state)
+                self._metrics[name] = metric
             self._seq = self.loaded = int(state_dict["seq"])
-            self._last_seq = dict(state_dict["last_seq"])
             self._points = sorted(tuple(point) for point in state_dict["points"])
-        except Exception as error:  # a damaged state raises any kind of error
-            raise ConfigError(f"the metrics in the checkpoint cannot be loaded ({type(error).__name__})") from error
 
     # ------------------------------------------------------------------ internals
-
-    def _smoothed(self, name: str, window_size: int) -> float:
-        history = self._history[name]
-        if not self._smoothing_hints[name]:
-            return history.latest()
-        key = (self._last_seq[name], window_size)
-        if self._medians.get(name, (None, 0.0))[0] != key:  # several writers ask for the same median
-            count = max(1, history.count_since(history.latest_iter() - window_size))
-            self._medians[name] = (key, history.median(count))
-        return self._medians[name][1]
 
     def _resolve(self) -> None:
         """Copy pending values from their devices, in one copy each, and add them to the histories."""
@@ -293,48 +270,28 @@ class EventStorage(MediaStorage):
             self._on_device = False
             fetch_tensors(pending)
         for name, (values, iters, smoothing_hint) in by_name(pending).items():
-            self._smoothing_hints[name] = smoothing_hint
-            self._add(name, values, iters)
+            if name not in self._metrics:
+                self._metrics[name] = Metric()
+            metric = self._metrics[name]
+            metric.smoothing_hint = smoothing_hint
+            for is_new, iteration, value in metric.points(values, iters):
+                insort(self._points, (self._next_seq() if is_new else metric.seq, iteration, name, value))
+            metric.history.extend(values, iters)
+            metric.seq = self._next_seq()
+            self._note_nonfinite(name, values, iters)
+        if len(self._points) > 2 * _MAX_POINTS:
+            del self._points[:-_MAX_POINTS]
 
-    def _add(self, name: str, values: list[float], iters: list[int]) -> None:
-        history = self._history.get(name)
-        if history is None:
-            history = self._history[name] = HistoryBuffer()
-        if not self._smoothing_hints[name]:
-            self._add_points(name, history, values, iters)
-        history.extend(values, iters)
-        self._last_seq[name] = self._next_seq()
+    def _note_nonfinite(self, name: str, values: list[float], iters: list[int]) -> None:
         total = sum(values)
         if total - total != 0.0:  # only if a value is NaN or infinite
             bad = (iteration for value, iteration in zip(values, iters, strict=True) if not math.isfinite(value))
             self.nonfinite.setdefault(name, next(bad, iters[-1]))
-
-    def _add_points(self, name: str, history: HistoryBuffer, values: list[float], iters: list[int]) -> None:
-        """Give a value its own row if this metric has no value at the next iteration."""
-        first = iters[0]
-        in_series = not len(history) or first - 1 <= history.latest_iter()
-        if in_series and iters == list(range(first, first + len(iters))):
-            return
-        before = [] if not len(history) else [(history.latest(), history.latest_iter())]
-        points = [*before, *zip(values, iters, strict=True)]
-        for index, ((value, iteration), (_, following)) in enumerate(pairwise(points)):
-            if iteration < following - 1:
-                seq = self._last_seq[name] if before and index == 0 else self._next_seq()
-                insort(self._points, (seq, iteration, name, value))
-        if len(self._points) > 2 * _MAX_POINTS:
-            del self._points[:-_MAX_POINTS]
 
     def __enter__(self) -> "EventStorage":
         _STORAGES.append(self)
         return self
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
-        # Runs may end in another order than they began, so this storage need not be the last one.
-        for index in range(len(_STORAGES) - 1, -1, -1):
-            if _STORAGES[index] is self:
-                del _STORAGES[index]
-                break
-
-
-def _reserved() -> ValueError:
-    return ValueError('a metric cannot be named "iteration", which is the number of the row it stands in: rename it')
+        # The last entry that is this storage: runs may end in another order than they began.
+        del _STORAGES[max(index for index, storage in enumerate(_STORAGES) if storage is self)]

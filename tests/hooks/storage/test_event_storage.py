@@ -304,15 +304,11 @@ def test_replaced_values_are_read_and_checked():
             storage.put_scalar("loss", loss)
         assert storage.latest_with_smoothing_hint()["loss"][0] != storage.latest_with_smoothing_hint()["loss"][0]
         assert storage.nonfinite == {"loss": 1}
-        assert storage.unshared("loss")[0] == (1.0, 0)
-        assert storage.unshared("other") == []
         _, seen = storage.rows()
         storage.replace("loss", {0: 2.0, 1: 4.0, 2: 6.0})
-        storage.shared_until = 2
         assert storage.latest_with_smoothing_hint()["loss"][0] == 4.0
         assert storage.rows(since=seen)[0] == [(2, {"loss": 4.0})]
         assert storage.nonfinite == {}
-        assert storage.unshared("loss") == []
         storage.replace("loss", {2: float("inf")})
         assert storage.nonfinite == {"loss": 2}
 
