@@ -9,8 +9,10 @@ from .build import (
     trivial_batch_collator,
     worker_init_reset_seed,
 )
+from .common import AspectRatioGroupedDataset, DatasetFromList, MapDataset, ToIterableDataset
 from .datasets import DATASET_REGISTRY, ArrayDataset, concat_datasets, get_dataset
 from .epoch_iterator import EpochIterator
+from .grouped_batches import GroupedBatchSampler
 from .microbatch import split_batch
 from .samplers import (
     SAMPLER_REGISTRY,
@@ -31,11 +33,15 @@ __all__ = [
     "DATASET_REGISTRY",
     "SAMPLER_REGISTRY",
     "ArrayDataset",
+    "AspectRatioGroupedDataset",
+    "DatasetFromList",
     "EpochIterator",
     "EpochSampler",
     "GlobalBatchSampler",
+    "GroupedBatchSampler",
     "InferenceSampler",
     "LengthGroupedSampler",
+    "MapDataset",
     "PlacedBatch",
     "RandomSubsetTrainingSampler",
     "RankBatchSampler",
@@ -43,6 +49,7 @@ __all__ = [
     "SeededLoader",
     "ShardedIterable",
     "StreamLoader",
+    "ToIterableDataset",
     "TrainingSampler",
     "build_batch_data_loader",
     "build_test_loader",

@@ -14,9 +14,15 @@ __all__ = ["GlobalBatchSampler", "PlacedBatch", "RankBatchSampler", "takes_start
 
 
 def takes_start(sampler: Any) -> bool:
-    """Whether a sampler or data source has ``set_epoch(epoch, start)``: it can begin in the middle of an epoch."""
+    """Whether a sampler or data source has ``set_epoch(epoch, start)``: it can begin in the middle of an epoch.
+
+    A subclass that overrides only ``__iter__`` does not read the start, so it cannot.
+    """
     set_epoch = getattr(sampler, "set_epoch", None)
-    return set_epoch is not None and "start" in inspect.signature(set_epoch).parameters
+    if set_epoch is None or "start" not in inspect.signature(set_epoch).parameters:
+        return False
+    definers = [cls for cls in type(sampler).__mro__ if vars(cls).keys() & {"set_epoch", "__iter__"}]
+    return not definers or "set_epoch" in vars(definers[0]) or "set_epoch" in vars(sampler)
 
 
 class PlacedBatch(list[int]):

@@ -5,6 +5,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,9 @@ from ...hooks.control.interruption import leave_signals_to_parent
 from .. import comm
 from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler, RankBatchSampler
+from .common import AspectRatioGroupedDataset, MapDataset
 from .datasets import TEST_SLOT, TRAIN_SLOT, concat_datasets, first_samples, get_dataset
-from .samplers import SAMPLER_REGISTRY, InferenceSampler, seeded_generator
+from .samplers import SAMPLER_REGISTRY, EndlessSampler, InferenceSampler, seeded_generator
 from .seeding import SeededLoader, is_deterministic, own_collate_fn
 from .stream import ShardedIterable, StreamLoader
 from .workers import WorkerLoader
@@ -74,6 +76,8 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
         rank=0,  # the batch sampler splits the stream of one sampler over the ranks
         world_size=1,
     )
+    if isinstance(sampler, EndlessSampler):  # a subclass may not take rank and world_size
+        sampler.yield_for_all_ranks()
     batches = GlobalBatchSampler(sampler, total, drop_last, max_batches=limit)
     if batches.batches_after(0) == 0:
         raise ConfigError(
@@ -159,19 +163,23 @@ def build_batch_data_loader(
     sampler: Sampler[int] | None,
     total_batch_size: int,
     *,
+    aspect_ratio_grouping: bool = False,
     num_workers: int = 0,
     collate_fn: Callable[[Any], Any] | None = None,
     drop_last: bool = True,
     pin_memory: bool = False,
     prefetch_factor: int | None = None,
     seed: int | None = None,
-) -> DataLoader[Any]:
+    **options: Any,
+) -> Any:
     """Build a loader of batches without a config.
 
     Args:
         dataset: map-style, or iterable with ``sampler=None``.
         sampler: yields the indices of this rank: see :class:`RankBatchSampler`.
         total_batch_size: samples per batch over all ranks, a multiple of the number of ranks.
+        aspect_ratio_grouping: return an :class:`AspectRatioGroupedDataset` of the samples, which are dicts with
+            ``width`` and ``height``. A resume cannot position it: its epoch starts again.
         num_workers: worker processes; 0 reads in this process.
         collate_fn: makes a batch from samples. Default: the data set's ``collate_fn``, or
             :func:`trivial_batch_collator`.
@@ -180,6 +188,7 @@ def build_batch_data_loader(
         prefetch_factor: batches that each worker reads ahead.
         seed: seed of the samples' random numbers, the same on all ranks. Default: a random seed shared by the ranks,
             drawn from numpy's generator.
+        **options: others of torch's DataLoader.
 
     Raises:
         ValueError: ``total_batch_size`` is not a positive multiple of the number of ranks, or a map-style data set has
@@ -190,17 +199,25 @@ def build_batch_data_loader(
         raise ValueError(
             f"total_batch_size must be a positive multiple of {world_size} rank(s), not {total_batch_size}"
         )
-    options: dict[str, Any] = {
+    options |= {
         "collate_fn": collate_fn or own_collate_fn(dataset) or trivial_batch_collator,
         "num_workers": num_workers,
         "pin_memory": pin_memory,
         "prefetch_factor": prefetch_factor,
         "seed": comm.shared_random_seed() if seed is None else seed,
     }
+    if sampler is None and not isinstance(dataset, IterableDataset):
+        raise ValueError("a map-style data set needs a sampler, such as TrainingSampler(len(dataset))")
+    if aspect_ratio_grouping:
+        collate, options["collate_fn"] = collate_fn, itemgetter(0)
+        if isinstance(dataset, IterableDataset):
+            singles: Any = _stream(dataset, world_size, **options)
+        else:
+            singles = _loader(dataset, RankBatchSampler(sampler, world_size), **options)
+        groups = AspectRatioGroupedDataset(singles, total_batch_size // world_size)
+        return groups if collate is None else MapDataset(groups, collate)
     if isinstance(dataset, IterableDataset):
         return _stream(dataset, total_batch_size, drop_last=drop_last, **options)
-    if sampler is None:
-        raise ValueError("a map-style data set needs a sampler, such as TrainingSampler(len(dataset))")
     return _loader(dataset, RankBatchSampler(sampler, total_batch_size, drop_last), **options)
 
 
@@ -269,7 +286,7 @@ def _loader(
         "batch_sampler": batches,
         "num_workers": num_workers,
         "collate_fn": collate_fn,
-        "persistent_workers": num_workers > 0,
+        "persistent_workers": options.get("persistent_workers", True) and num_workers > 0,
     }
     if is_deterministic(dataset, collate_fn):
         make = WorkerLoader if num_workers else DataLoader  # a plain DataLoader is faster without workers

@@ -9,7 +9,7 @@ detectron2.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
@@ -20,11 +20,13 @@ from torch.utils.data import Sampler
 from ...config import ConfigError, Registry
 from .. import comm
 from .batch_sampler import GlobalBatchSampler
+from .grouped_batches import GroupedBatchSampler
 
 __all__ = [
     "SAMPLER_REGISTRY",
     "EpochSampler",
     "GlobalBatchSampler",
+    "GroupedBatchSampler",
     "InferenceSampler",
     "LengthGroupedSampler",
     "RandomSubsetTrainingSampler",
@@ -121,15 +123,23 @@ class LengthGroupedSampler(EpochSampler):
         return torch.cat(batches + last)
 
 
-class _EndlessSampler(Sampler[int]):
-    """An endless stream of passes over the data. Subclasses define a pass."""
+class EndlessSampler(Sampler[int]):
+    """An endless stream of passes over the data. Subclasses define a pass, or as in detectron2 the whole stream.
+
+    The attributes have detectron2's names, which subclasses of its samplers read.
+    """
+
+    epoch = 0
+    _start = 0
 
     def __init__(self, seed: int | None, rank: int | None, world_size: int | None) -> None:
-        self.seed = comm.shared_random_seed() if seed is None else seed
-        self.rank = comm.get_data_rank() if rank is None else rank
-        self.world_size = comm.get_data_size() if world_size is None else world_size
-        self.epoch = 0
-        self._start = 0
+        self._seed = comm.shared_random_seed() if seed is None else int(seed)
+        self._rank = comm.get_data_rank() if rank is None else rank
+        self._world_size = comm.get_data_size() if world_size is None else world_size
+
+    def yield_for_all_ranks(self) -> None:
+        """Yield the whole stream, for a :class:`GlobalBatchSampler`, not this rank's part of it."""
+        self._rank, self._world_size = 0, 1
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
         """Set the position of the next ``iter()``.
@@ -143,7 +153,15 @@ class _EndlessSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         start, self._start = self._start, 0
-        return islice(self._stream(start), self.rank, None, self.world_size)
+        if type(self)._infinite_indices is EndlessSampler._infinite_indices:
+            stream = self._stream(start)
+        else:
+            stream = islice(self._infinite_indices(), start, None)
+        return islice(stream, self._rank, None, self._world_size)
+
+    def _infinite_indices(self) -> Iterator[int]:
+        """The stream for all ranks. A subclass may override this method, and then yields the whole stream in it."""
+        return self._stream(0)
 
     def _stream(self, start: int) -> Iterator[int]:
         first, start = self._seek(start)
@@ -160,7 +178,7 @@ class _EndlessSampler(Sampler[int]):
 
 
 @SAMPLER_REGISTRY.register()
-class TrainingSampler(_EndlessSampler):
+class TrainingSampler(EndlessSampler):
     """An endless stream of shuffled passes over the data set.
 
     Args:
@@ -183,14 +201,14 @@ class TrainingSampler(_EndlessSampler):
         if size < 1:
             raise ValueError(f"an endless stream needs at least one sample, not size={size}")
         super().__init__(seed, rank, world_size)
-        self.size = size
-        self.shuffle = shuffle
+        self._size = size
+        self._shuffle = shuffle
 
     def _pass(self, number: int) -> torch.Tensor:
-        return _order(self.size, self.shuffle, (self.seed, self.epoch, number))
+        return _order(self._size, self._shuffle, (self._seed, self.epoch, number))
 
     def _seek(self, start: int) -> tuple[int, int]:
-        return divmod(start, self.size)
+        return divmod(start, self._size)
 
 
 @SAMPLER_REGISTRY.register()
@@ -222,14 +240,14 @@ class RandomSubsetTrainingSampler(TrainingSampler):
             raise ValueError(f"subset_ratio must be in (0, 1], not {subset_ratio}")
         super().__init__(int(size * subset_ratio), shuffle, seed_shuffle, rank=rank, world_size=world_size)
         seed_subset = comm.shared_random_seed() if seed_subset is None else seed_subset
-        self.indices = _order(size, True, (seed_subset,))[: self.size]
+        self.indices = _order(size, True, (seed_subset,))[: self._size]
 
     def _pass(self, number: int) -> torch.Tensor:
         return self.indices[super()._pass(number)]
 
 
 @SAMPLER_REGISTRY.register()
-class RepeatFactorTrainingSampler(_EndlessSampler):
+class RepeatFactorTrainingSampler(EndlessSampler):
     """An endless stream in which each sample appears ``factor`` times per pass on average.
 
     Each pass rounds the factors up or down at random (Gupta et al., LVIS, arXiv:1908.03195, section 4).
@@ -252,16 +270,16 @@ class RepeatFactorTrainingSampler(_EndlessSampler):
         world_size: int | None = None,
     ) -> None:
         super().__init__(seed, rank, world_size)
-        self.shuffle = shuffle
+        self._shuffle = shuffle
         factors = torch.as_tensor(repeat_factors, dtype=torch.float64)
         if not factors.sum() > 0:
             raise ValueError("repeat_factors must contain positive numbers: the stream would be empty")
-        self._whole = factors.floor().long()
-        self._fraction = factors - self._whole
+        self._int_part = factors.floor().long()
+        self._frac_part = factors - self._int_part
 
     @staticmethod
     def repeat_factors_from_category_frequency(
-        category_ids: Iterable[Iterable[int]], repeat_thresh: float, sqrt: bool = True
+        dataset_dicts: Iterable[Any], repeat_thresh: float, sqrt: bool = True
     ) -> torch.Tensor:
         """Compute factors that repeat rare categories.
 
@@ -269,14 +287,15 @@ class RepeatFactorTrainingSampler(_EndlessSampler):
         largest factor of its categories.
 
         Args:
-            category_ids: the categories of each sample.
+            dataset_dicts: for each sample its categories, or its dict in detectron2's format:
+                ``{"annotations": [{"category_id": 3}, ...]}``.
             repeat_thresh: categories in less than this fraction of the samples are repeated.
             sqrt: False: ``repeat_thresh / f`` without the root.
 
         Returns:
             (size,) factors >= 1.
         """
-        samples = [set(ids) for ids in category_ids]
+        samples = [_categories(sample) for sample in dataset_dicts]
         frequency = Counter(category for ids in samples for category in ids)
         factor = {
             category: max(1.0, (repeat_thresh * len(samples) / number) ** (0.5 if sqrt else 1.0))
@@ -284,12 +303,15 @@ class RepeatFactorTrainingSampler(_EndlessSampler):
         }
         return torch.tensor([max((factor[category] for category in ids), default=1.0) for ids in samples])
 
+    def _get_epoch_indices(self, generator: torch.Generator) -> torch.Tensor:
+        """The indices of one pass, before they are shuffled. A subclass may override this method."""
+        draws = torch.rand(len(self._frac_part), generator=generator, dtype=torch.float64)
+        return torch.repeat_interleave(self._int_part + (draws < self._frac_part))
+
     def _pass(self, number: int) -> torch.Tensor:
-        generator = seeded_generator(self.seed, self.epoch, number)
-        draws = torch.rand(len(self._fraction), generator=generator, dtype=torch.float64)
-        times = self._whole + (draws < self._fraction)
-        indices = torch.repeat_interleave(times)
-        return indices[torch.randperm(len(indices), generator=generator)] if self.shuffle else indices
+        generator = seeded_generator(self._seed, self.epoch, number)
+        indices = torch.as_tensor(self._get_epoch_indices(generator))
+        return indices[torch.randperm(len(indices), generator=generator)] if self._shuffle else indices
 
     def _seek(self, start: int) -> tuple[int, int]:
         number = 0
@@ -317,6 +339,15 @@ class InferenceSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return len(self._indices)
+
+
+def _categories(sample: Any) -> set[int]:
+    """The categories of a sample: ids, or a dict with detectron2's annotations."""
+    if isinstance(sample, Mapping):
+        if "annotations" not in sample:
+            raise ValueError(f"a sample's dict has no 'annotations', only {', '.join(map(str, sample))}")
+        return {annotation["category_id"] for annotation in sample["annotations"]}
+    return set(sample)
 
 
 def _order(size: int, shuffle: bool, seeds: tuple[int, ...]) -> torch.Tensor:

@@ -4,10 +4,13 @@ from itertools import chain, islice
 import pytest
 import torch
 
-from hookline.config import ConfigError
+from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm
+from hookline.engine.data import build_train_loader
 from hookline.engine.data.samplers import (
+    SAMPLER_REGISTRY,
     EpochSampler,
+    GlobalBatchSampler,
     InferenceSampler,
     LengthGroupedSampler,
     RandomSubsetTrainingSampler,
@@ -155,3 +158,67 @@ def test_lengths_that_are_not_there_are_asked_for():
         LengthGroupedSampler(range(10), 4)
     with pytest.raises(ConfigError, match=r"10 lengths.*3"):
         LengthGroupedSampler(range(10), 4, [1, 2, 3])
+
+
+# ---------------------------------------------------------------------------- detectron2's annotations and subclasses
+
+
+def test_repeat_factors_are_computed_from_annotations():
+    samples = [{"annotations": [{"category_id": 0}, {"category_id": 1}]}, {"annotations": [{"category_id": 0}]}]
+    samples.append({"annotations": []})
+    by_category = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency([{0, 1}, {0}, ()], 0.5)
+    by_annotation = RepeatFactorTrainingSampler.repeat_factors_from_category_frequency(samples, 0.5)
+    assert torch.equal(by_annotation, by_category)
+    assert by_annotation[0] == pytest.approx(1.5**0.5)
+    with pytest.raises(ValueError, match="has no 'annotations', only file_name"):
+        RepeatFactorTrainingSampler.repeat_factors_from_category_frequency([{"file_name": "a"}], 0.5)
+
+
+class OnlyEven(TrainingSampler):
+    """A stream of its own, with detectron2's attributes."""
+
+    def __init__(self, size, seed=5):
+        super().__init__(size, seed=seed)
+        assert (self._size, self._shuffle, self._seed) == (size, True, seed)
+
+    def _infinite_indices(self):
+        generator = torch.Generator()
+        generator.manual_seed(self._seed)
+        while True:
+            yield from (2 * torch.randperm(self._size // 2, generator=generator)).tolist()
+
+
+class OwnIter(OnlyEven):
+    def __iter__(self):
+        yield from islice(self._infinite_indices(), self._rank, None, self._world_size)
+
+
+class Doubled(RepeatFactorTrainingSampler):
+    def _get_epoch_indices(self, generator):
+        return super()._get_epoch_indices(generator).repeat_interleave(2)
+
+
+@pytest.mark.parametrize("kind", [OnlyEven, OwnIter])
+def test_a_stream_of_a_subclass_is_used_and_resumed(kind):
+    whole = take(kind(10), 12)
+    assert set(whole) == {0, 2, 4, 6, 8}
+    batches = GlobalBatchSampler(kind(10), 3)
+    batches.set_epoch(0, start=6)
+    assert next(iter(batches)) == whole[6:9]
+
+
+def test_indices_of_a_pass_of_a_subclass_are_used():
+    sampler = Doubled(torch.ones(3), seed=1, shuffle=False)
+    assert take(sampler, 8) == [0, 0, 1, 1, 2, 2, 0, 0]
+
+
+def test_a_batch_sampler_of_a_config_gets_the_stream_for_all_ranks(monkeypatch):
+    monkeypatch.setitem(SAMPLER_REGISTRY._obj_map, "OnlyEven", OnlyEven)
+    cfg = get_cfg()
+    cfg.DATASETS.TRAIN = ["synthetic"]
+    cfg.DATALOADER.SAMPLER_TRAIN = "OnlyEven"
+    cfg.MODEL.DEVICE = "cpu"
+    monkeypatch.setattr(comm, "get_data_size", lambda: 2)
+    monkeypatch.setattr(comm, "get_data_rank", lambda: 1)
+    sampler = build_train_loader(cfg).batch_sampler.sampler
+    assert take(sampler, 20) == list(islice(sampler._infinite_indices(), 20))
