@@ -45,9 +45,23 @@ def check_what_the_readme_promises(folder, output):
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_link_of_a_page_leads_somewhere(name):
-    text = re.sub(r"^(```|~~~).*?^\1", "", (ROOT / name).read_text(), flags=re.MULTILINE | re.DOTALL)
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", text):
-        assert "://" in target or ((ROOT / name).parent / target).exists(), f"{name} links to {target}"
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)]*)\)", text_of(ROOT / name)):
+        if "://" in target:
+            continue
+        path = (ROOT / name).parent / target if target else ROOT / name
+        assert path.exists(), f"{name} links to {target}"
+        assert not anchor or anchor in anchors(path), f"{name} links to {target}#{anchor}"
+
+
+def text_of(path):
+    """A page without its code blocks."""
+    return re.sub(r"^(```|~~~).*?^\1", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(path):
+    """The anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", text_of(path), re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
 @pytest.mark.parametrize("name", PAGES)
