@@ -10,7 +10,7 @@ from typing import IO, Any
 
 __all__ = ["close_logs", "hold_logs", "open_logs", "setup_logger"]
 
-_LOGGERS = ("hookline", "fvcore")
+_LOGGERS = ("hookline", "fvcore", "detectron2")  # ported code logs to the last one
 
 _LEVEL_COLORS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m", logging.CRITICAL: "\033[31m"}
 

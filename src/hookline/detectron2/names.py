@@ -26,6 +26,7 @@ _EVALUATOR = "DatasetEvaluator DatasetEvaluators inference_context inference_on_
 _CONFIG = "CfgNode configurable get_cfg global_cfg set_global_cfg"
 _SAMPLERS = "InferenceSampler RandomSubsetTrainingSampler RepeatFactorTrainingSampler TrainingSampler"
 _LOADERS = "build_batch_data_loader trivial_batch_collator worker_init_reset_seed"
+_DATA_SETS = "DatasetFromList MapDataset ToIterableDataset"
 
 HOMES: dict[str, dict[str, str]] = {
     "detectron2": {"hookline": "__version__"},
@@ -33,12 +34,14 @@ HOMES: dict[str, dict[str, str]] = {
     "detectron2.checkpoint.detection_checkpoint": {"hookline.engine.checkpoint": "DetectionCheckpointer"},
     "detectron2.config": {"hookline.config": _CONFIG},
     "detectron2.config.config": {"hookline.config": _CONFIG},
-    "detectron2.data": {"hookline.engine.data": "build_batch_data_loader"},
-    "detectron2.data.build": {"hookline.engine.data": _LOADERS},
-    "detectron2.data.samplers": {"hookline.engine.data.samplers": _SAMPLERS},
-    "detectron2.data.samplers.distributed_sampler": {"hookline.engine.data.samplers": _SAMPLERS},
-    "detectron2.engine": {"hookline.engine": f"{_TRAINERS} {_DEFAULTS} {_HOOKS} launch"},
-    "detectron2.engine.defaults": {"hookline.engine": _DEFAULTS},
+    "detectron2.data": {"hookline.engine.data": f"{_DATA_SETS} build_batch_data_loader"},
+    "detectron2.data.build": {"hookline.engine.data": f"{_LOADERS} {_DATA_SETS} AspectRatioGroupedDataset {_SAMPLERS}"},
+    "detectron2.data.common": {"hookline.engine.data": f"{_DATA_SETS} AspectRatioGroupedDataset"},
+    "detectron2.data.samplers": {"hookline.engine.data": f"{_SAMPLERS} GroupedBatchSampler"},
+    "detectron2.data.samplers.distributed_sampler": {"hookline.engine.data": _SAMPLERS},
+    "detectron2.data.samplers.grouped_batch_sampler": {"hookline.engine.data": "GroupedBatchSampler"},
+    "detectron2.engine": {"hookline.engine": f"{_TRAINERS} {_DEFAULTS} {_HOOKS} hooks launch"},
+    "detectron2.engine.defaults": {"hookline.engine": f"{_DEFAULTS} {_TRAINERS}"},
     "detectron2.engine.hooks": {"hookline.hooks": _HOOKS},
     "detectron2.engine.launch": {"hookline.engine.launch": "DEFAULT_TIMEOUT launch"},
     "detectron2.engine.train_loop": {"hookline.engine": _TRAINERS},
