@@ -31,7 +31,7 @@ def test_a_circle_would_be_found():
     assert rooms.circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
 
 
-def test_every_room_says_what_it_is_for():
+def test_every_room_has_a_docstring():
     for name, path in rooms.modules().items():
         if path.name == "__init__.py":
             assert path.read_text().startswith('"""'), name

@@ -16,7 +16,7 @@ def python(code, cwd):
 
 
 @pytest.mark.parametrize("module", ["hookline.engine", "hookline.hooks"])
-def test_importing_brings_in_nothing_heavy(tmp_path, module):
+def test_imports_are_light(tmp_path, module):
     loaded = set(python(f"import json, sys, {module}; print(json.dumps(sorted(sys.modules)))", tmp_path))
     assert module in loaded
     assert loaded.isdisjoint(HEAVY)
@@ -32,7 +32,7 @@ def test_nothing_but_hookline_is_installed_at_top_level(tmp_path):
     assert python(code, tmp_path) == []
 
 
-def test_every_public_name_is_there():
+def test_every_public_name_exists():
     import hookline.config
     import hookline.engine
     import hookline.hooks
@@ -42,7 +42,7 @@ def test_every_public_name_is_there():
             assert getattr(package, name) is not None, name
 
 
-def test_what_ported_code_imports_from_the_engine_is_there():
+def test_names_that_ported_code_imports_from_the_engine_exist():
     from hookline.engine import (
         hooks,
     )

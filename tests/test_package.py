@@ -79,7 +79,7 @@ def test_the_wheel_and_the_sdist_hold_the_license(wheel, built, metadata):
     assert metadata["License-Expression"] == "Apache-2.0"
 
 
-def test_the_wheel_asks_for_what_the_readme_says(metadata):
+def test_the_requirements_of_the_wheel_are_those_of_the_readme(metadata):
     assert metadata["Requires-Python"] == ">=3.11"
     requires = metadata.get_all("Requires-Dist")
     names = {re.match(r"[\w-]+", line)[0].lower() for line in requires if "extra ==" not in line}
@@ -190,7 +190,7 @@ def check_use(python: str, place: Path, folder: Path) -> None:
     assert "trained" in done.stdout
 
 
-def test_the_wheel_trains_where_the_repository_is_out_of_sight(wheel, tmp_path):
+def test_the_wheel_trains_without_the_repository(wheel, tmp_path):
     python = environment(tmp_path / "venv")
     install(python, str(wheel))
     check_use(python, tmp_path / "venv", tmp_path / "elsewhere")

@@ -44,7 +44,7 @@ def check_what_the_readme_promises(folder, output):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_link_of_a_page_leads_somewhere(name):
+def test_every_link_of_a_page_has_a_target(name):
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)]*)\)", text_of(ROOT / name)):
         if "://" in target:
             continue
@@ -65,7 +65,7 @@ def anchors(path):
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_every_module_that_a_page_names_is_there(name):
+def test_every_module_that_a_page_names_exists(name):
     for module in set(re.findall(r"`(hookline(?:\.\w+)*)`", (ROOT / name).read_text())):
         try:
             importlib.import_module(module)
@@ -74,7 +74,7 @@ def test_every_module_that_a_page_names_is_there(name):
             assert hasattr(importlib.import_module(parent), attribute), f"{name}: {module}"
 
 
-def test_sessions_shown_in_the_readme_answer_as_shown(tmp_path):
+def test_sessions_in_the_readme_print_what_is_shown(tmp_path):
     for name in ("tools", "configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     sessions = [s.text for s in README.snippets if s.language == "console"]
@@ -89,7 +89,7 @@ def test_sessions_shown_in_the_readme_answer_as_shown(tmp_path):
     assert not (tmp_path / "output").exists()
 
 
-def test_set_up_takes_one_command_for_the_main_job_and_one_for_the_tests():
+def test_setup_takes_one_command_to_train_and_one_to_test():
     for command, last in (
         (MAIN_COMMAND, ".venv/bin/python tools/train_net.py --config-file configs/digits/convnet.yaml"),
         (TEST_COMMAND, ".venv/bin/python -m pytest"),
@@ -112,7 +112,7 @@ def test_ci_runs_the_test_command_of_the_readme():
     assert 'python3 -m venv "$venv"' in script.splitlines()
 
 
-def test_a_snippet_in_no_language_is_an_error_rather_than_skipped(tmp_path):
+def test_a_snippet_without_a_language_is_an_error(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("```python\nx = 1\n```\n\n```\nx = 2\n```\n")
     with pytest.raises(ValueError, match=r"page.md:6 \(no language\)"):
@@ -145,7 +145,7 @@ def test_a_yaml_snippet_with_a_key_that_is_not_there_fails(tmp_path):
         Page(tmp_path / "page.md").run(tmp_path / "run")
 
 
-def test_commands_that_set_up_are_checked_for_what_they_name():
+def test_files_and_extras_in_setup_commands_are_checked():
     with pytest.raises(AssertionError, match="no such file"):
         check_command(".venv/bin/pip install -r nothing.txt")
     with pytest.raises(AssertionError, match="no extra"):

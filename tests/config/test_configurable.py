@@ -30,7 +30,7 @@ def test_a_config_is_turned_into_arguments():
     assert Net(cfg=make_cfg()).args == (4, 20, "net")
 
 
-def test_from_config_gets_what_it_names_and_the_rest_overrides():
+def test_from_config_gets_its_own_arguments_and_the_others_override():
     assert Net(make_cfg(), depth=3, name="x", width=7).args == (7, 30, "x")
 
 

@@ -15,12 +15,12 @@ def test_each_call_gives_an_independent_config():
     ("old", "new"),
     [("SOLVER.IMS_PER_BATCH", "DATALOADER.BATCH_SIZE"), ("MODEL.META_ARCHITECTURE", "MODEL.NAME")],
 )
-def test_detectron2_names_tell_the_new_ones(old, new):
+def test_renamed_keys_of_detectron2_name_the_new_key(old, new):
     with pytest.raises(UnknownKeyError, match=f"{old} was renamed to {new}"):
         get_cfg().merge_from_list([old, "1"])
 
 
-def test_durations_are_checked_where_they_stand():
+def test_an_invalid_duration_names_its_key():
     cfg = get_cfg()
     cfg.merge_from_list(["SOLVER.MAX_ITER", "20ep", "TEST.EVAL_PERIOD", "30min"])
     assert (cfg.SOLVER.MAX_ITER, cfg.TEST.EVAL_PERIOD) == ("20ep", "30min")

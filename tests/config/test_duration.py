@@ -68,7 +68,7 @@ def test_seconds():
 
 
 @pytest.mark.parametrize("text", ["500it", "2ep", "0.5ep", "45s", "30min", "2h", "0.25s", "1.1h", "0it"])
-def test_text_and_pickle_are_read_back(text):
+def test_text_and_pickle_round_trip(text):
     duration = Duration.parse(text)
     assert Duration.parse(str(duration)) == duration
     assert pickle.loads(pickle.dumps(duration)) == duration
@@ -90,6 +90,6 @@ def test_a_time_is_read_in_seconds(text, seconds):
 
 
 @pytest.mark.parametrize("text", [100, "2ep", "soon"])
-def test_what_is_no_time_is_refused_with_the_forms(text):
+def test_an_invalid_time_is_refused_with_the_valid_forms(text):
     with pytest.raises(ConfigError, match="'45s', '30min' or '2h'"):
         Duration.parse_time(text)

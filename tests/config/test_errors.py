@@ -26,6 +26,6 @@ def test_the_nearest_name_is_suggested(name, expected):
     assert suggest(name, candidates) == f"; did you mean '{expected}'?"
 
 
-def test_nothing_is_suggested_where_nothing_is_near():
+def test_nothing_is_suggested_if_no_name_is_similar():
     assert suggest("zebra", ["width", "depth"]) == ""
     assert suggest("width", []) == ""

@@ -35,7 +35,7 @@ def test_an_optional_float():
         cfg.merge_from_list(["S.BIAS", "True"])
 
 
-def test_none_only_where_it_is_declared():
+def test_none_is_accepted_only_if_declared():
     for key in ("STRICT", "METHOD", "PERIOD", "HOOKS"):
         with pytest.raises(ConfigError, match=rf"S\.{key}: expected .*, got None"):
             make_cfg().merge_from_other_cfg({"S": {key: None}})
@@ -48,7 +48,7 @@ def test_a_choice_lists_and_suggests():
         make_cfg().merge_from_list(["S.METHOD", "Linaer"])
 
 
-def test_a_validated_key_keeps_what_was_written():
+def test_a_validated_key_keeps_the_original_value():
     cfg = make_cfg()
     cfg.merge_from_list(["S.PERIOD", "2ep"])
     assert cfg.S.PERIOD == "2ep"

@@ -81,7 +81,7 @@ def test_a_key_below_a_value_is_unknown(cfg):
         cfg.merge_from_list(["SOLVER.BASE_LR.X", "1"])
 
 
-def test_a_dotted_key_in_a_file_is_told_to_be_nested(cfg, write):
+def test_a_dotted_key_in_a_file_is_an_error_that_says_to_nest(cfg, write):
     with pytest.raises(UnknownKeyError, match=r"'SOLVER\.BASE_LR'; write it nested"):
         cfg.merge_from_file(write("SOLVER.BASE_LR: 1"))
 
@@ -96,7 +96,7 @@ def test_reading_a_missing_key_suggests_and_hasattr_works(cfg):
     assert not hasattr(cfg, "__array__")
 
 
-def test_a_renamed_key_tells_the_new_name(cfg, write):
+def test_a_renamed_key_names_the_new_key(cfg, write):
     for merge in (
         lambda: cfg.merge_from_list(["SOLVER.LR", "1"]),
         lambda: cfg.merge_from_file(write("SOLVER: {LR: 1}")),
@@ -229,7 +229,7 @@ def test_an_override_without_value_is_named(cfg):
         cfg.merge_from_list(["SOLVER.", 4])
 
 
-def test_new_keys_where_they_are_allowed(cfg):
+def test_new_keys_are_accepted_only_if_allowed(cfg):
     cfg.merge_from_list(["MODEL.ARGS.width", "64", "MODEL.ARGS.a.b", "1"])
     cfg.merge_from_list(["MODEL.ARGS.a.c", "(1, 2)", "MODEL.ARGS.width", "auto"])
     assert cfg.MODEL.ARGS == {"width": "auto", "a": {"b": 1, "c": (1, 2)}}
@@ -271,7 +271,7 @@ def test_keys_added_in_python_can_be_merged(cfg):
         ("LOADER.SAMPLER_TRAIN", "LOADER.SAMPLER_ARGS"),
     ],
 )
-def test_another_name_drops_the_arguments_of_the_former(cfg, name, args):
+def test_another_name_drops_the_old_arguments(cfg, name, args):
     cfg.merge_from_list([name, "A", f"{args}.x", "1"])
     cfg.merge_from_list([name, "A", f"{args}.y", "2"])
     assert {k: v for k, v in cfg.flatten().items() if k.startswith(args)} == {f"{args}.x": 1, f"{args}.y": 2}
@@ -287,7 +287,7 @@ def test_a_child_file_with_another_name_does_not_inherit_arguments(cfg, write):
     assert cfg.MODEL.ARGS == {"y": 2, "z": 3}
 
 
-def test_arguments_that_the_base_gave_the_default_are_dropped_too(cfg, write):
+def test_arguments_of_the_base_for_the_default_name_are_dropped_too(cfg, write):
     write("SOLVER: {LR_SCHEDULER_ARGS: {x: 1}}", "base.yaml")
     cfg.merge_from_file(write("_BASE_: base.yaml\nSOLVER: {LR_SCHEDULER_NAME: Linear}"))
     assert cfg.SOLVER.LR_SCHEDULER_ARGS == {}
@@ -420,7 +420,7 @@ def test_a_dump_of_the_defaults_gives_the_defaults(write):
     assert cfg.diff(get_cfg()) == {}
 
 
-def test_a_dump_brings_back_every_value(write):
+def test_a_dump_restores_every_value(write):
     cfg = get_cfg()
     cfg.SOLVER.BASE_LR = 1e-05
     cfg.SOLVER.MAX_ITER = "500"
@@ -444,7 +444,7 @@ def test_a_dump_brings_back_every_value(write):
     assert loaded.dump() == cfg.dump()
 
 
-def test_what_cannot_be_dumped_is_named(cfg):
+def test_a_value_that_cannot_be_dumped_is_named(cfg):
     cfg.SOLVER["X"] = object()
     with pytest.raises(ConfigError, match=r"SOLVER\.X: a config cannot hold"):
         cfg.dump()
@@ -464,7 +464,7 @@ def test_load_cfg_reads_text_and_files(write):
         CfgNode.load_cfg(3)
 
 
-def test_base_can_only_stand_in_files(cfg):
+def test_base_is_only_allowed_in_files(cfg):
     for merge in (
         lambda: cfg.merge_from_list(["_BASE_", "a.yaml"]),
         lambda: cfg.merge_from_other_cfg(CfgNode({"_BASE_": "a.yaml"})),

@@ -42,7 +42,7 @@ def in_folder(tmp_path, monkeypatch):
 # ---------------------------------------------------------------- names
 
 
-def test_registering_as_decorator_and_by_call():
+def test_register_works_as_decorator_and_call():
     registry = Registry("THING")
 
     @registry.register
@@ -64,7 +64,7 @@ def test_registering_as_decorator_and_by_call():
     assert "maximum" in repr(registry)
 
 
-def test_two_of_a_name_are_both_located(registry):
+def test_a_duplicate_name_is_an_error_that_locates_both(registry):
     registry.register(ConvNet)  # the same again is no problem
 
     def other():
@@ -173,7 +173,7 @@ def of_a_kind(monkeypatch):
         ("this_module:Impostor", "it is not a subclass of Kind"),
     ],
 )
-def test_what_is_not_of_the_kind_is_refused_before_it_is_called(of_a_kind, name, message):
+def test_a_target_of_another_kind_is_refused_before_it_is_called(of_a_kind, name, message):
     for call in (of_a_kind.check, of_a_kind.build):
         with pytest.raises(ConfigError, match=rf"^MODEL\.NAME: '{name}' cannot be the model: {message}"):
             call(name, key="MODEL.ARGS")
@@ -187,7 +187,7 @@ def test_the_standard_library_has_no_components_and_is_not_imported(of_a_kind, n
     assert set(sys.modules) == before
 
 
-def test_classes_of_the_kind_and_functions_that_make_them_are_taken(of_a_kind):
+def test_classes_of_the_kind_and_factory_functions_are_accepted(of_a_kind):
     for name, args in (("OfTheKind", {}), ("make", {"kind": "right"}), ("partial", {})):
         assert isinstance(of_a_kind.build(f"this_module:{name}", args), OfTheKind)
     with pytest.raises(
@@ -206,7 +206,7 @@ def test_the_working_directory_is_searched_last(in_folder):
     assert sys.path == path
 
 
-def test_a_module_that_fails_on_import_tells_the_cause(in_folder, registry):
+def test_a_module_that_fails_on_import_is_an_error_with_the_cause(in_folder, registry):
     (in_folder / "my_broken_nets.py").write_text("import not_installed_at_all\n")
     (in_folder / "my_raising_nets.py").write_text("1 / 0\n")
     with pytest.raises(ConfigError, match=r"importing 'my_broken_nets' fails: ModuleNotFoundError: .*not_installed"):
@@ -219,7 +219,7 @@ def test_a_module_that_fails_on_import_tells_the_cause(in_folder, registry):
 # ---------------------------------------------------------------- arguments
 
 
-def test_build_calls_with_everything(registry):
+def test_build_passes_all_arguments(registry):
     assert registry.build("ConvNet", {"width": 3, "betas": [1, 0.5]}).args == (3, 10, [1, 0.5], None)
     assert registry.build("linear", {"lr": 1}, positional=("P",)) == ("P", 1, 0.0)
     assert registry.build("anything", {"a": 1}, offered={"b": 2}) == {"a": 1}
@@ -246,13 +246,13 @@ def test_all_bad_arguments_are_reported_together(registry):
     ]
 
 
-def test_the_implicit_optional_is_taken(registry):
+def test_a_default_of_none_makes_an_argument_optional(registry):
     registry.check("ConvNet", {"width": 1, "act": None})
     with pytest.raises(ConfigError, match=r"^num_classes: expected int, got None"):
         registry.check("ConvNet", {"width": 1, "num_classes": None})
 
 
-def test_what_comes_by_position_cannot_be_given_again(registry):
+def test_a_positional_argument_cannot_be_passed_twice(registry):
     registry.check("linear", {"lr": 0.1}, positional=1)
     with pytest.raises(ConfigError, match=r"OPT\.ARGS\.params: linear already receives 'params'"):
         registry.check("linear", {"lr": 0.1, "params": 1}, positional=1, key="OPT.ARGS")
@@ -262,7 +262,7 @@ def test_what_comes_by_position_cannot_be_given_again(registry):
         registry.check("linear", {"lr": 0.1})
 
 
-def test_what_is_offered_is_taken_if_named_and_arguments_win(registry):
+def test_offered_values_are_passed_if_named_and_arguments_take_precedence(registry):
     offered = {"lr": 0.1, "other": 3}
     assert registry.build("linear", positional=("P",), offered=offered) == ("P", 0.1, 0.0)
     assert registry.build("linear", {"lr": 0.5}, positional=("P",), offered=offered) == ("P", 0.5, 0.0)

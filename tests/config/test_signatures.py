@@ -60,7 +60,7 @@ class Inherits(Closed):
     pass
 
 
-def test_keywords_are_followed_up_the_bases():
+def test_keywords_are_followed_through_base_classes():
     taken = what_it_takes(Closed)
     assert set(taken.keywords) == {"x", "y", "z"}
     assert taken.required == ["z"]  # the class may well set x itself
@@ -83,7 +83,7 @@ def test_classes_without_init_and_builtins():
     assert what_it_takes(dict).any_keyword
 
 
-def test_a_signature_on_the_class_has_the_last_word():
+def test_a_signature_on_the_class_takes_precedence():
     import inspect
 
     class Declares:

@@ -26,7 +26,7 @@ def merged(path):
     return cfg
 
 
-def test_bases_are_merged_first_wherever_they_are(write, tmp_path, monkeypatch):
+def test_bases_are_merged_first_wherever_they_are_listed(write, tmp_path, monkeypatch):
     write("A: 1\nB: 1\nC: 1", "root.yaml")
     write("_BASE_: ../root.yaml\nB: 2\nC: 2", "sub/middle.yaml")
     cfg = merged(write("_BASE_: sub/middle.yaml\nC: 3"))
@@ -36,7 +36,7 @@ def test_bases_are_merged_first_wherever_they_are(write, tmp_path, monkeypatch):
     assert merged(write("_BASE_: ~/root.yaml", "sub/home.yaml")).A == 1
 
 
-def test_several_bases_the_later_wins_and_one_may_be_shared(write):
+def test_of_several_bases_the_later_wins_and_bases_may_share_a_base(write):
     write("A: 1\nB: 1", "root.yaml")
     write("_BASE_: root.yaml\nA: 2", "x.yaml")
     write("_BASE_: root.yaml\nB: 3", "y.yaml")
@@ -92,12 +92,12 @@ def test_bad_yaml_names_file_and_line(write, text, line, message):
 
 
 @pytest.mark.parametrize("text", ["- 1\n- 2", "just words"])
-def test_a_file_that_is_no_mapping_is_refused(write, text):
+def test_a_file_that_is_not_a_mapping_is_refused(write, text):
     with pytest.raises(ConfigError, match=r"a\.yaml: a config file holds a mapping"):
         merged(write(text))
 
 
-def test_files_that_are_no_text_are_refused(tmp_path):
+def test_binary_files_are_refused(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_bytes(b"\xff\xfe\x00A")
     with pytest.raises(ConfigError, match=r"a\.yaml: "):
@@ -151,7 +151,7 @@ def test_anchors_and_merge_keys_work(write):
     assert cfg.ARGS == {"x": {"a": 1, "b": 2}, "y": {"a": 1, "b": 3}, "z": {"a": 1, "b": 2}}
 
 
-def test_a_mapping_with_other_keys_than_strings_is_a_value(write):
+def test_a_mapping_with_keys_that_are_not_strings_is_a_value(write):
     cfg = make_cfg()
     cfg.ARGS.set_new_allowed(True)
     cfg.merge_from_file(write("ARGS: {names: {0: zero, 1: one}}"))
@@ -160,7 +160,7 @@ def test_a_mapping_with_other_keys_than_strings_is_a_value(write):
         cfg.merge_from_file(write("3: 4"))
 
 
-def test_subclasses_may_open_files_their_own_way(write, tmp_path):
+def test_subclasses_may_override_how_files_are_opened(write, tmp_path):
     write("A: 7", "real.yaml")
 
     class Mine(CfgNode):

@@ -98,7 +98,7 @@ def train_small(steps=14, optimizer="AdamW", dropout=0.0, **kwargs):
         {"precision": torch.bfloat16},
     ],
 )
-def test_a_step_that_is_one_unit_gives_the_results_of_ordinary_steps(way, optimizer, kwargs):
+def test_a_compiled_or_captured_step_gives_the_results_of_ordinary_steps(way, optimizer, kwargs):
     tolerance = 2e-2 if "precision" in kwargs else 1e-3
     losses, ordinary = train_small(optimizer=optimizer, **kwargs)
     found, whole = train_small(optimizer=optimizer, **way, **kwargs)
@@ -152,7 +152,7 @@ def test_no_replayed_step_waits_for_the_device(cfg):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_what_waits_for_the_device_cannot_be_captured():
+def test_code_that_waits_for_the_device_cannot_be_captured():
     class Waiting(torch.nn.Linear):
         def forward(self, x):
             return super().forward(x) * float(x.sum().item() > -1e9)
@@ -178,7 +178,7 @@ def test_infinite_gradients_of_finite_losses_are_skipped_on_the_device_and_count
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_what_is_found_late_on_a_gpu_is_an_error_before_it_is_saved(tmp_path, fused):
+def test_a_late_nonfinite_flag_is_an_error_before_a_save(tmp_path, fused):
     net = Net().cuda()
     data = [batch.cuda() for batch in batches_of(GOOD, GOOD, BAD_GRADIENT, GOOD)]
     made = SimpleTrainer(net, data, torch.optim.SGD(net.parameters(), lr=0.01, fused=fused), device="cuda")

@@ -603,11 +603,11 @@ ELSEWHERE = {
     "trainer/run/world_size": ("engine/resume/test_changes.py", "test_another_number_of_processes_is_logged"),
     "trainer/data/loader/last": (
         "engine/data/test_stream.py",
-        "test_a_set_that_shares_itself_out_goes_on_in_each_worker",
+        "test_a_set_that_splits_itself_resumes_in_each_worker",
     ),
     "trainer/data/loader/world_size": (
         "engine/data/test_stream.py",
-        "test_a_set_that_shares_itself_out_cannot_go_on_with_other_workers_or_ranks",
+        "test_a_set_that_splits_itself_cannot_resume_with_other_workers_or_ranks",
     ),
 }
 """Items that matter only with several processes, loader workers or another config: file and test."""

@@ -36,7 +36,7 @@ def test_overhead_compares_five_set_ups_on_two_models(benchmark):
         assert work["by hand"]["ratio"] == 1.0
 
 
-def test_overhead_tells_where_there_is_no_compiler(benchmark, monkeypatch):
+def test_overhead_reports_a_missing_compiler(benchmark, monkeypatch):
     def no_compiler(graph, inputs):  # found out by inductor itself in some seconds
         raise RuntimeError("no working C++ compiler")
 
@@ -50,7 +50,7 @@ def test_overhead_tells_where_there_is_no_compiler(benchmark, monkeypatch):
     assert results["tiny"]["lean"]["ratio"] > 0
 
 
-def test_the_default_set_up_formats_and_writes_all_it_does_in_a_run(benchmark, tmp_path, monkeypatch):
+def test_the_default_set_up_writes_what_a_run_writes(benchmark, tmp_path, monkeypatch):
     from benchmarks import measure, work
 
     lines = []
@@ -66,7 +66,7 @@ def test_the_default_set_up_formats_and_writes_all_it_does_in_a_run(benchmark, t
     assert (tmp_path / "model_final.pth").is_file()
 
 
-def test_logging_is_as_before_afterwards(benchmark, tmp_path):
+def test_logging_is_restored(benchmark, tmp_path):
     from benchmarks import measure
 
     logger = logging.getLogger("hookline")
@@ -116,12 +116,12 @@ def test_length(benchmark):
     assert set(results["200 x 10 scalars"]) == {"grown_mb"}
 
 
-def test_comparison_tells_of_a_name_that_it_does_not_know(benchmark):
+def test_an_unknown_name_in_a_comparison_is_an_error(benchmark):
     with pytest.raises(SystemExit, match=r"lightnin: expected hookline, lightning"):
         benchmark("--compare", "lightnin")
 
 
-def test_comparison_names_what_is_not_installed_and_what_fails(benchmark, monkeypatch):
+def test_a_comparison_names_missing_and_failing_trainers(benchmark, monkeypatch):
     from benchmarks import compare
 
     # "broken" is known here, and not to its worker.

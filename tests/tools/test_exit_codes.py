@@ -88,7 +88,7 @@ def held(folder):
     return torch.load(folder / "run" / last(folder), weights_only=True)["iteration"]
 
 
-def test_a_run_stopped_by_sigterm_asks_to_be_started_again_and_is_then_completed(start, tmp_path):
+def test_a_run_stopped_by_sigterm_exits_with_75_and_is_completed_by_a_resume(start, tmp_path):
     code, out, err = start(hook={"event": "before_step", "at": 13, "name": "SIGTERM"})()
     assert code == 75, err
     assert err == "SIGTERM: stopping after this step\n"
@@ -101,7 +101,7 @@ def test_a_run_stopped_by_sigterm_asks_to_be_started_again_and_is_then_completed
 
 
 @pytest.mark.slow
-def test_ctrl_c_once_is_130_with_a_checkpoint_and_twice_without(start, tmp_path):
+def test_ctrl_c_once_exits_with_130_and_a_checkpoint_and_twice_without(start, tmp_path):
     code, _, err = start(hook={"event": "before_step", "at": 13, "name": "SIGINT"})()
     assert code == 130, err
     assert held(tmp_path) == 13
@@ -123,7 +123,7 @@ def test_ctrl_c_once_is_130_with_a_checkpoint_and_twice_without(start, tmp_path)
         ("after_run", 40, 75, 39),  # all is saved, but final results may not have been printed
     ],
 )
-def test_a_signal_at_any_place_of_a_run_ends_it_in_good_order(start, tmp_path, event, at, code, iteration):
+def test_a_signal_at_any_point_of_a_run_stops_it_cleanly(start, tmp_path, event, at, code, iteration):
     hook = {"event": event, "at": at, "name": "SIGUSR1"}
     result, _, err = start("TEST.EVAL_PERIOD", 20, "LOG.PERIOD", 20, hook=hook)()
     assert result == code, err
@@ -136,7 +136,7 @@ def test_a_signal_at_any_place_of_a_run_ends_it_in_good_order(start, tmp_path, e
 
 
 @pytest.mark.slow
-def test_a_signal_before_training_is_75_and_leaves_nothing_to_resume(start, tmp_path):
+def test_a_signal_before_training_exits_with_75_and_leaves_nothing_to_resume(start, tmp_path):
     code, _, err = start(hook={"event": "init", "at": 0, "name": "SIGTERM"})()
     assert code == 75
     assert err.startswith("SIGTERM: ")
@@ -155,7 +155,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
-def test_a_signal_during_the_imports_has_the_code_it_has_later(start, tmp_path, name, expected):
+def test_a_signal_during_the_imports_has_the_same_exit_code(start, tmp_path, name, expected):
     (tmp_path / "torch.py").write_text(SLOW_IMPORT)
     finish = start()
     while not list(tmp_path.glob("importing.*")):
@@ -177,7 +177,7 @@ if "spawn_main" in " ".join(sys.orig_argv):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
-def test_a_signal_while_the_ranks_import_has_the_code_it_has_later(start, tmp_path, name, expected):
+def test_a_signal_while_the_ranks_import_has_the_same_exit_code(start, tmp_path, name, expected):
     (tmp_path / "sitecustomize.py").write_text(SLOW_RANK)
     finish = start("--num-gpus", 2, "MODEL.DEVICE", "cpu")
     while len(list(tmp_path.glob("importing.*"))) < 2:
@@ -191,7 +191,7 @@ def test_a_signal_while_the_ranks_import_has_the_code_it_has_later(start, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
-def test_a_signal_to_the_whole_process_group_leaves_the_workers_to_finish_the_step(start, tmp_path, name):
+def test_a_signal_to_the_process_group_lets_workers_finish_the_step(start, tmp_path, name):
     """As schedulers and terminals send it: to the loader's workers as well."""
     finish = start("DATALOADER.NUM_WORKERS", 2, name="Wait")
     while not (tmp_path / "here").exists():
@@ -205,7 +205,7 @@ def test_a_signal_to_the_whole_process_group_leaves_the_workers_to_finish_the_st
 
 
 @pytest.mark.slow
-def test_a_time_limit_is_75_with_a_checkpoint(start, tmp_path):
+def test_a_time_limit_exits_with_75_and_a_checkpoint(start, tmp_path):
     arguments = ["SOLVER.TIME_LIMIT", "6s", "SOLVER.MAX_ITER", 10**8, "SOLVER.CHECKPOINT_PERIOD", 0]
     code, out, err = start(*arguments)()
     assert code == 75, err
@@ -214,7 +214,7 @@ def test_a_time_limit_is_75_with_a_checkpoint(start, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_failure_is_1_and_a_resume_goes_on_from_the_checkpoint_before_it(start, tmp_path):
+def test_a_failure_exits_with_1_and_a_resume_uses_the_last_checkpoint(start, tmp_path):
     code, _, err = start("CHECKPOINT.ON_EXCEPTION", True, name="Fail")()
     assert code == 1
     assert "RuntimeError: broken" in err
@@ -224,7 +224,7 @@ def test_a_failure_is_1_and_a_resume_goes_on_from_the_checkpoint_before_it(start
 
 
 @pytest.mark.slow
-def test_the_plain_loop_ends_alike(start, tmp_path):
+def test_the_plain_loop_has_the_same_exit_codes(start, tmp_path):
     finish = start("SOLVER.MAX_ITER", 10**8, tool="plain_train_net.py")
     while not (tmp_path / "run" / "last_checkpoint").exists():
         time.sleep(0.05)

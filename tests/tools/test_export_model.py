@@ -104,7 +104,7 @@ def test_a_program_is_exported_with_the_runs_own_config(tool, tmp_path):
         (["--output", "net.pth"], "--checkpoint"),
     ],
 )
-def test_bad_input_is_exit_code_two_and_writes_nothing(tool, trained, arguments, says):
+def test_bad_input_exits_with_2_and_writes_nothing(tool, trained, arguments, says):
     torch.save({"a": torch.ones(1)}, trained / "w.pth")
     before = sorted(os.listdir(trained))
     code, _, err = tool(*arguments)

@@ -62,7 +62,7 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_what_is_in_a_run_is_printed(tool):
+def test_the_content_of_a_run_is_printed(tool):
     code, out, err = tool("run")
     assert (code, err) == (0, "")
     assert out.startswith("run/model_final.pth: whole, ")
@@ -71,12 +71,12 @@ def test_what_is_in_a_run_is_printed(tool):
     assert re.search(r"\nweights: \d+ \([\d,]+ numbers, [\d.]+ MB, float32\)\n  sha256 [0-9a-f]{64}\n", out)
 
 
-def test_the_hash_tells_equal_runs_from_others(tool):
+def test_equal_runs_have_equal_hashes(tool):
     hashes = [json.loads(tool(name, "--json")[1])["weights"]["sha256"] for name in ("run", "same", "other")]
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_equal_weights_are_exit_code_zero_and_others_one(tool, trained):
+def test_equal_weights_exit_with_0_and_others_with_1(tool, trained):
     code, out, _ = tool("run", "same")
     assert code == 0
     assert "weights of run and same: equal, bit for bit" in out
@@ -91,7 +91,7 @@ def test_equal_weights_are_exit_code_zero_and_others_one(tool, trained):
     assert report["config"]["SEED"] == [1, 2]
 
 
-def test_a_damaged_checkpoint_is_exit_code_one(tool, trained, tmp_path):
+def test_a_damaged_checkpoint_exits_with_1(tool, trained, tmp_path):
     whole = (trained / "run" / "model_final.pth").read_bytes()
     for name, content in (("cut.pth", whole[: len(whole) // 2]), ("empty.pth", b"")):
         (tmp_path / name).write_bytes(content)
@@ -117,21 +117,21 @@ def test_a_damaged_checkpoint_is_exit_code_one(tool, trained, tmp_path):
         ([], "PATH"),
     ],
 )
-def test_bad_input_is_exit_code_two(tool, arguments, says):
+def test_bad_input_exits_with_2(tool, arguments, says):
     code, _, err = tool(*arguments)
     assert code == 2
     assert says in err
     assert "Traceback" not in err
 
 
-def test_as_a_process_of_its_own_it_answers_the_same(tool, trained):
+def test_a_separate_process_prints_the_same(tool, trained):
     command = [sys.executable, str(TOOL), "run"]
     done = subprocess.run(command, cwd=trained, capture_output=True, text=True, timeout=100, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == tool("run")[1]
 
 
-def test_nothing_in_a_checkpoint_is_run_or_does_something_to_the_terminal(tool, trained, tmp_path, monkeypatch):
+def test_a_checkpoint_runs_no_code_and_cannot_control_the_terminal(tool, trained, tmp_path, monkeypatch):
     (tmp_path / "attack.py").write_text("open('attacked', 'w').close()")
     monkeypatch.syspath_prepend(tmp_path)
     checkpoint = torch.load(trained / "run" / "model_final.pth", weights_only=True)
@@ -160,7 +160,7 @@ JUNK = [
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
-def test_junk_beside_the_weights_is_described_or_refused_and_no_traceback(tool, tmp_path, junk):
+def test_invalid_content_beside_the_weights_is_described_or_refused(tool, tmp_path, junk):
     torch.save({"model": {"a": torch.ones(1)}, **junk}, tmp_path / "model.pth")
     for arguments in ((), (tmp_path / "model.pth",)):
         code, out, err = tool(tmp_path / "model.pth", *arguments)

@@ -53,7 +53,7 @@ def weights(folder):
 CONSTANT = ("SOLVER.LR_SCHEDULER_NAME", "WarmupMultiStepLR", "SOLVER.WARMUP_ITERS", 0)
 
 
-def test_it_trains_and_writes_what_a_run_leaves(tool, tmp_path):
+def test_a_run_trains_and_writes_its_files(tool, tmp_path):
     code, out, err = tool("OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 50, "SOLVER.CHECKPOINT_PERIOD", "1ep")
     assert (code, err) == (0, "")
     names = os.listdir(tmp_path / "run")
@@ -63,7 +63,7 @@ def test_it_trains_and_writes_what_a_run_leaves(tool, tmp_path):
     assert re.search(r"synthetic +accuracy +0\.\d+", out)
 
 
-def test_a_resumed_run_is_the_whole_run(tool, tmp_path):
+def test_a_resumed_run_equals_the_uninterrupted_one(tool, tmp_path):
     tool("OUTPUT_DIR", "whole", "SOLVER.MAX_ITER", 60, *CONSTANT)
     tool("OUTPUT_DIR", "parts", "SOLVER.MAX_ITER", 40, *CONSTANT)
     code, out, _ = tool("OUTPUT_DIR", "parts", "SOLVER.MAX_ITER", 60, *CONSTANT, "--resume")
@@ -75,7 +75,7 @@ def test_a_resumed_run_is_the_whole_run(tool, tmp_path):
     assert rows(tmp_path / "parts")[-1]["synthetic/accuracy"] == rows(tmp_path / "whole")[-1]["synthetic/accuracy"]
 
 
-def test_eval_only_prints_what_the_run_ended_with(tool, tmp_path):
+def test_eval_only_prints_the_last_results(tool, tmp_path):
     tool("OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 20)
     last = rows(tmp_path / "run")[-1]["synthetic/accuracy"]
     code, out, _ = tool("OUTPUT_DIR", "run", "MODEL.WEIGHTS", "run/model_final.pth", "--eval-only")
@@ -92,7 +92,7 @@ def test_eval_only_prints_what_the_run_ended_with(tool, tmp_path):
         (["--num-gpus", "2"], ["--num-gpus 2", "in one process"]),
     ],
 )
-def test_a_mistake_is_exit_code_two_and_one_message_and_no_folder(tool, tmp_path, arguments, words):
+def test_bad_input_exits_with_2_one_message_and_no_folder(tool, tmp_path, arguments, words):
     code, _, err = tool("OUTPUT_DIR", "run", *arguments)
     assert code == 2
     assert err.startswith("error: ")

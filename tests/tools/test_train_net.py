@@ -170,7 +170,7 @@ JUNK_STATES = {
 
 
 @pytest.mark.parametrize("name", JUNK_STATES)
-def test_a_resume_from_junk_in_place_of_the_trainers_state_is_exit_code_two(tool, tmp_path, name):
+def test_a_resume_from_an_invalid_trainer_state_exits_with_2(tool, tmp_path, name):
     arguments = ("--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "MODEL.DEVICE", "cpu", "LOG.WRITERS", "[]")
     assert tool(*arguments, "SOLVER.MAX_ITER", 3)[0] == 0
     for path in (tmp_path / "run").glob("*.pth"):
@@ -190,7 +190,7 @@ def test_eval_only_with_nothing_to_resume_is_an_error(tool, tmp_path):
     assert "accuracy" not in out
 
 
-def test_eval_only_with_resume_finds_the_newest_checkpoint_where_the_last_is_not_told(tool, tmp_path):
+def test_eval_only_with_resume_falls_back_to_the_newest_checkpoint(tool, tmp_path):
     folder = tmp_path / "run"
     tool(*tiny(folder, "SOLVER.MAX_ITER", "1ep"))
     last = rows(folder)[-1]["digits_test/accuracy"]
@@ -202,7 +202,7 @@ def test_eval_only_with_resume_finds_the_newest_checkpoint_where_the_last_is_not
 
 
 @pytest.mark.parametrize("weights", ["--resume", "run", "run/model_final.pth"])
-def test_eval_only_evaluates_the_averaged_weights_where_the_run_did(tool, tmp_path, weights):
+def test_eval_only_evaluates_the_averaged_weights_if_the_run_did(tool, tmp_path, weights):
     ema = '[{"NAME": "EMA", "ARGS": {"decay": 0.9, "warmup": False}}]'
     assert tool(*tiny(tmp_path / "run", "SOLVER.MAX_ITER", "2ep", "HOOKS", ema))[0] == 0
     last = rows(tmp_path / "run")[-1]
@@ -227,7 +227,7 @@ def test_a_run_starts_from_another_runs_folder(tool, tmp_path):
     assert torch.equal(expected["classifier.weight"], model["classifier.weight"])
 
 
-def test_a_run_does_not_start_from_the_folder_it_would_set_aside(tool, tmp_path):
+def test_a_run_does_not_start_from_a_folder_that_it_would_move(tool, tmp_path):
     folder = tmp_path / "run"
     assert tool(*tiny(folder, "SOLVER.MAX_ITER", 5))[0] == 0
     before = sorted(os.listdir(folder))
@@ -235,7 +235,7 @@ def test_a_run_does_not_start_from_the_folder_it_would_set_aside(tool, tmp_path)
     assert sorted(os.listdir(folder)) == before
 
 
-def test_strictly_weights_that_do_not_fit_are_an_error(tool, tmp_path):
+def test_with_weights_strict_any_difference_is_an_error(tool, tmp_path):
     folder = tmp_path / "run"
     assert tool(*tiny(folder, "SOLVER.MAX_ITER", 5))[0] == 0
     other = tiny(tmp_path / "other", "SOLVER.MAX_ITER", 5, "MODEL.WEIGHTS", folder, "MODEL.ARGS.num_classes", 12)
@@ -246,7 +246,7 @@ def test_strictly_weights_that_do_not_fit_are_an_error(tool, tmp_path):
 
 
 @pytest.mark.parametrize(("expected", "code"), [(0.5, 0), (3.0, 1)])
-def test_a_missed_expectation_is_exit_code_one(tool, tmp_path, expected, code):
+def test_a_missed_expectation_exits_with_1(tool, tmp_path, expected, code):
     overrides = [
         "TEST.EXPECTED_RESULTS",
         f'[["synthetic", "accuracy", {expected}, 0.5]]',
@@ -259,7 +259,7 @@ def test_a_missed_expectation_is_exit_code_one(tool, tmp_path, expected, code):
     assert tool(*arguments, *weights, "--eval-only")[0] == code
 
 
-def test_a_second_run_in_the_same_folder_sets_the_first_aside(tool, tmp_path):
+def test_a_second_run_in_the_same_folder_moves_the_first(tool, tmp_path):
     folder = tmp_path / "run"
     arguments = [
         "--config-file",
@@ -299,7 +299,7 @@ def test_the_saved_config_repeats_the_run(tool, tmp_path):
 # ---------------------------------------------------------------------------- real processes, signals
 
 
-def test_a_run_killed_and_interrupted_and_resumed_is_the_uninterrupted_run(tmp_path):
+def test_a_killed_and_interrupted_run_resumes_to_the_uninterrupted_one(tmp_path):
     (tmp_path / "send_signal.py").write_text(SIGNALS)
 
     def at(iteration, name):
@@ -365,7 +365,7 @@ def contents(folder):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_go_with_the_run_is_refused_and_leaves_its_folder_as_it_was(tool, tmp_path, finished, name):
+def test_a_config_that_does_not_fit_the_run_is_refused_and_changes_nothing(tool, tmp_path, finished, name):
     arguments, words = REFUSED[name]
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     before = contents(tmp_path)
@@ -375,7 +375,7 @@ def test_what_does_not_go_with_the_run_is_refused_and_leaves_its_folder_as_it_wa
     assert tool(*options, "--resume")[0] == 0
 
 
-def test_files_of_the_user_are_left_alone_by_a_resume_a_dry_run_and_a_new_run(tool, tmp_path, finished):
+def test_no_run_changes_files_of_the_user(tool, tmp_path, finished):
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     names = ["notes.txt.old.1", "photos.old.2019/a.jpg", "thesis.old.3", "model.pth.tmp.7", "inference.py", "mine.pth"]
     for name in names:
@@ -403,7 +403,7 @@ def test_a_config_file_in_the_runs_folder_is_not_overwritten(tool, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["another optimizer", "another model", "weights that do not fit"])
-def test_a_dry_run_refuses_what_the_run_would_and_writes_nothing(tool, tmp_path, finished, name):
+def test_a_dry_run_refuses_the_same_input_and_writes_nothing(tool, tmp_path, finished, name):
     arguments, words = REFUSED[name]
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     before = contents(tmp_path)
@@ -411,7 +411,7 @@ def test_a_dry_run_refuses_what_the_run_would_and_writes_nothing(tool, tmp_path,
     assert contents(tmp_path) == before
 
 
-def test_a_dry_run_of_a_resume_tells_what_is_changed_and_writes_nothing(tool, tmp_path, finished):
+def test_a_dry_run_of_a_resume_prints_changes_and_writes_nothing(tool, tmp_path, finished):
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     before = contents(tmp_path)
     options = "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "SEED", -1, "SOLVER.MAX_ITER", 40
@@ -423,7 +423,7 @@ def test_a_dry_run_of_a_resume_tells_what_is_changed_and_writes_nothing(tool, tm
 
 
 @pytest.mark.slow
-def test_ranks_that_are_refused_leave_the_folder_as_it_was(tmp_path, finished):
+def test_refused_ranks_do_not_change_the_folder(tmp_path, finished):
     shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
     before = contents(tmp_path)
     options = "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "MODEL.DEVICE", "cpu", "--num-gpus", 2
@@ -433,7 +433,7 @@ def test_ranks_that_are_refused_leave_the_folder_as_it_was(tmp_path, finished):
     assert after == {name: content for name, content in before.items() if not name.startswith("log.txt")}
 
 
-def test_with_another_batch_size_the_epochs_are_those_of_the_run(tool, tmp_path):
+def test_another_batch_size_keeps_the_number_of_epochs(tool, tmp_path):
     options = "--config-file", SYNTHETIC, "OUTPUT_DIR", tmp_path / "run"
     assert tool(*options, "SOLVER.MAX_ITER", "2ep")[0] == 0
     code, out, _ = tool(*options, "SOLVER.MAX_ITER", "4ep", "DATALOADER.BATCH_SIZE", 128, "--resume")
@@ -502,7 +502,7 @@ def assert_error(result, *words):
 
 
 @pytest.mark.parametrize("name", ERRORS)
-def test_a_mistake_is_exit_code_two_and_one_message_and_no_folder(tool, tmp_path, name):
+def test_bad_input_exits_with_2_one_message_and_no_folder(tool, tmp_path, name):
     arguments, words = ERRORS[name]
     (tmp_path / "file").write_text("")
     before = sorted(os.listdir(tmp_path))
@@ -524,12 +524,12 @@ def test_a_mistake_in_a_config_file_is_named_with_the_file(tool, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "key"), [([], "MODEL.NAME"), (["MODEL.NAME", "MLP"], "DATASETS.TRAIN")], ids=["nothing", "no data"]
 )
-def test_what_every_run_needs_is_asked_for(tool, tmp_path, arguments, key):
+def test_missing_required_keys_are_errors(tool, tmp_path, arguments, key):
     assert_error(tool(*arguments), key, "configs/digits/mlp.yaml")
     assert os.listdir(tmp_path) == []
 
 
-def test_as_a_process_of_its_own_a_mistake_ends_it_with_code_two(tmp_path):
+def test_a_separate_process_exits_with_2_on_bad_input(tmp_path):
     command = [sys.executable, TOOL, "--config-file", SYNTHETIC, "SOLVER.BASE_LRR", "0.1"]
     environment = environment_in(tmp_path)
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)

@@ -22,7 +22,7 @@ def path(tmp_path):
     return tmp_path / "file"
 
 
-def test_a_file_is_created_or_replaced_in_one_go(path):
+def test_a_file_is_created_or_replaced_atomically(path):
     replace_text(str(path), "first")
     replace_file(str(path), lambda file: file.write(b"second"))
     assert path.read_text() == "second"
@@ -35,7 +35,7 @@ def test_a_bare_name_is_a_file_in_the_working_directory(tmp_path, monkeypatch):
     assert (tmp_path / "last_checkpoint").read_text(encoding="utf-8") == "ümlaut"
 
 
-def test_readers_see_the_old_content_until_the_new_is_whole(path):
+def test_readers_see_the_old_content_until_the_new_is_complete(path):
     path.write_text("old")
 
     def write(file):
@@ -50,7 +50,7 @@ def test_readers_see_the_old_content_until_the_new_is_whole(path):
 
 @pytest.mark.parametrize("there", [True, False])
 @pytest.mark.parametrize("error", [ValueError("bad"), KeyboardInterrupt()], ids=repr)
-def test_a_failed_write_leaves_what_was_there_and_nothing_else(path, there, error):
+def test_a_failed_write_leaves_only_the_old_file(path, there, error):
     if there:
         path.write_text("old")
 
@@ -65,7 +65,7 @@ def test_a_failed_write_leaves_what_was_there_and_nothing_else(path, there, erro
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_an_error_of_the_disk_leaves_what_was_there_and_nothing_else(path, monkeypatch, call):
+def test_a_disk_error_leaves_only_the_old_file(path, monkeypatch, call):
     path.write_text("old")
 
     def full(*args):
@@ -78,7 +78,7 @@ def test_an_error_of_the_disk_leaves_what_was_there_and_nothing_else(path, monke
     assert os.listdir(path.parent) == ["file"]
 
 
-def test_the_content_is_on_the_disk_before_it_has_the_name(path, monkeypatch):
+def test_the_content_is_on_disk_before_the_rename(path, monkeypatch):
     order = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(os, "fsync", lambda descriptor: (order.append("fsync"), fsync(descriptor)))
@@ -87,7 +87,7 @@ def test_the_content_is_on_the_disk_before_it_has_the_name(path, monkeypatch):
     assert order == ["fsync", "replace", "fsync"]  # the file, its name, the folder
 
 
-def test_what_was_written_can_be_read_before_it_has_the_name(path):
+def test_the_content_can_be_read_before_the_rename(path):
     def write(file):
         file.write(b"text")
         file.seek(0)
@@ -102,7 +102,7 @@ def killed(code):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
 
 
-def test_leftovers_of_killed_processes_are_removed_and_nothing_else(path):
+def test_only_leftovers_of_killed_processes_are_removed(path):
     folder = path.parent
     killed(f"replace_file({str(folder / 'model.pth')!r}, lambda file: os._exit(9))")
     assert [name.startswith(".hookline-tmp-") for name in os.listdir(folder)] == [True]
@@ -121,7 +121,7 @@ def test_a_file_that_is_being_written_is_not_a_leftover(path):
     assert path.exists()
 
 
-def test_a_leftover_of_another_machine_is_removed_by_who_is_alone_there(path, monkeypatch):
+def test_a_leftover_of_another_machine_is_removed_by_an_exclusive_owner(path, monkeypatch):
     leftover = temporary_path(str(path))
     here = processes.machine_id()
     other = Path(leftover.replace(here, "0" * 8))
@@ -132,7 +132,7 @@ def test_a_leftover_of_another_machine_is_removed_by_who_is_alone_there(path, mo
     assert not other.exists()
 
 
-def test_a_temporary_file_is_never_one_that_was_there(path, monkeypatch):
+def test_a_temporary_file_never_overwrites_an_existing_one(path, monkeypatch):
     victim = path.parent / "victim"
     victim.write_text("mine")
     monkeypatch.setattr(files, "temporary_path", lambda path: str(link))
@@ -157,7 +157,7 @@ def test_a_folder_is_replaced_by_another(tmp_path):
     assert not list(tmp_path.glob(".hookline-*"))
 
 
-def test_a_folder_is_back_if_nothing_came_in_its_place(tmp_path):
+def test_a_folder_is_restored_if_its_replacement_fails(tmp_path):
     make_folder(tmp_path / "run", "old")
     with pytest.raises(OSError, match="disk full"), displaced(str(tmp_path / "run")):
         raise OSError("disk full")
@@ -165,7 +165,7 @@ def test_a_folder_is_back_if_nothing_came_in_its_place(tmp_path):
 
 
 @pytest.mark.parametrize("arrived", [False, True])
-def test_a_process_killed_as_it_replaced_a_folder_leaves_the_old_one_or_the_new(tmp_path, arrived):
+def test_a_process_killed_while_replacing_a_folder_leaves_the_old_or_the_new_one(tmp_path, arrived):
     make_folder(tmp_path / "run", "old")
     make_folder(tmp_path / "new", "new")
     killed(

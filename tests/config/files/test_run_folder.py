@@ -35,13 +35,13 @@ def names(folder):
     return other
 
 
-def test_a_name_is_recorded_before_the_file_is_there(path):
+def test_a_name_is_recorded_before_the_file_exists(path):
     claim(str(path / "metrics.json"))
     assert "metrics.json" in names(path)
     assert not (path / "metrics.json").exists()
 
 
-def test_what_is_in_a_folder_of_the_run_is_the_runs(path):
+def test_files_in_a_folder_of_the_run_belong_to_the_run(path):
     claim(str(path / "model_final.pth"))
     assert "model_final.pth/state.pth" in names(path)
     assert "model_final.pth.txt" not in names(path)
@@ -54,13 +54,13 @@ def test_a_file_of_the_user_is_not_claimed(path):
     assert not is_claimed(str(path / "metrics.json"))
 
 
-def test_a_pattern_claims_the_names_that_a_library_chooses(path):
+def test_a_pattern_claims_names_chosen_by_a_library(path):
     claim_pattern(str(path / "events.*.host.7.*"))
     assert "events.123.host.7.0" in names(path)
     assert "events.123.host.8.0" not in names(path)
 
 
-def test_outside_of_a_runs_folder_nothing_is_recorded_or_refused(tmp_path):
+def test_outside_a_runs_folder_nothing_is_recorded_or_refused(tmp_path):
     (tmp_path / "file").touch()
     claim(str(tmp_path / "file"))
     assert is_claimed(str(tmp_path / "file"))
@@ -68,7 +68,7 @@ def test_outside_of_a_runs_folder_nothing_is_recorded_or_refused(tmp_path):
 
 
 @pytest.mark.parametrize("line", ['{"name": "mod', "[1]", '{"name": 3}', '{"name": "../outside"}', '{"name": "/etc"}'])
-def test_a_line_that_a_killed_process_did_not_finish_or_another_wrote_is_ignored(path, line):
+def test_incomplete_and_foreign_lines_are_ignored(path, line):
     claim(str(path / "a"))
     with open(path / ".hookline" / "manifest", "a") as file:
         file.write(line)
@@ -79,7 +79,7 @@ def test_a_line_that_a_killed_process_did_not_finish_or_another_wrote_is_ignored
     assert not any(name in found for name in ("../outside", "/etc", "mod"))
 
 
-def test_a_folder_that_is_gone_is_not_created_again(path):
+def test_a_removed_folder_is_not_created_again(path):
     claim(str(path / "a"))
     (path / ".hookline" / "manifest").unlink()
     for name in ("a", "b"):
@@ -100,7 +100,7 @@ def test_a_second_run_is_refused_and_changes_nothing(path):
     assert contents(path) == before
 
 
-def test_a_child_process_does_not_keep_the_folder_when_its_parent_is_killed(tmp_path):
+def test_a_child_process_does_not_keep_the_lock_of_its_killed_parent(tmp_path):
     code = (
         "import os, sys, time; from hookline.config.files.run_folder import run_folder\n"
         "run_folder(sys.argv[1]).take(resume=False, writes=lambda name: False)\n"
@@ -115,7 +115,7 @@ def test_a_child_process_does_not_keep_the_folder_when_its_parent_is_killed(tmp_
         parent.stdin.close()
 
 
-def test_a_run_of_another_host_is_believed_and_the_message_says_what_to_delete(tmp_path):
+def test_a_lock_of_another_host_is_respected_and_the_error_names_the_file(tmp_path):
     folder = run_folder(str(tmp_path / "run"))
     folder.take(resume=False, writes=writes)
     lock = tmp_path / "run" / ".hookline" / "lock"
@@ -196,7 +196,7 @@ print(number)
 
 
 @pytest.mark.parametrize("undo", [False, True])
-def test_a_start_killed_anywhere_leaves_the_earlier_run_whole_or_moved(tmp_path, path, undo):
+def test_a_start_killed_anywhere_leaves_the_earlier_run_complete_or_moved(tmp_path, path, undo):
     for name in ("config.yaml", "metrics.json", "inference/set/predictions.jsonl"):
         claim(str(path / name))
         (path / name).parent.mkdir(parents=True, exist_ok=True)

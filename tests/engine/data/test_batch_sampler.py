@@ -20,7 +20,7 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(world_size, drop_la
     assert all(part for rank in ranks for part in rank)
 
 
-def test_position_survives_a_change_of_the_number_of_ranks():
+def test_the_position_is_valid_for_another_number_of_ranks():
     whole = [index for batch in GlobalBatchSampler(EpochSampler(40, seed=1), 8) for index in batch]
     ranks = [GlobalBatchSampler(EpochSampler(40, seed=1), 8, rank=r, world_size=2) for r in range(2)]
     for rank in ranks:
@@ -28,7 +28,7 @@ def test_position_survives_a_change_of_the_number_of_ranks():
     assert [index for parts in zip(*ranks, strict=True) for part in parts for index in part] == whole[16:]
 
 
-def test_position_is_taken_when_iteration_begins():
+def test_the_position_is_read_when_iteration_begins():
     sampler = GlobalBatchSampler(EpochSampler(16, shuffle=False), 4)
     sampler.set_epoch(0, start=8)
     iterator = iter(sampler)
@@ -37,7 +37,7 @@ def test_position_is_taken_when_iteration_begins():
     assert next(iter(sampler)) == [4, 5, 6, 7]
 
 
-def test_the_position_is_that_of_the_iterator_that_is_read_from():
+def test_an_unread_iterator_does_not_use_up_the_position():
     sampler = GlobalBatchSampler(EpochSampler(16, shuffle=False), 4)
     sampler.set_epoch(0, start=8)
     iter(sampler)  # as a DataLoader with workers does
@@ -47,7 +47,7 @@ def test_the_position_is_that_of_the_iterator_that_is_read_from():
 
 @pytest.mark.parametrize("start", [0, 6])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_places_are_those_in_the_stream_of_all_ranks(start, world_size):
+def test_places_count_the_stream_of_all_ranks(start, world_size):
     stream = list(EpochSampler(21, seed=1))
     seen = {}
     for rank in range(world_size):
@@ -60,7 +60,7 @@ def test_places_are_those_in_the_stream_of_all_ranks(start, world_size):
 
 
 @pytest.mark.parametrize("start", [0, 6])
-def test_places_of_a_sampler_that_shares_itself_out_are_counted_over_all_ranks(start):
+def test_places_of_a_sampler_split_by_rank_count_over_all_ranks(start):
     stream = list(islice(TrainingSampler(5, seed=1, rank=0, world_size=1), 30))
     seen = {}
     for rank in range(3):
@@ -74,7 +74,7 @@ def test_places_of_a_sampler_that_shares_itself_out_are_counted_over_all_ranks(s
 
 
 @pytest.mark.parametrize(("start", "left"), [(0, 3), (8, 2), (9, 2), (17, 1), (20, 1), (21, 0)])
-def test_batches_that_are_left_are_counted_in_samples(start, left):
+def test_remaining_batches_follow_from_remaining_samples(start, left):
     sampler = GlobalBatchSampler(EpochSampler(21, seed=1), 8)
     assert sampler.batches_after(start) == left
     sampler.set_epoch(0, start)
@@ -93,14 +93,14 @@ def test_an_epoch_can_be_limited(make):
     assert list(sampler) != first
 
 
-def test_samplers_that_cannot_seek_are_skipped_through():
+def test_samplers_that_cannot_seek_are_drawn_and_skipped():
     sampler = GlobalBatchSampler(SequentialSampler(range(10)), 4)
     sampler.set_epoch(3, start=4)
     assert list(sampler) == [[4, 5, 6, 7], [8, 9]]
     assert next(iter(sampler)) == [0, 1, 2, 3]
 
 
-def test_endless_stream_has_no_length():
+def test_an_endless_stream_has_no_length():
     sampler = GlobalBatchSampler(TrainingSampler(5, seed=0), 4)
     assert [len(batch) for batch in islice(sampler, 10)] == [4] * 10
     with pytest.raises(TypeError):

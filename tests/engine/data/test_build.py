@@ -53,7 +53,7 @@ def make_cfg(train=("counted",), **loader):
     return cfg
 
 
-def test_train_loader_gives_every_sample_once_an_epoch_in_ready_batches():
+def test_the_train_loader_yields_every_sample_once_per_epoch():
     loader = build_train_loader(make_cfg())
     batches = list(loader)
     assert [len(x) for x, _ in batches] == [4, 4, 2]
@@ -61,7 +61,7 @@ def test_train_loader_gives_every_sample_once_an_epoch_in_ready_batches():
     assert all(torch.equal(y, 2 * x) for x, y in batches)
 
 
-def test_order_follows_the_seed_and_the_position_can_be_set():
+def test_the_order_follows_the_seed_and_the_position_can_be_set():
     def order(start=0):
         loader = build_train_loader(make_cfg())
         loader.batch_sampler.set_epoch(3, start)
@@ -77,13 +77,13 @@ def test_loaders_draw_nothing_from_the_global_generators():
     assert before[1:] == (np.random.get_state()[2], random.getstate())
 
 
-def test_several_training_sets_are_joined():
+def test_several_training_sets_are_concatenated():
     cfg = make_cfg(["counted", {"NAME": "counted", "ARGS": {"size": 3}}], DROP_LAST=True)
     assert len(build_train_loader(cfg)) == 3
     assert len(build_train_loader(cfg).dataset) == 13
 
 
-def test_no_training_set_says_what_to_set():
+def test_a_missing_training_set_is_an_error_that_names_the_key():
     with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN is empty"):
         build_train_loader(make_cfg([]))
 
@@ -108,7 +108,7 @@ def test_iterable_data_has_no_sampler():
     assert [batch.tolist() for batch in build_train_loader(make_cfg(["Stream"]))] == [[0, 1, 2, 3], [4]]
 
 
-def test_test_loader_gives_every_sample_once_in_order():
+def test_the_test_loader_yields_every_sample_once_in_order():
     cfg = make_cfg(TEST_BATCH_SIZE=3)
     cfg.DATASETS.TEST = [{"NAME": "counted", "ARGS": {"size": 5}}]
     assert [x.tolist() for x, _ in build_test_loader(cfg, "counted")] == [[0, 1, 2], [3, 4]]
@@ -116,7 +116,7 @@ def test_test_loader_gives_every_sample_once_in_order():
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_part_of_an_array_dataset_is_still_read_in_batches(workers):
+def test_a_subset_of_an_array_dataset_is_read_in_batches(workers):
     part = Subset(counted(), [3, 4, 5])
     loader = build_batch_data_loader(
         part, TrainingSampler(3, shuffle=False, seed=0), total_batch_size=2, num_workers=workers
@@ -124,7 +124,7 @@ def test_part_of_an_array_dataset_is_still_read_in_batches(workers):
     assert [x.tolist() for x, _ in islice(loader, 3)] == [[3, 4], [5, 3], [4, 5]]
 
 
-def test_batch_loader_gives_lists_of_samples_by_default():
+def test_the_batch_loader_yields_lists_of_samples_by_default():
     loader = build_batch_data_loader(TensorDataset(torch.arange(3)), TrainingSampler(3, seed=0), 2)
     batch = next(iter(loader))
     assert isinstance(batch, list)
@@ -136,7 +136,7 @@ def test_batch_size_must_fit_the_ranks():
         build_batch_data_loader(counted(), None, 0)
 
 
-def test_what_samples_draw_follows_the_seed_and_not_the_workers():
+def test_random_draws_of_samples_follow_the_seed_and_not_the_workers():
     def draws(**options):
         cfg = make_cfg(["RandomNumbers"], **options)
         return torch.cat([torch.stack(batch) for batch in build_train_loader(cfg)], 1).tolist()
@@ -146,7 +146,7 @@ def test_what_samples_draw_follows_the_seed_and_not_the_workers():
     assert all(len(set(generator)) == 8 for generator in first)
 
 
-def test_what_test_samples_draw_does_not_depend_on_workers_either():
+def test_random_draws_of_test_samples_do_not_depend_on_workers():
     def draws(workers):
         batches = build_test_loader(make_cfg(NUM_WORKERS=workers), "RandomNumbers")
         return torch.cat([torch.stack(batch) for batch in batches], 1).tolist()
@@ -163,14 +163,14 @@ def test_a_limited_epoch_ends_early(sampler):
     assert [len(x) for x, _ in loader] == [4, 4]
 
 
-def test_a_limited_test_set_is_its_beginning():
+def test_a_limited_test_set_has_the_first_batches():
     loader = build_test_loader(make_cfg(LIMIT_TEST_BATCHES=2), "counted")
     assert [x.tolist() for x, _ in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert len(build_test_loader(make_cfg(LIMIT_TEST_BATCHES=2), "RandomNumbers")) == 2
 
 
 @pytest.mark.parametrize("name", ["counted", "RandomNumbers"])
-def test_overfitting_sees_the_same_few_samples_in_every_epoch(name):
+def test_overfitting_uses_the_same_samples_in_every_epoch(name):
     loader = build_train_loader(make_cfg([name], OVERFIT_BATCHES=1))
     assert len(loader) == 1
     assert len(loader.dataset) == 4
@@ -179,7 +179,7 @@ def test_overfitting_sees_the_same_few_samples_in_every_epoch(name):
         assert sorted(index for batch in loader.batch_sampler for index in batch) == [0, 1, 2, 3]
 
 
-def test_a_length_for_epochs_that_have_one_is_refused():
+def test_iters_per_epoch_for_data_with_a_length_is_refused():
     with pytest.raises(ConfigError, match=r"ITERS_PER_EPOCH.*LIMIT_TRAIN_BATCHES"):
         build_train_loader(make_cfg(ITERS_PER_EPOCH=2))
     build_train_loader(make_cfg(ITERS_PER_EPOCH=2, SAMPLER_TRAIN="TrainingSampler"))
@@ -201,7 +201,7 @@ def test_indexed_data_needs_a_sampler():
         (lambda cfg: cfg.DATALOADER.SAMPLER_ARGS.update(shufle=True), r"DATALOADER\.SAMPLER_ARGS\.shufle"),
     ],
 )
-def test_wrong_data_settings_are_found_without_reading_data(change, message):
+def test_invalid_data_settings_are_found_without_reading_data(change, message):
     cfg = make_cfg()
     check_data(cfg)
     change(cfg)

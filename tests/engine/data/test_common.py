@@ -55,7 +55,7 @@ class Stream(IterableDataset):
         yield from (1, 2, 3)
 
 
-def test_a_mapped_iterable_data_set_skips_what_maps_to_none():
+def test_a_mapped_iterable_data_set_skips_samples_that_map_to_none():
     dataset = MapDataset(Stream(), double_odd)
     assert isinstance(dataset, IterableDataset)
     assert list(dataset) == [2, 6]
@@ -74,7 +74,7 @@ def test_an_iterable_data_set_is_not_converted():
         ToIterableDataset(Stream(), InferenceSampler(3))
 
 
-def test_batches_have_one_kind_of_aspect_ratio():
+def test_each_batch_has_one_kind_of_aspect_ratio():
     batches = list(AspectRatioGroupedDataset(SHAPES, 2))
     assert [[sample["index"] for sample in batch] for batch in batches] == [
         [1, 2],

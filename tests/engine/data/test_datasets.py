@@ -55,12 +55,12 @@ def test_synthetic_data_depends_on_its_seed_and_keeps_its_task():
         assert torch.allclose(x[y == label].mean(0), other_x[other_y == label].mean(0), atol=0.2)
 
 
-def test_wrong_argument_is_named_with_its_key():
+def test_a_wrong_argument_is_named_with_its_key():
     with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN\[0\]\.ARGS\.sise"):
         get_dataset({"NAME": "synthetic", "ARGS": {"sise": 4}}, "DATASETS.TRAIN[0].ARGS")
 
 
-def test_missing_scikit_learn_says_what_to_install(monkeypatch):
+def test_a_missing_scikit_learn_is_an_error_that_says_what_to_install(monkeypatch):
     from hookline.engine.data import datasets
 
     datasets._digits.cache_clear()
@@ -69,19 +69,19 @@ def test_missing_scikit_learn_says_what_to_install(monkeypatch):
         get_dataset("digits_train", "DATASETS.TRAIN")
 
 
-def test_joined_arrays_are_still_gathered_at_once():
+def test_concatenated_arrays_are_gathered_at_once():
     parts = [ArrayDataset(torch.arange(3)), ArrayDataset(torch.arange(10, 12))]
     joined = concat_datasets(parts)
     assert isinstance(joined, ArrayDataset)
     assert joined.__getitems__([3, 2])[0].tolist() == [10, 2]
 
 
-def test_other_data_sets_are_joined_by_torch():
+def test_other_data_sets_are_concatenated_by_torch():
     joined = concat_datasets([ArrayDataset(torch.arange(3)), TensorDataset(torch.arange(2))])
     assert isinstance(joined, ConcatDataset)
     assert len(joined) == 5
 
 
-def test_sets_of_different_shapes_cannot_be_joined():
+def test_sets_of_different_shapes_cannot_be_concatenated():
     with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN.*shape"):
         concat_datasets([ArrayDataset(torch.zeros(2, 3)), ArrayDataset(torch.zeros(2, 4))])

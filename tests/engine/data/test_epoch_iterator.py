@@ -54,11 +54,11 @@ def flat(batches):
     return [index for batch in batches for index in batch]
 
 
-def test_a_finite_loader_is_started_over_again_and_again():
+def test_a_finite_loader_restarts_after_each_pass():
     assert list(islice(EpochIterator([1, 2, 3]), 8)) == [1, 2, 3, 1, 2, 3, 1, 2]
 
 
-def test_epoch_and_position_say_where_one_is():
+def test_epoch_and_position_are_reported():
     iterator = EpochIterator([1, 2])
     places = []
     for _ in range(5):
@@ -67,13 +67,13 @@ def test_epoch_and_position_say_where_one_is():
     assert places == [(0, 1, False), (0, 2, True), (1, 1, False), (1, 2, True), (2, 1, False)]
 
 
-def test_every_pass_has_its_epoch_set_once():
+def test_set_epoch_is_called_once_per_pass():
     sampled = Sampled(2)
     list(islice(EpochIterator(sampled), 6))
     assert sampled.epochs == [0, 1, 2]
 
 
-def test_an_iterable_of_unknown_length_has_its_end_noticed():
+def test_the_end_of_an_iterable_of_unknown_length_is_noticed():
     class Unknown:
         def __iter__(self):
             return iter("ab")
@@ -85,13 +85,13 @@ def test_an_iterable_of_unknown_length_has_its_end_noticed():
     assert listener.heard == ["after", "before"] * 2
 
 
-def test_an_endless_loader_of_known_length_has_its_epochs_counted():
+def test_epochs_of_an_endless_loader_of_known_length_are_counted():
     iterator = EpochIterator(count(), length=3)
     assert list(islice(iterator, 7)) == list(range(7))
     assert (iterator.epoch, iterator.position) == (2, 1)
 
 
-def test_counting_the_next_epoch_beforehand_tells_nobody():
+def test_counting_the_next_epoch_in_advance_does_not_call_set_epoch():
     listener = Listener()
     iterator = EpochIterator([1, 2], listener=listener)
     for _ in range(3):
@@ -103,13 +103,13 @@ def test_counting_the_next_epoch_beforehand_tells_nobody():
 
 
 @pytest.mark.parametrize("empty", [[], (), DataLoader(TensorDataset(torch.zeros(0)))], ids=["list", "tuple", "loader"])
-def test_an_empty_loader_is_an_error_at_once(empty):
+def test_an_empty_loader_is_an_immediate_error(empty):
     with pytest.raises(ValueError, match="empty"):
         EpochIterator(empty)
 
 
 @pytest.mark.parametrize("batches", [0, 2])
-def test_a_generator_that_ends_is_an_error_that_says_why(batches):
+def test_an_exhausted_generator_is_an_error_that_says_why(batches):
     iterator = EpochIterator(i for i in range(batches))
     list(islice(iterator, batches))
     with pytest.raises(RuntimeError, match="a generator that can be read only once"):
@@ -124,7 +124,7 @@ def test_batches_differ_from_epoch_to_epoch_and_each_sample_is_seen_once():
 
 
 @pytest.mark.parametrize("number", range(10))
-def test_a_loaded_position_goes_on_with_the_very_next_batch(number):
+def test_a_loaded_position_continues_with_the_next_batch(number):
     whole = take(EpochIterator(loader()), 12)
     iterator = EpochIterator(loader())
     take(iterator, number)
@@ -136,7 +136,7 @@ def test_a_loaded_position_goes_on_with_the_very_next_batch(number):
 
 
 @pytest.mark.parametrize("number", [1, 4, 6])
-def test_with_workers_that_read_ahead_it_is_the_batch_taken_last_that_counts(number):
+def test_batches_read_ahead_by_workers_do_not_count(number):
     whole = take(EpochIterator(loader()), 9)
     iterator = EpochIterator(loader(workers=2))
     take(iterator, number)
@@ -147,7 +147,7 @@ def test_with_workers_that_read_ahead_it_is_the_batch_taken_last_that_counts(num
 
 @pytest.mark.parametrize("size", [12, 13, 25])
 @pytest.mark.parametrize("sizes", [(3, 2, 5), (2, 4, 3), (4, 5, 1), (1, 12, 4)])
-def test_a_position_is_kept_where_the_batch_size_changes_again_and_again(size, sizes):
+def test_the_position_is_kept_over_repeated_changes_of_the_batch_size(size, sizes):
     seen, state = [], None
     for batch_size in sizes:
         iterator = EpochIterator(loader(size, batch_size))
@@ -163,7 +163,7 @@ def test_a_position_is_kept_where_the_batch_size_changes_again_and_again(size, s
     assert (iterator.epoch, iterator.ended) == (1, True)
 
 
-def test_a_rest_that_makes_no_batch_is_dropped_where_the_batch_size_changes():
+def test_a_rest_smaller_than_the_new_batch_size_is_dropped():
     iterator = EpochIterator(loader(10, 2, drop_last=True))
     take(iterator, 4)
     other = EpochIterator(loader(10, 4, drop_last=True))
@@ -172,7 +172,7 @@ def test_a_rest_that_makes_no_batch_is_dropped_where_the_batch_size_changes():
     assert take(other, 2) == take(EpochIterator(loader(10, 4, drop_last=True)), 4)[2:]
 
 
-def test_epochs_of_an_endless_stream_go_on_where_the_batch_size_changes():
+def test_epochs_of_an_endless_stream_continue_with_another_batch_size():
     whole = flat(take(EpochIterator(endless(size=40, batch_size=1), 40), 200))
     iterator = EpochIterator(endless(size=40, batch_size=2), 20)
     take(iterator, 39)
@@ -183,7 +183,7 @@ def test_epochs_of_an_endless_stream_go_on_where_the_batch_size_changes():
     assert (other.epoch, other.position) == (3, 1)
 
 
-def test_an_epoch_that_was_skipped_is_over_after_a_resume_too():
+def test_a_skipped_epoch_stays_skipped_after_a_resume():
     def skipping():
         iterator = EpochIterator(loader())
         take(iterator, 2)
@@ -199,7 +199,7 @@ def test_an_epoch_that_was_skipped_is_over_after_a_resume_too():
 
 
 @pytest.mark.parametrize("number", range(1, 7))
-def test_limited_epochs_are_other_parts_of_the_data_and_can_be_resumed(number):
+def test_limited_epochs_use_different_samples_and_can_be_resumed(number):
     def iterator():
         return EpochIterator(loader(max_batches=2))
 
@@ -212,7 +212,7 @@ def test_limited_epochs_are_other_parts_of_the_data_and_can_be_resumed(number):
     assert take(after, 6 - number) == whole[number:]
 
 
-def test_an_epoch_shorter_than_its_loader_starts_the_loader_over():
+def test_an_epoch_shorter_than_its_loader_restarts_the_loader():
     def iterator():
         return EpochIterator(loader(), length=3)
 
@@ -226,7 +226,7 @@ def test_an_epoch_shorter_than_its_loader_starts_the_loader_over():
     assert after.ended
 
 
-def test_nothing_is_read_to_get_to_a_position():
+def test_a_resume_reads_no_skipped_samples():
     class Counting(ArrayDataset):
         read = 0
 
@@ -248,14 +248,14 @@ def test_nothing_is_read_to_get_to_a_position():
     [[1, 2, 3], DataLoader(TensorDataset(torch.arange(3)), sampler=RandomSampler(range(3)))],
     ids=["list", "DataLoader"],
 )
-def test_a_loader_that_cannot_be_positioned_starts_its_epoch_over_and_says_so(plain):
+def test_a_loader_without_a_position_restarts_its_epoch_with_a_warning(plain):
     iterator = EpochIterator(plain)
     assert not iterator.load_state_dict({"epoch": 5, "position": 2})
     list(islice(iterator, 3))
     assert (iterator.epoch, iterator.position) == (5, 3)
 
 
-def test_a_loader_that_cannot_be_positioned_still_goes_on_between_epochs():
+def test_a_loader_without_a_position_continues_between_epochs():
     iterator = EpochIterator([1, 2, 3])
     list(islice(iterator, 3))
     state = iterator.state_dict()
@@ -265,7 +265,7 @@ def test_a_loader_that_cannot_be_positioned_still_goes_on_between_epochs():
     assert fresh.epoch == 1
 
 
-def test_the_iterator_is_made_when_it_is_first_needed():
+def test_the_iterator_is_created_on_first_use():
     sampled = Sampled(2)
     iterator = EpochIterator(sampled)
     iterator.load_state_dict({"epoch": 4, "position": 0})

@@ -38,7 +38,7 @@ def test_a_batch_without_samples_to_count_is_an_error(batch):
 
 
 @pytest.mark.parametrize(("size", "parts"), [(8, 2), (7, 3), (5, 5), (3, 1), (2, 4)])
-def test_the_parts_are_the_batch_and_their_shares_its_whole(size, parts):
+def test_parts_and_shares_add_up_to_the_batch(size, parts):
     batch = (x(size), torch.arange(size))
     pieces = list(split_batch(batch, parts))
     assert len(pieces) == min(parts, size)
@@ -61,7 +61,7 @@ def test_the_shape_of_the_batch_is_kept():
     assert first["scale"] == second["scale"] == 2
 
 
-def test_what_does_not_belong_to_single_samples_goes_to_every_part():
+def test_entries_without_a_batch_dimension_go_to_every_part():
     batch = {"x": x(4), "table": torch.zeros(10, 2), "flag": True, "text": "abcd"}
     for piece, _ in split_batch(batch, 2):
         assert piece["table"].shape == (10, 2)
@@ -69,7 +69,7 @@ def test_what_does_not_belong_to_single_samples_goes_to_every_part():
         assert piece["text"] == "abcd"
 
 
-def test_a_list_of_samples_is_cut_between_samples():
+def test_a_list_of_samples_is_split_between_samples():
     samples = [{"image": torch.zeros(3, i)} for i in range(1, 6)]
     pieces = list(split_batch(samples, 2))
     assert [len(piece) for piece, _ in pieces] == [2, 3]
@@ -78,7 +78,7 @@ def test_a_list_of_samples_is_cut_between_samples():
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_a_list_of_collated_fields_is_cut_in_each_field(size):
+def test_a_list_of_collated_fields_is_split_in_each_field(size):
     batch = [{"x": x(size)}, torch.arange(size)]  # what torch's collate makes of samples (dict, label)
     pieces = [piece for piece, _ in split_batch(batch, 2)]
     assert torch.cat([piece[0]["x"] for piece in pieces]).tolist() == x(size).tolist()

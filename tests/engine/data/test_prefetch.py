@@ -7,7 +7,7 @@ from hookline.engine.data import EpochIterator
 from hookline.engine.data.prefetch import CudaPrefetcher
 
 
-def test_batches_made_in_this_process_are_not_read_ahead():
+def test_without_workers_batches_are_not_prefetched():
     drawn = []
 
     class Loader:
@@ -25,7 +25,7 @@ def test_batches_made_in_this_process_are_not_read_ahead():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_batches_arrive_whole_and_in_order():
+def test_batches_arrive_complete_and_in_order():
     host = [{"x": torch.full((1000, 100), float(i)).pin_memory(), "name": str(i)} for i in range(20)]
     for number, batch in enumerate(CudaPrefetcher(iter(host), torch.device("cuda"))):
         assert batch["x"].is_cuda

@@ -63,7 +63,7 @@ def test_epoch_sampler_leaves_the_global_generator_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_training_sampler_passes_over_all_samples_again_and_again():
+def test_the_training_sampler_repeats_passes_over_all_samples():
     stream = take(TrainingSampler(10, seed=0), 30)
     passes = [stream[:10], stream[10:20], stream[20:]]
     assert all(sorted(indices) == list(range(10)) for indices in passes)
@@ -71,7 +71,7 @@ def test_training_sampler_passes_over_all_samples_again_and_again():
 
 
 @pytest.mark.parametrize("make", ENDLESS)
-def test_ranks_share_an_endless_stream_out(make):
+def test_ranks_split_an_endless_stream(make):
     stream = take(make(rank=0, world_size=1), 40)
     for rank in range(2):
         assert take(make(rank=rank, world_size=2), 20) == stream[rank::2]
@@ -153,7 +153,7 @@ def test_lengths_are_grouped_and_every_sample_is_seen_once(size):
     assert spread(order(0)) < spread(list(EpochSampler(size, seed=1))) / 3
 
 
-def test_lengths_that_are_not_there_are_asked_for():
+def test_missing_lengths_are_an_error_that_says_what_to_add():
     with pytest.raises(ConfigError, match=r"10 lengths.*none"):
         LengthGroupedSampler(range(10), 4)
     with pytest.raises(ConfigError, match=r"10 lengths.*3"):

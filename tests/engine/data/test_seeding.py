@@ -109,7 +109,7 @@ def test_samples_draw_the_same_numbers_with_any_number_of_workers(dataset):
 
 @pytest.mark.parametrize("sampler", SAMPLERS)
 @pytest.mark.parametrize("killed_after", [1, PER_EPOCH - 1, PER_EPOCH, PER_EPOCH + 2])
-def test_a_resume_with_other_workers_goes_on_with_the_same_bytes(sampler, killed_after):
+def test_a_resume_with_other_workers_reads_the_same_bytes(sampler, killed_after):
     whole = read(EpochIterator(make_loader(0, sampler=sampler), PER_EPOCH), 3 * PER_EPOCH)
     before = EpochIterator(make_loader(2, sampler=sampler), PER_EPOCH)
     assert read(before, killed_after) == whole[:killed_after]
@@ -128,7 +128,7 @@ def test_ranks_together_read_the_same_bytes(sampler, world_size):
     assert [list(chain(*parts)) for parts in zip(*ranks, strict=True)] == rows()
 
 
-def test_a_resume_on_another_number_of_ranks_goes_on_with_the_same_samples():
+def test_a_resume_on_another_number_of_ranks_reads_the_same_samples():
     whole = [batch.tolist() for batch in islice(EpochIterator(make_loader()), PER_EPOCH)]
     before = EpochIterator(make_loader(rank=1, world_size=2))
     list(islice(before, 2))
@@ -147,12 +147,12 @@ def test_epochs_and_places_draw_different_numbers():
         assert len(set(rows[:, column].tolist())) == 2 * SIZE
 
 
-def test_a_sample_that_is_repeated_within_an_epoch_is_augmented_anew():
+def test_a_repeated_sample_is_augmented_differently():
     rows = torch.cat(list(islice(EpochIterator(make_loader(sampler="repeated")), 12))).tolist()
     assert len({row[0] for row in rows}) < len({tuple(row) for row in rows}) == len(rows)
 
 
-def test_reading_in_the_training_process_leaves_its_generators_alone():
+def test_reading_in_the_training_process_does_not_change_its_generators():
     loader = iter(make_loader(0, Mixing()))
     np.random.randn()  # leaves a second one in store
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
@@ -162,7 +162,7 @@ def test_reading_in_the_training_process_leaves_its_generators_alone():
     assert torch.equal(torch.get_rng_state(), states[2])
 
 
-def test_generators_are_left_alone_by_a_sample_that_fails_too():
+def test_a_failing_sample_does_not_change_the_generators():
     class Failing(Augmented):
         def __getitem__(self, index):
             raise OSError("no such file")
@@ -174,7 +174,7 @@ def test_generators_are_left_alone_by_a_sample_that_fails_too():
 
 
 @pytest.mark.parametrize("change", [(7, 0, 1), (7, 1, 0), (8, 0, 0)], ids=["draw", "epoch", "seed"])
-def test_every_number_of_a_key_counts(change):
+def test_the_seed_depends_on_every_number_of_the_key(change):
     def draw(*numbers, place=5):
         seed_generators(stream_key(*numbers), place)
         return random.random(), np.random.rand(), torch.rand(()).item()
@@ -185,7 +185,7 @@ def test_every_number_of_a_key_counts(change):
     assert all(a != b for a, b in zip(ours, draw(7, 0, 0, place=6), strict=True))
 
 
-def test_users_see_their_own_data_set_and_collate_function():
+def test_the_loader_exposes_the_original_data_set_and_collate_function():
     dataset = Mixing()
     loader = make_loader(0, dataset)
     iter(loader)
@@ -271,11 +271,11 @@ def mixup(batch):
         (Subset(Augmented(), [1]), False),
     ],
 )
-def test_only_what_is_known_to_draw_nothing_is_left_unseeded(dataset, known):
+def test_only_data_sets_known_to_be_deterministic_are_unseeded(dataset, known):
     assert is_deterministic(dataset) is known
 
 
-def test_a_collate_function_of_ones_own_may_draw():
+def test_a_custom_collate_function_may_draw():
     dataset = ArrayDataset(torch.zeros(3))
     assert is_deterministic(dataset, dataset.collate_fn)
     assert is_deterministic(Quiet(), default_collate)
@@ -300,7 +300,7 @@ class Dropping(torch.nn.Module):
 
 
 @pytest.mark.parametrize("killed_after", [4, PER_EPOCH, PER_EPOCH + 2])
-def test_a_run_with_dropout_and_accumulation_ends_with_the_same_weights_whatever_the_workers(killed_after):
+def test_a_run_with_dropout_and_accumulation_does_not_depend_on_workers(killed_after):
     def trainer(workers):
         torch.manual_seed(0)
         model = Dropping()
@@ -332,7 +332,7 @@ print(json.dumps(iterator.state_dict()))
 """
 
 
-def test_processes_one_after_the_other_read_what_one_process_reads(tmp_path):
+def test_successive_processes_read_the_samples_of_one_process(tmp_path):
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": f"{here}{os.pathsep}{here.parents[1] / 'helpers'}"}
     (tmp_path / "part.py").write_text(SCRIPT)

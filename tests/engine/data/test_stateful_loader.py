@@ -63,7 +63,7 @@ def take(iterator, number):
 @pytest.mark.parametrize("make", [shuffled, distributed, stream])
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("killed_after", [0, 2, 3, 4, 5])
-def test_the_batch_that_was_taken_last_is_gone_on_from(make, workers, killed_after):
+def test_a_resume_continues_after_the_last_used_batch(make, workers, killed_after):
     torch.manual_seed(0)
     iterator = EpochIterator(make(workers))
     head = take(iterator, killed_after)
@@ -80,7 +80,7 @@ def test_the_batch_that_was_taken_last_is_gone_on_from(make, workers, killed_aft
     assert len(head) == killed_after
 
 
-def test_an_epoch_that_was_skipped_is_not_gone_on_with():
+def test_a_skipped_epoch_is_not_continued():
     torch.manual_seed(0)
     iterator = EpochIterator(shuffled())
     take(iterator, 2)
@@ -157,7 +157,7 @@ class Counting:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_batch_that_is_copied_ahead_does_not_count_as_taken():
+def test_a_prefetched_batch_does_not_count_as_used():
     iterator = EpochIterator(Counting(), device=torch.device("cuda"))
     states = []
     for _ in range(5):

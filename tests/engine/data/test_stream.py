@@ -183,7 +183,7 @@ def test_batches_are_the_same_with_any_number_of_workers(source):
 
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_ranks_take_their_parts_of_the_same_batches(source, world_size):
+def test_ranks_split_the_same_batches(source, world_size):
     def numbers(**kwargs):  # without what is drawn a batch at a time, which depends on the part
         return [
             [row[:-1] for row in batch] for batch in read(EpochIterator(make_loader(sharded(source), **kwargs)), 12)
@@ -196,7 +196,7 @@ def test_ranks_take_their_parts_of_the_same_batches(source, world_size):
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("killed_after", [1, 6, 8])
 @pytest.mark.parametrize(("before", "after"), [(2, 3), (0, 2), (2, 0)])
-def test_a_resume_goes_on_with_the_same_bytes_whatever_the_workers(source, killed_after, before, after):
+def test_a_resume_reads_the_same_bytes_with_any_number_of_workers(source, killed_after, before, after):
     whole = read(EpochIterator(make_loader(sharded(source))), 14)
     iterator = EpochIterator(make_loader(sharded(source), before))
     assert read(iterator, killed_after) == whole[:killed_after]
@@ -225,7 +225,7 @@ def whole_run(dataset, workers):
 @pytest.mark.parametrize("dataset", [OwnShards, OwnShardsRemembered])
 @pytest.mark.parametrize("workers", [0, 2, 3])
 @pytest.mark.parametrize("killed_after", [1, 3, 5, 9])
-def test_a_set_that_shares_itself_out_goes_on_in_each_worker(dataset, workers, killed_after):
+def test_a_set_that_splits_itself_resumes_in_each_worker(dataset, workers, killed_after):
     whole = whole_run(dataset, workers)
     assert len({row[1] for batch in whole[:6] for row in batch}) == sum(map(len, whole[:6]))
     iterator = EpochIterator(make_loader(dataset(), workers))
@@ -235,7 +235,7 @@ def test_a_set_that_shares_itself_out_goes_on_in_each_worker(dataset, workers, k
     assert read(fresh, 15 - killed_after) == whole[killed_after:]
 
 
-def test_a_set_that_shares_itself_out_cannot_go_on_with_other_workers_or_ranks():
+def test_a_set_that_splits_itself_cannot_resume_with_other_workers_or_ranks():
     iterator = EpochIterator(make_loader(OwnShards(), 2))
     next(iterator)
     for options, message in (({"workers": 1}, "NUM_WORKERS"), ({"workers": 2, "world_size": 2}, "ranks")):
@@ -246,7 +246,7 @@ def test_a_set_that_shares_itself_out_cannot_go_on_with_other_workers_or_ranks()
 
 
 @pytest.mark.parametrize("source", [Seeking, Remembering])
-def test_nothing_is_read_to_get_to_a_position(source):
+def test_a_resume_reads_no_skipped_samples(source):
     iterator = EpochIterator(make_loader(ShardedIterable(source(10_000))))
     list(islice(iterator, 2000))
     data = source(10_000)
@@ -256,7 +256,7 @@ def test_nothing_is_read_to_get_to_a_position(source):
     assert data.asked <= 2 * BATCH
 
 
-def test_a_set_without_a_state_is_read_again_and_says_how_much(caplog):
+def test_a_set_without_a_state_is_read_again_with_a_warning(caplog):
     iterator = EpochIterator(make_loader(ShardedIterable(Plain())))
     list(islice(iterator, 3))
     data = Plain()
@@ -269,7 +269,7 @@ def test_a_set_without_a_state_is_read_again_and_says_how_much(caplog):
 
 
 @pytest.mark.parametrize("fast_forward", [True, False])
-def test_nothing_is_read_again_or_told_at_the_end_of_an_epoch(caplog, fast_forward):
+def test_at_the_end_of_an_epoch_nothing_is_read_again_or_logged(caplog, fast_forward):
     iterator = EpochIterator(make_loader(ShardedIterable(Plain())))
     whole = read(iterator, 6)
     data = Plain()
@@ -281,7 +281,7 @@ def test_nothing_is_read_again_or_told_at_the_end_of_an_epoch(caplog, fast_forwa
     assert data.asked == SIZE
 
 
-def test_a_set_without_a_state_starts_over_where_that_is_asked_for():
+def test_a_set_without_a_state_restarts_if_fast_forward_is_off():
     iterator = EpochIterator(make_loader(ShardedIterable(Plain())))
     first = read(iterator, 3)
     fresh = EpochIterator(make_loader(ShardedIterable(Plain()), fast_forward=False))
@@ -292,7 +292,7 @@ def test_a_set_without_a_state_starts_over_where_that_is_asked_for():
 
 @pytest.mark.parametrize("dataset", [lambda: sharded(Remembering), OwnShardsRemembered])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_position_that_was_loaded_is_saved_as_it_is_before_anything_is_read(dataset, workers):
+def test_a_loaded_position_is_saved_unchanged_before_the_first_batch(dataset, workers):
     iterator = EpochIterator(make_loader(dataset(), workers))
     whole = read(iterator, 3)
     fresh = EpochIterator(make_loader(dataset(), workers))
@@ -302,7 +302,7 @@ def test_a_position_that_was_loaded_is_saved_as_it_is_before_anything_is_read(da
     assert read(again, 3) == read(iterator, 3) != whole
 
 
-def test_each_epoch_draws_anew_and_tells_the_set_its_number():
+def test_each_epoch_draws_other_numbers_and_calls_set_epoch():
     epochs = [read(EpochIterator(make_loader(sharded(Seeking), workers)), 12) for workers in (0, 2)]
     assert epochs[0] == epochs[1]
     first, second = epochs[0][:6], epochs[0][6:]
@@ -321,11 +321,11 @@ def test_each_epoch_draws_anew_and_tells_the_set_its_number():
         ({"world_size": 4, "keep_rest": True}, [1] * 5),
     ],
 )
-def test_the_end_of_the_stream(workers, options, sizes):
+def test_sizes_of_a_streams_batches(workers, options, sizes):
     assert [len(batch) for batch in make_loader(sharded(Plain), workers, **options)] == sizes
 
 
-def test_a_loader_that_was_started_over_is_let_go_at_once():
+def test_a_restarted_loader_is_freed_at_once():
     gc.disable()
     try:
         iterator = EpochIterator(make_loader(sharded(Plain)))
@@ -337,7 +337,7 @@ def test_a_loader_that_was_started_over_is_let_go_at_once():
         gc.enable()
 
 
-def test_length_is_known_of_one_stream():
+def test_the_length_of_one_stream_is_known():
     assert len(make_loader(sharded(Plain), 3)) == 6
     assert len(make_loader(sharded(Plain), world_size=4)) == 5
     assert len(make_loader(sharded(Plain), drop_last=True)) == 5
@@ -346,7 +346,7 @@ def test_length_is_known_of_one_stream():
             len(unknown)
 
 
-def test_reading_in_the_training_process_leaves_its_generators_alone():
+def test_reading_in_the_training_process_does_not_change_its_generators():
     states = random.getstate(), str(np.random.get_state()), torch.get_rng_state()
     list(make_loader(sharded(Plain)))
     list(make_loader(OwnShards()))
@@ -354,12 +354,12 @@ def test_reading_in_the_training_process_leaves_its_generators_alone():
     assert torch.equal(torch.get_rng_state(), states[2])
 
 
-def test_by_itself_it_gives_every_sample_to_one_worker():
+def test_a_plain_data_loader_reads_every_sample_once():
     loader = torch.utils.data.DataLoader(ShardedIterable(range(10)), batch_size=None, num_workers=2)
     assert sorted(loader) == list(range(10))
 
 
-def test_an_endless_stream_is_counted_in_epochs_and_not_started_over():
+def test_an_endless_stream_is_counted_in_epochs_and_not_restarted():
     class Endless(Seeking):
         def __init__(self):
             super().__init__(10**9)
@@ -376,7 +376,7 @@ def test_an_endless_stream_is_counted_in_epochs_and_not_started_over():
     assert next(fresh)[:, 0].tolist() == [28, 29, 30, 31]
 
 
-def test_a_stream_that_ends_inside_a_counted_epoch_is_started_over_without_ending_it():
+def test_a_stream_that_ends_inside_a_counted_epoch_restarts_within_it():
     class Listener:
         heard = []
 
@@ -436,7 +436,7 @@ def test_a_config_builds_a_loader_that_can_be_resumed(workers):
     assert read(after, 5) == read(whole, 7)[2:]
 
 
-def test_a_set_that_may_not_share_itself_out_is_warned_of(caplog):
+def test_a_set_that_may_not_split_itself_causes_a_warning(caplog):
     class Naive(IterableDataset):
         def __iter__(self):
             return iter(range(SIZE))
@@ -465,7 +465,7 @@ def test_keys_for_indexed_data_are_refused(key):
         build_train_loader(make_cfg(**{key: 2}))
 
 
-def test_every_rank_evaluates_its_part_of_a_stream_and_nothing_is_left_out():
+def test_ranks_evaluate_every_sample_of_a_stream_once():
     cfg = make_cfg(TEST_BATCH_SIZE=4)
     cfg.DATASETS.TEST = ["one_stream"]
     assert torch.cat(list(build_test_loader(cfg, "one_stream"))).tolist() == list(range(SIZE))

@@ -36,6 +36,6 @@ def test_every_tensor_moves_and_the_structure_stays():
     assert not batch["default"]["k"].is_meta
 
 
-def test_what_is_there_already_is_not_copied():
+def test_tensors_already_on_the_device_are_not_copied():
     t = torch.zeros(2)
     assert move_to_device([t], "cpu")[0] is t

@@ -37,7 +37,7 @@ def collate(samples):
 @pytest.mark.parametrize(
     "dataset", [TensorDataset(torch.arange(8)[:, None]), Numbers(), Stream()], ids=["batches", "samples", "stream"]
 )
-def test_a_signal_that_comes_before_a_worker_has_begun_does_not_end_it(dataset, number, monkeypatch):
+def test_a_signal_before_a_worker_has_started_does_not_end_it(dataset, number, monkeypatch):
     """Between torch's handler, which ends a worker at SIGTERM, and worker_init_fn it seeds its generators."""
     seed = torch.manual_seed
 

@@ -76,7 +76,7 @@ def test_targets_are_those_that_the_config_or_the_caller_names():
         assert inference_on_dataset(lambda batch: batch["score"], [batch], evaluator) == {"val": {"accuracy": expected}}
 
 
-def test_torchmetrics_work_where_they_are_installed():
+def test_torchmetrics_work_if_installed():
     pytest.importorskip("torchmetrics")
     metrics = [
         "torchmetrics:MeanSquaredError",
@@ -88,7 +88,7 @@ def test_torchmetrics_work_where_they_are_installed():
     assert evaluate(cfg, batches) == {"val": {"mean_squared_error": 5.0, "mean_absolute_error": {"0": 1.0, "1": 3.0}}}
 
 
-def test_own_evaluators_are_built_with_what_they_name():
+def test_custom_evaluators_receive_the_arguments_that_they_name():
     cfg = make_cfg([])
     cfg.TEST.EVALUATOR.NAME = "Count"
     cfg.TEST.EVALUATOR.ARGS.factor = 3
@@ -96,14 +96,14 @@ def test_own_evaluators_are_built_with_what_they_name():
     assert evaluate(cfg, [(1,), (2,)]) == {"val": {"count": 6}}
 
 
-def test_no_metrics_says_what_to_set():
+def test_missing_metrics_are_an_error_that_names_the_key():
     cfg = make_cfg([])
     check_evaluation(cfg)  # a trainer may bring its own evaluator
     with pytest.raises(ConfigError, match=r"TEST\.METRICS is empty"):
         build_evaluator(cfg, "val")
 
 
-def test_two_metrics_of_one_name_are_refused():
+def test_two_metrics_with_the_same_name_are_refused():
     with pytest.raises(ConfigError, match=r"TEST\.METRICS\[1\].*'accuracy'"):
         build_evaluator(make_cfg(["Accuracy", "Accuracy"]), "val")
 
@@ -112,7 +112,7 @@ def test_two_metrics_of_one_name_are_refused():
     ("metric", "message"),
     [("Acuracy", "Accuracy"), ({"NAME": "Accuracy", "ARGS": {"topk": 1}}, r"TEST\.METRICS\[0\]\.ARGS\.topk.*top_k")],
 )
-def test_wrong_metrics_are_found_without_building(metric, message):
+def test_invalid_metrics_are_found_without_building(metric, message):
     with pytest.raises(ConfigError, match=message):
         check_evaluation(make_cfg([metric]))
 

@@ -57,7 +57,7 @@ def test_data_that_stops_or_exits_fails_the_evaluation(error):
         inference_on_dataset(make_model(), DataLoader(Quits(), batch_size=2), Collect())
 
 
-def test_predict_says_how_the_model_is_called():
+def test_the_predict_argument_decides_how_the_model_is_called():
     evaluator = Collect()
     batches = [(torch.randn(3, 2), "targets")]
     inference_on_dataset(make_model(), batches, evaluator, predict=lambda model, batch: model(batch[0]))
@@ -79,7 +79,7 @@ def test_any_callable_is_a_model():
     assert evaluator.seen == [(1, 2), (2, 3)]
 
 
-def test_each_module_is_back_in_its_own_mode():
+def test_each_modules_mode_is_restored():
     model = make_model()
     before = modes(model)
     inference_on_dataset(model, [torch.randn(3, 2)], None)
@@ -107,7 +107,7 @@ def test_inference_context_works_by_itself():
     assert model.training
 
 
-def test_what_is_made_in_evaluation_can_be_trained_on():
+def test_tensors_created_in_an_evaluation_can_be_used_in_training():
     class Caching(nn.Linear):
         cache = None
 
@@ -130,7 +130,7 @@ def test_batches_move_to_the_models_device():
     assert evaluator.seen[0][0].is_meta
 
 
-def test_callbacks_are_called_in_their_places():
+def test_callbacks_are_called_in_order():
     calls = []
     names = ("on_start", "before_inference", "after_inference", "on_end")
     callbacks = {name: lambda name=name: calls.append(name) for name in names}
@@ -144,11 +144,11 @@ def test_speed_is_logged_once(caplog):
     assert [record.message.split(" took")[0] for record in caplog.records] == ["Inference on 50 batches"]
 
 
-def test_several_evaluators_are_one():
+def test_several_evaluators_act_as_one():
     results = inference_on_dataset(lambda batch: batch, [1, 2], [Collect("a"), DatasetEvaluator(), Collect("b")])
     assert results == {"a": {"batches": 2}, "b": {"batches": 2}}
 
 
-def test_results_with_one_name_are_refused():
+def test_results_with_the_same_name_are_refused():
     with pytest.raises(ValueError, match="'all'"):
         DatasetEvaluators([Collect(), Collect()]).evaluate()

@@ -68,7 +68,7 @@ def test_mean_squared_error_is_over_all_elements():
     "args",
     [{}, {"label_smoothing": 0.1}, {"weight": [0.1, 2.0, 0.5, 1.0, 3.0]}, {"ignore_index": 2}, {"ignore_index": -100}],
 )
-def test_loss_is_that_of_one_large_batch(args):
+def test_the_loss_equals_that_of_one_large_batch(args):
     args = {key: torch.tensor(value) if key == "weight" else value for key, value in args.items()}
     scores, target = random(5), classes(5)
     metric = Loss(make_loss())
@@ -77,7 +77,7 @@ def test_loss_is_that_of_one_large_batch(args):
     assert feed(metric, scores, target) == pytest.approx(metric._loss(scores, target).item())
 
 
-def test_loss_that_sums_is_given_per_sample():
+def test_a_summed_loss_is_divided_by_the_samples():
     scores, target = random(5), classes(5)
     expected = nn.functional.cross_entropy(scores, target).item()
     assert feed(Loss(make_loss(reduction="sum")), scores, target) == pytest.approx(expected)
@@ -94,7 +94,7 @@ def test_loss_metric_needs_a_loss():
         Loss(make_loss(""))
 
 
-def test_reset_forgets_everything_and_nothing_has_no_mean():
+def test_reset_clears_all_counts_and_an_empty_metric_is_nan():
     metric = Accuracy()
     metric.update(torch.tensor([1]), torch.tensor([1]))
     assert metric.compute() == 1.0

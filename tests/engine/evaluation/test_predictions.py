@@ -17,7 +17,7 @@ def double(batch):
     return {"twice": 2 * batch["x"], "name": [f"s, {int(x[0])}\n" for x in batch["x"]]}
 
 
-def test_each_sample_is_a_line_with_its_number_and_outputs(tmp_path):
+def test_each_sample_is_a_line_with_its_index_and_outputs(tmp_path):
     path, count = predict_dataset(double, BATCHES, str(tmp_path / "inference/set"))
     assert (path, count) == (str(tmp_path / "inference/set/predictions.jsonl"), 5)
     with open(path) as file:
@@ -35,7 +35,7 @@ def test_a_table_has_a_column_for_each_number(tmp_path):
     assert len(rows) == 5
 
 
-def test_arrays_are_as_the_model_made_them(tmp_path):
+def test_arrays_equal_the_models_outputs(tmp_path):
     def predict(model, batch):
         return {"a": model(batch), "b": (batch["x"] > 3)[:, 0]}
 
@@ -82,7 +82,7 @@ def test_outputs_of_all_usual_forms_are_rows(tmp_path, outputs, expected):
         ([], "jsno", "did you mean 'jsonl'"),
     ],
 )
-def test_what_cannot_be_written_is_said_and_the_old_file_stays(tmp_path, outputs, format, message):
+def test_outputs_that_cannot_be_written_are_an_error_and_keep_the_old_file(tmp_path, outputs, format, message):
     old = tmp_path / f"predictions.{format}"
     old.write_text("old")
     with pytest.raises(ConfigError, match=message):
@@ -91,7 +91,7 @@ def test_what_cannot_be_written_is_said_and_the_old_file_stays(tmp_path, outputs
     assert list(tmp_path.iterdir()) == [old]
 
 
-def test_batches_are_written_as_they_come(tmp_path):
+def test_batches_are_written_one_by_one(tmp_path):
     seen = []
 
     def outputs():
@@ -103,6 +103,6 @@ def test_batches_are_written_as_they_come(tmp_path):
     assert seen == [True] * 3
 
 
-def test_no_sample_makes_an_empty_file(tmp_path):
+def test_without_samples_the_file_is_empty(tmp_path):
     for format in ("jsonl", "csv", "npz"):
         assert write_predictions([], str(tmp_path), format=format) == (str(tmp_path / f"predictions.{format}"), 0)

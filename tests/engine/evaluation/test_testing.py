@@ -33,7 +33,7 @@ def test_results_are_logged_for_pasting(caplog):
         ([["val", "accuracy", 0.9, 0.1], ["nan", "loss", 1.0, 9.0]], False, "nan/loss is nan"),
     ],
 )
-def test_results_are_compared_with_what_is_expected(caplog, expected, met, message):
+def test_results_are_compared_with_the_expected_ones(caplog, expected, met, message):
     cfg = get_cfg()
     cfg.TEST.EXPECTED_RESULTS = expected
     with caplog.at_level(logging.INFO):

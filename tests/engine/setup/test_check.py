@@ -84,16 +84,16 @@ def test_the_best_may_be_chosen_by_what_any_hook_puts(cfg, metric, test_sets):
 
 
 @pytest.mark.parametrize("metric", ["digits_test/loss_of_weight", "digits_train/accuracy", "digit_test/accuracy"])
-def test_a_set_that_is_not_tested_or_has_no_such_metric_chooses_no_best(cfg, metric):
+def test_an_unknown_test_set_or_metric_for_the_best_is_an_error(cfg, metric):
     assert f"there is no metric {metric!r}" in refused(cfg, "CHECKPOINT.BEST.METRIC", metric)
 
 
-def test_early_stopping_goes_by_evaluations_only(cfg):
+def test_early_stopping_needs_a_metric_of_an_evaluation(cfg):
     stopping = {"NAME": "EarlyStopping", "ARGS": {"metric": "total_loss"}}
     assert "there is no metric 'total_loss'" in refused(cfg, "HOOKS", [stopping])
 
 
-def test_a_schedule_that_goes_by_evaluations_needs_some(cfg):
+def test_reduce_on_plateau_needs_evaluations(cfg):
     cfg.SOLVER.LR_SCHEDULER_NAME = "torch.optim.lr_scheduler:ReduceLROnPlateau"
     cfg.SOLVER.LR_SCHEDULER_METRIC = "digits_test/accuracy"
     check_config(cfg)
@@ -104,7 +104,7 @@ def test_a_file_that_holds_no_weights_is_refused(cfg):
     assert "README.md is damaged, or is not a checkpoint" in refused(cfg, "MODEL.WEIGHTS", "README.md")
 
 
-def test_checking_leaves_the_random_numbers_alone(cfg):
+def test_the_check_does_not_change_random_numbers(cfg):
     import torch
 
     torch.manual_seed(0)

@@ -353,7 +353,7 @@ def test_fvcores_checkpointer_and_positional_arguments_work(make):
 # ---------------------------------------------------------------------------- asynchronous
 
 
-def test_after_save_of_an_asynchronous_save_comes_when_its_file_is_complete(make, tmp_path):
+def test_after_save_of_an_asynchronous_save_is_called_when_its_file_is_complete(make, tmp_path):
     trainer, checkpointer = make()
     checkpointer = Checkpointer(trainer.model, str(tmp_path / "run"), asynchronous=True, trainer=trainer)
     there = []

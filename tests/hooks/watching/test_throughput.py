@@ -174,7 +174,7 @@ def test_no_row_is_added_at_the_end(tmp_path):
     assert [row["iteration"] for row in train(tmp_path, loader(), 20, Throughput(period=1))] == [9, 19]
 
 
-def test_it_may_stand_after_the_writer(tmp_path):
+def test_the_hook_may_be_registered_after_the_writer(tmp_path):
     path = tmp_path / "metrics.json"
     data = TensorDataset(torch.randn(64, 4))
     model = Loss()

@@ -83,7 +83,7 @@ def bars(lines):
     return [line for line in lines if COUNT.search(line)]
 
 
-def test_it_shows_how_far_training_is_and_stays_there_full_at_the_end(terminal):
+def test_the_bar_shows_the_progress_and_stays_full_at_the_end(terminal):
     terminal.take_output()
     train(
         bar(),
@@ -98,7 +98,7 @@ def test_it_shows_how_far_training_is_and_stays_there_full_at_the_end(terminal):
     assert sys.stdout is terminal.stream
 
 
-def test_it_shows_the_loss_that_writers_have_read_and_asks_for_no_other(terminal):
+def test_the_bar_shows_the_last_written_loss_and_reads_no_other(terminal):
     class Fussy(PeriodicWriter):
         def on_write(self):
             self.trainer.storage.latest()
@@ -113,7 +113,7 @@ def test_it_shows_the_loss_that_writers_have_read_and_asks_for_no_other(terminal
     )
 
 
-def test_it_shows_the_epoch_where_there_are_such(terminal):
+def test_the_bar_shows_the_epoch_if_known(terminal):
     terminal.take_output()
     model = nn.Linear(1, 1)
 
@@ -131,14 +131,14 @@ def test_it_shows_the_epoch_where_there_are_such(terminal):
     assert terminal.screen()[-2].startswith("epoch 3/3 ━")
 
 
-def test_an_evaluation_outside_of_training_is_not_its_concern():
+def test_an_evaluation_outside_training_shows_no_bar():
     trainer = Trainer()
     trainer.register_hooks([bar()])
     for event in ("before_eval", "on_eval_end"):
         trainer.emit(event)
 
 
-def test_it_says_when_it_evaluates(terminal):
+def test_the_bar_shows_evaluations(terminal):
     terminal.take_output()
     trainer = Trainer()
 
@@ -155,7 +155,7 @@ def test_it_says_when_it_evaluates(terminal):
     )
 
 
-def test_a_resumed_run_starts_where_it_is_and_counts_its_own_speed_only(terminal):
+def test_a_resumed_run_starts_at_its_iteration_and_shows_its_own_speed(terminal):
     terminal.take_output()
     start = 10_000_000
 
@@ -173,7 +173,7 @@ def test_a_resumed_run_starts_where_it_is_and_counts_its_own_speed_only(terminal
     assert all(float(rate) < 1000 for rate in rates)
 
 
-def test_log_lines_and_prints_stand_above_it_and_the_log_file_is_plain(terminal, log, tmp_path):
+def test_log_lines_and_prints_appear_above_the_bar_and_the_log_file_is_plain(terminal, log, tmp_path):
     terminal.take_output()
     logger = log(str(tmp_path))
 
@@ -197,7 +197,7 @@ def test_log_lines_and_prints_stand_above_it_and_the_log_file_is_plain(terminal,
 
 
 @pytest.mark.parametrize("error", [ValueError("the real error"), KeyboardInterrupt()])
-def test_when_training_fails_the_traceback_is_whole_and_the_terminal_as_before(terminal, log, error):
+def test_a_failure_shows_the_full_traceback_and_restores_the_terminal(terminal, log, error):
     terminal.take_output()
     log()
 
@@ -221,7 +221,7 @@ def test_when_training_fails_the_traceback_is_whole_and_the_terminal_as_before(t
         assert "    raise error" in lines
 
 
-def test_after_a_stop_it_shows_where_training_stopped(terminal):
+def test_after_a_stop_the_bar_shows_the_last_iteration(terminal):
     def stop(trainer):
         if trainer.iter == 3:
             raise StopTraining("enough")
@@ -233,7 +233,7 @@ def test_after_a_stop_it_shows_where_training_stopped(terminal):
     assert sys.stdout is terminal.stream
 
 
-def test_a_trainer_inside_of_another_ones_run_shows_none_of_its_own(terminal):
+def test_a_trainer_within_another_run_shows_no_bar(terminal):
     def nested(trainer):
         if trainer.iter == 5:
             terminal.until(" 5/10 ")
@@ -248,7 +248,7 @@ def test_a_trainer_inside_of_another_ones_run_shows_none_of_its_own(terminal):
     assert "/77" not in terminal.text
 
 
-def test_two_bars_of_one_trainer_are_one(terminal):
+def test_two_bars_of_one_trainer_show_one(terminal):
     terminal.take_output()
     train(bar(), bar())
     terminal.close()
@@ -256,7 +256,7 @@ def test_two_bars_of_one_trainer_are_one(terminal):
 
 
 @pytest.mark.parametrize("columns", [8, 20, 30, 80, 300])
-def test_it_is_never_wider_than_the_terminal(columns, monkeypatch):
+def test_the_bar_is_never_wider_than_the_terminal(columns, monkeypatch):
     with Terminal(columns) as terminal:
         terminal.monkeypatch = monkeypatch
         terminal.take_output()
@@ -269,7 +269,7 @@ def test_it_is_never_wider_than_the_terminal(columns, monkeypatch):
         assert len(lines[0]) < columns
 
 
-def test_without_colours_and_without_unicode_it_does_without(monkeypatch):
+def test_the_bar_works_without_colors_and_unicode(monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     with Terminal(80, encoding="ascii") as terminal:
         terminal.monkeypatch = monkeypatch
@@ -280,7 +280,7 @@ def test_without_colours_and_without_unicode_it_does_without(monkeypatch):
         assert not re.search(r"\x1b\[[0-9;]*3\dm", terminal.text)
 
 
-def test_a_file_or_pipe_is_sent_nothing_whatever_the_environment_says(tmp_path, monkeypatch):
+def test_files_and_pipes_get_no_bar_in_any_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     with open(tmp_path / "out", "w") as file:
@@ -290,7 +290,7 @@ def test_a_file_or_pipe_is_sent_nothing_whatever_the_environment_says(tmp_path, 
     assert (tmp_path / "out").read_text() == ""
 
 
-def test_a_terminal_that_cannot_move_its_cursor_is_sent_nothing(terminal, monkeypatch):
+def test_a_dumb_terminal_gets_no_bar(terminal, monkeypatch):
     monkeypatch.setenv("TERM", "dumb")
     terminal.take_output()
     train(bar(), CallbackHook(before_step=lambda trainer: time.sleep(0.005)))
@@ -298,7 +298,7 @@ def test_a_terminal_that_cannot_move_its_cursor_is_sent_nothing(terminal, monkey
     assert terminal.text == ""
 
 
-def test_other_ranks_than_the_first_show_none(terminal, monkeypatch):
+def test_only_rank_0_shows_a_bar(terminal, monkeypatch):
     class Comm:
         is_main_process = staticmethod(lambda: False)
 
@@ -344,7 +344,7 @@ def test_a_process_forked_while_the_bar_is_drawn_can_print(terminal):
     assert "printed by the child\r\n" in terminal.text
 
 
-def test_a_step_does_nothing_for_it():
+def test_a_step_takes_no_time_for_the_bar():
     assert not [event for event in ("before_step", "after_step", *STEP_EVENTS) if overrides(bar(), event)]
 
 
@@ -356,12 +356,12 @@ def config(*opts):
 
 
 @pytest.mark.parametrize(("value", "there"), [("auto", True), ("True", True), ("False", False)])
-def test_the_config_says_whether_there_is_one(value, there, tmp_path):
+def test_the_config_turns_the_bar_on_or_off(value, there, tmp_path):
     trainer = DefaultTrainer(config("LOG.PROGRESS_BAR", value, "OUTPUT_DIR", str(tmp_path)))
     assert (trainer.find_hook(ProgressBar) is not None) == there
 
 
-def test_without_rich_there_is_none_and_who_asks_for_it_is_told_what_to_install(monkeypatch, tmp_path):
+def test_without_rich_there_is_no_bar_and_true_is_an_error_with_advice(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "rich", None)
     trainer = DefaultTrainer(config("OUTPUT_DIR", str(tmp_path)))
     assert trainer.find_hook(ProgressBar) is None
@@ -371,14 +371,14 @@ def test_without_rich_there_is_none_and_who_asks_for_it_is_told_what_to_install(
         check_config(config("HOOKS", '[{"NAME": "ProgressBar"}]'))
 
 
-def test_values_that_make_no_sense_are_refused():
+def test_invalid_values_are_refused():
     with pytest.raises(ConfigError, match=r"LOG\.PROGRESS_BAR.*sometimes"):
         config("LOG.PROGRESS_BAR", "sometimes")
     with pytest.raises(ConfigError, match=r"HOOKS\[0\].*refresh_per_second must be positive"):
         check_config(config("HOOKS", '[{"NAME": "ProgressBar", "ARGS": {"refresh_per_second": 0}}]'))
 
 
-def test_two_ranks_in_a_terminal_show_one_bar_and_ctrl_c_ends_them_in_good_order(tmp_path):
+def test_two_ranks_in_a_terminal_show_one_bar_and_ctrl_c_ends_both(tmp_path):
     """The tool in a terminal of its own, as a person runs it."""
     hook = tmp_path / "slow_steps.py"
     hook.write_text(
