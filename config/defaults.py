@@ -124,10 +124,10 @@ _C.SOLVER.OPTIMIZER = CN()
 _C.SOLVER.OPTIMIZER.NAME = "SGD"
 _C.SOLVER.OPTIMIZER.ARGS = CN(new_allowed=True)
 _C.SOLVER.BASE_LR = _number(0.001)
-# For SGD, unless set in OPTIMIZER.ARGS.
+# For SGD. To set it in OPTIMIZER.ARGS, leave it here.
 _C.SOLVER.MOMENTUM = _number(0.9, most=1)
 _C.SOLVER.NESTEROV = False
-# For any optimizer with weight decay, unless set in OPTIMIZER.ARGS.
+# For any optimizer with weight decay. To set it in OPTIMIZER.ARGS, leave it here.
 _C.SOLVER.WEIGHT_DECAY = _number(0.0001)
 # Weight decay of normalisation layers' parameters. None: WEIGHT_DECAY.
 _C.SOLVER.WEIGHT_DECAY_NORM = Typed(0.0, float, optional=True, least=0)
@@ -136,9 +136,13 @@ _C.SOLVER.WEIGHT_DECAY_BIAS = _number(None)
 # Learning rate of biases, as a multiple of BASE_LR.
 _C.SOLVER.BIAS_LR_FACTOR = _number(1.0)
 
-# An entry of LR_SCHEDULER_REGISTRY, or "torch.optim.lr_scheduler:Name"; and arguments beyond the keys below.
+# An entry of LR_SCHEDULER_REGISTRY, or a scheduler of torch ("torch.optim.lr_scheduler:StepLR") or timm; and arguments
+# beyond the keys below. Arguments that are numbers may be durations ("1ep"), "end", "epochs", "iters_per_epoch" or
+# "max_iter" (docs/optimization.md).
 _C.SOLVER.LR_SCHEDULER_NAME = "WarmupMultiStepLR"
 _C.SOLVER.LR_SCHEDULER_ARGS = CN(new_allowed=True)
+# When a scheduler of torch is stepped: after each "iteration", "epoch" or "evaluation".
+_C.SOLVER.LR_SCHEDULER_INTERVAL = Typed("iteration", one_of("iteration", "epoch", "evaluation"))
 # The metric of "torch.optim.lr_scheduler:ReduceLROnPlateau", such as "digits_test/loss". The scheduler steps after each
 # evaluation (TEST.EVAL_PERIOD).
 _C.SOLVER.LR_SCHEDULER_METRIC = ""
@@ -239,6 +243,8 @@ _C.LOG = CN()
 _C.LOG.PERIOD = Typed(20, Duration.parse)
 # Losses are recorded every this many iterations. Larger values only help steps of a few microseconds.
 _C.LOG.GATHER_METRIC_PERIOD = _count(1, least=1)
+# Log the norm of all gradients before clipping as grad_norm. Clipping by norm always logs it.
+_C.LOG.GRAD_NORM = False
 # A progress bar at the bottom of rank 0's terminal. "auto": if rich is installed. Output to a file or pipe has none.
 _C.LOG.PROGRESS_BAR = Typed("auto", one_of("auto", True, False))
 # Components of WRITER_REGISTRY.

@@ -198,7 +198,8 @@ class DefaultTrainer(ResumableTrainer):
         cfg = self.cfg
         # First, so that the measured time of a step does not include other hooks.
         ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.SignalHandler()]
-        ret.append(hooks.LRScheduler(metric=cfg.SOLVER.LR_SCHEDULER_METRIC or None))
+        metric, interval = cfg.SOLVER.LR_SCHEDULER_METRIC or None, cfg.SOLVER.LR_SCHEDULER_INTERVAL
+        ret.append(hooks.LRScheduler(metric=metric, interval=interval))
         # All ranks have the same hooks, so that they act at the same step. Only rank 0 writes files.
         # PeriodicCheckpointer saves when all hooks of a step have run. Its position in this list does not matter.
         max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None

@@ -2,9 +2,11 @@
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from ...config import CfgNode, ConfigError, Duration
+from ..solver.scheduling import resolve_schedule
 
 __all__ = ["Segment", "epochs_at", "iteration_of", "loader_length", "resolve_lengths", "scale_config", "segments_since"]
 
@@ -15,7 +17,7 @@ Segment = tuple[int, float, int]
 
 
 def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequence[Segment] = ()) -> CfgNode:
-    """Return a copy of a config with MAX_ITER, WARMUP_ITERS and STEPS in iterations.
+    """Return a copy of a config with MAX_ITER, WARMUP_ITERS, STEPS and the schedule's arguments in iterations.
 
     Args:
         cfg: the config.
@@ -35,7 +37,8 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequenc
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
 
-    frozen, cfg = cfg.is_frozen(), cfg.clone()
+    frozen = cfg.is_frozen()
+    cfg = resolve_schedule(cfg, iters_per_epoch, partial(iterations, "SOLVER.LR_SCHEDULER_ARGS")).clone()
     cfg.defrost()
     solver = cfg.SOLVER
     solver.MAX_ITER = iterations("SOLVER.MAX_ITER", solver.MAX_ITER)

@@ -1,10 +1,11 @@
 """Optimizers, parameter groups, gradient clipping and learning rate schedules."""
 
-from .build import OPTIMIZER_REGISTRY, build_lr_scheduler, build_optimizer, check_solver
+from .build import OPTIMIZER_REGISTRY, build_optimizer, check_solver
 from .clipping import GradClipper, build_grad_clipper, maybe_add_gradient_clipping
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
 from .param_groups import get_default_optimizer_params, reduce_param_groups
 from .schedules import LR_SCHEDULER_REGISTRY
+from .scheduling import build_lr_scheduler
 from .several import OptimizerList
 
 __all__ = [

@@ -1,29 +1,23 @@
-"""Build the optimizer and the learning rate schedule of a config."""
+"""Build the optimizer of a config."""
 
 import inspect
-import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Registry, get_cfg
 from ...config.slots import Slot
 from ...hooks.common.rng import gpus_of, preserve_rng
 from ...hooks.common.tensors import is_sharded
 from .clipping import build_grad_clipper
-from .lr_scheduler import LRMultiplier, WarmupParamScheduler
 from .param_groups import get_default_optimizer_params
-from .schedules import LR_SCHEDULER_REGISTRY
+from .scheduling import check_scheduler
 
-__all__ = ["OPTIMIZER_REGISTRY", "build_lr_scheduler", "build_optimizer", "check_solver"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["OPTIMIZER_REGISTRY", "build_optimizer", "check_solver"]
 
 OPTIMIZER_REGISTRY = Registry("OPTIMIZER", Optimizer)
 """Optimizers for ``SOLVER.OPTIMIZER.NAME``, called with parameter groups and ``SOLVER.OPTIMIZER.ARGS``."""
@@ -34,8 +28,6 @@ OPTIMIZER_SLOT = Slot(
     offers=("cfg", "lr", "weight_decay", "momentum", "nesterov", "fused"),
     positional=1,
 )
-SCHEDULE_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME")
-TORCH_SCHEDULER_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME", offers=(), positional=1)
 
 for _optimizer in (
     torch.optim.SGD,
@@ -61,10 +53,10 @@ FUSED = {
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     """Build the optimizer of ``cfg.SOLVER`` for the trainable parameters of a model.
 
-    ``OPTIMIZER.ARGS`` take precedence over the other keys of ``SOLVER``. The fused implementation is used where the
-    optimizer has one for the device, unless ``ARGS`` selects an implementation or the fused step cannot update sharded
-    parameters (FSDP2). The optimizer does not clip gradients: see ``build_grad_clipper``. If parameters are sharded,
-    all ranks must call this function.
+    Arguments that ``OPTIMIZER.ARGS`` does not set come from the other keys of ``SOLVER``. The fused implementation is
+    used where the optimizer has one for the device, unless ``ARGS`` selects an implementation or the fused step cannot
+    update sharded parameters (FSDP2). The optimizer does not clip gradients: see ``build_grad_clipper``. If parameters
+    are sharded, all ranks must call this function.
 
     Raises:
         ConfigError: name or arguments are wrong, a key is set that the optimizer does not use, there is nothing to
@@ -104,52 +96,6 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> LRScheduler:
-    """Build the learning rate schedule of ``cfg.SOLVER``. Call its ``step()`` once after each update.
-
-    Args:
-        cfg: the whole config, with ``MAX_ITER``, ``WARMUP_ITERS`` and ``STEPS`` in iterations.
-        optimizer: the optimizer whose learning rates the schedule sets.
-
-    Raises:
-        ConfigError: a length is not a number of iterations, or name or arguments are wrong.
-    """
-    solver = cfg.SOLVER
-    for name, value in (("MAX_ITER", solver.MAX_ITER), ("WARMUP_ITERS", solver.WARMUP_ITERS)):
-        _check_iterations(name, value)
-    for i, step in enumerate(solver.STEPS):
-        _check_iterations(f"STEPS[{i}]", step)
-    if _check_scheduler(cfg) is TORCH_SCHEDULER_SLOT:
-        _check_no_warmup(cfg)
-        return TORCH_SCHEDULER_SLOT.try_build(cfg, optimizer)
-    schedule = SCHEDULE_SLOT.build(cfg)
-    if not isinstance(schedule, ParamScheduler):
-        raise ConfigError(
-            f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return a "
-            f"fvcore ParamScheduler; it returned {schedule!r}"
-        )
-    if getattr(schedule, "has_warmup", False):
-        _check_no_warmup(cfg)
-        return LRMultiplier(optimizer, schedule, solver.MAX_ITER)
-    if solver.WARMUP_ITERS >= solver.MAX_ITER:
-        logger.warning(
-            "SOLVER.WARMUP_ITERS (%d) is not less than MAX_ITER (%d): the whole run is warm-up",
-            solver.WARMUP_ITERS,
-            solver.MAX_ITER,
-        )
-    try:
-        schedule = WarmupParamScheduler(
-            schedule,
-            solver.WARMUP_FACTOR,
-            min(solver.WARMUP_ITERS / solver.MAX_ITER, 1.0),
-            solver.WARMUP_METHOD,
-            solver.RESCALE_INTERVAL,
-        )
-    except ValueError as error:
-        raise ConfigError(f"SOLVER.WARMUP_METHOD: {error}") from error
-    return LRMultiplier(optimizer, schedule, solver.MAX_ITER)
-
-
 def check_solver(cfg: CfgNode) -> None:
     """Check names and arguments of optimizer, schedule and gradient clipping, without building anything.
 
@@ -159,7 +105,7 @@ def check_solver(cfg: CfgNode) -> None:
     if cfg.SOLVER.OPTIMIZER.NAME:
         _check_optimizer(cfg)
     if cfg.SOLVER.LR_SCHEDULER_NAME:
-        _check_scheduler(cfg)
+        check_scheduler(cfg)
     build_grad_clipper(cfg)
 
 
@@ -175,6 +121,14 @@ def _check_optimizer(cfg: CfgNode) -> Any:
     if not _takes(target, "weight_decay"):
         unused += ["WEIGHT_DECAY", "WEIGHT_DECAY_NORM", "WEIGHT_DECAY_BIAS"]
     defaults = get_cfg().SOLVER
+    for argument in ("weight_decay", "momentum", "nesterov"):
+        other = argument.upper()
+        value = solver.OPTIMIZER.ARGS.get(argument, defaults[other])
+        if solver[other] not in (defaults[other], value) and argument in solver.OPTIMIZER.ARGS:
+            raise ConfigError(
+                f"SOLVER.{other} is {solver[other]}, but {key}.{argument} is {value}: set one of them "
+                f"({defaults[other]} is the default of SOLVER.{other})"
+            )
     for other in unused:
         if solver[other] != defaults[other]:
             raise ConfigError(
@@ -182,42 +136,6 @@ def _check_optimizer(cfg: CfgNode) -> Any:
                 f"leave it at {defaults[other]}, and set the optimizer's own arguments in {key}"
             )
     return target
-
-
-def _check_scheduler(cfg: CfgNode) -> Slot:
-    """Check the schedule's settings and return the slot to build it from."""
-    name = cfg.SOLVER.LR_SCHEDULER_NAME
-    target = LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME")
-    slot = TORCH_SCHEDULER_SLOT if _is_a(target, LRScheduler) else SCHEDULE_SLOT
-    slot.check(cfg)
-    metric, by_metric = cfg.SOLVER.LR_SCHEDULER_METRIC, _is_a(target, ReduceLROnPlateau)
-    if metric and not by_metric:
-        raise ConfigError(
-            f"SOLVER.LR_SCHEDULER_METRIC: is {metric!r}, but {name!r} counts iterations: leave it empty, or use "
-            '"torch.optim.lr_scheduler:ReduceLROnPlateau"'
-        )
-    if by_metric and not metric:
-        raise ConfigError(
-            f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, such as "digits_test/loss"'
-        )
-    return slot
-
-
-def _check_no_warmup(cfg: CfgNode) -> None:
-    if cfg.SOLVER.WARMUP_ITERS not in (0, get_cfg().SOLVER.WARMUP_ITERS):
-        raise ConfigError(
-            f"SOLVER.WARMUP_ITERS is {cfg.SOLVER.WARMUP_ITERS}, but {cfg.SOLVER.LR_SCHEDULER_NAME!r} has no "
-            "separate warm-up: set it to 0, and configure the schedule with SOLVER.LR_SCHEDULER_ARGS"
-        )
-
-
-def _check_iterations(name: str, value: Any) -> None:
-    least = 1 if name == "MAX_ITER" else 0
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(
-            f"SOLVER.{name} is {value!r}: it must be a number of iterations, {least} or more "
-            "(DefaultTrainer converts epochs with the length of the loader)"
-        )
 
 
 def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bool:

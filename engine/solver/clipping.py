@@ -23,18 +23,26 @@ OptimizerOrType = TypeVar("OptimizerOrType", Optimizer, type[Optimizer])
 
 
 def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
-    """Build the gradient clipper of ``SOLVER.CLIP_GRADIENTS``; None if it is not enabled.
+    """Build the gradient clipper of ``SOLVER.CLIP_GRADIENTS``; None if it is not enabled and the norm is not logged.
 
     "value" limits each element to [-CLIP_VALUE, CLIP_VALUE]. "norm" scales all gradients by one factor so that their
     global norm is at most CLIP_VALUE (Pascanu et al., arXiv:1211.5063). "param_norm" scales the gradient of each
-    parameter by itself. Norms are of order NORM_TYPE.
+    parameter by itself. Norms are of order NORM_TYPE. With ``LOG.GRAD_NORM`` the clipper always returns the global
+    norm.
 
     Raises:
         ConfigError: CLIP_TYPE is unknown, or a number is not positive.
     """
     clip = cfg.SOLVER.CLIP_GRADIENTS
     if not clip.ENABLED:
-        return None
+        return partial(_measure, clip=None, norm_type=2.0) if cfg.LOG.GRAD_NORM else None
+    clipper = _clipper(clip)
+    if cfg.LOG.GRAD_NORM and clip.CLIP_TYPE != "norm":
+        return partial(_measure, clip=clipper, norm_type=clip.NORM_TYPE)
+    return clipper
+
+
+def _clipper(clip: CfgNode) -> GradClipper:
     for name in ("CLIP_VALUE", "NORM_TYPE"):
         if not clip[name] > 0:  # also refuses NaN
             raise ConfigError(f"SOLVER.CLIP_GRADIENTS.{name}: must be greater than 0, not {clip[name]}")
@@ -58,7 +66,7 @@ def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: OptimizerOrType) -> Opt
         cfg: the whole config.
         optimizer: an optimizer, which is changed and returned, or a class, of which a subclass is returned.
     """
-    clip = build_grad_clipper(cfg)
+    clip = _clipper(cfg.SOLVER.CLIP_GRADIENTS) if cfg.SOLVER.CLIP_GRADIENTS.ENABLED else None
     if clip is None:
         return optimizer
     if isinstance(optimizer, Optimizer):
@@ -99,15 +107,31 @@ def _clip_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -
     own = _uniform_tensors(grads)
     if own is None and not any(map(is_sharded, grads)):
         return nn.utils.clip_grad_norm_(parameters, limit, norm_type)
+    norm = _total_norm(grads, own, norm_type)
     if own is None:
-        norm = torch.linalg.vector_norm(_mixed_norms(grads, norm_type), norm_type)
         for grad in grads:
             local_part(grad).mul_(_factors(norm, limit).to(grad.dtype))
         return norm
     # Faster than clip_grad_norm_, which groups gradients by device and dtype first.
-    norm = torch.linalg.vector_norm(_norms(grads, own, norm_type), norm_type)
     torch._foreach_mul_(own, _factors(norm, limit))
     return norm
+
+
+def _measure(parameters: list[nn.Parameter], clip: GradClipper | None, norm_type: float) -> torch.Tensor:
+    """Return the global norm, and clip in another way, if at all."""
+    grads = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = _total_norm(grads, _uniform_tensors(grads), norm_type)
+    if clip is not None:
+        clip(parameters)
+    return norm
+
+
+def _total_norm(grads: list[torch.Tensor], own: list[torch.Tensor] | None, norm_type: float) -> torch.Tensor:
+    if own is not None:
+        return torch.linalg.vector_norm(_norms(grads, own, norm_type), norm_type)
+    if any(map(is_sharded, grads)):
+        return torch.linalg.vector_norm(_mixed_norms(grads, norm_type), norm_type)
+    return nn.utils.get_total_norm(grads, norm_type)
 
 
 def _clip_each_norm(parameters: list[nn.Parameter], limit: float, norm_type: float) -> None:

@@ -18,13 +18,15 @@ from fvcore.common.param_scheduler import (
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import CfgNode, ConfigError, Registry
+from ...hooks.common.optimizers import TimmScheduler
 
 __all__ = ["LR_SCHEDULER_REGISTRY", "FunctionSchedule"]
 
 logger = logging.getLogger(__name__)
 
-LR_SCHEDULER_REGISTRY = Registry("LR_SCHEDULER", (LRScheduler, ParamScheduler))
-"""Schedules for ``SOLVER.LR_SCHEDULER_NAME``: ``(cfg, **SOLVER.LR_SCHEDULER_ARGS) -> ParamScheduler``."""
+LR_SCHEDULER_REGISTRY = Registry("LR_SCHEDULER", (LRScheduler, ParamScheduler, TimmScheduler))
+"""Schedules for ``SOLVER.LR_SCHEDULER_NAME``: ``(cfg, **SOLVER.LR_SCHEDULER_ARGS) -> ParamScheduler``, or torch's and
+timm's schedulers: ``(optimizer, **SOLVER.LR_SCHEDULER_ARGS)``."""
 
 
 class FunctionSchedule(ParamScheduler):
@@ -71,9 +73,55 @@ def WarmupStepWithFixedGammaLR(cfg: CfgNode) -> ParamScheduler:
 
 
 @LR_SCHEDULER_REGISTRY.register()
+def WarmupStepLR(cfg: CfgNode, step_size: int = 30000) -> ParamScheduler:
+    """Multiplies by ``SOLVER.GAMMA`` every ``step_size`` iterations, such as "5ep"."""
+    if step_size < 1:
+        raise ConfigError(f"SOLVER.LR_SCHEDULER_ARGS.step_size: must be positive, not {step_size}")
+    gamma = cfg.SOLVER.GAMMA
+    return FunctionSchedule(lambda iteration: gamma ** (iteration // step_size), cfg.SOLVER.MAX_ITER)
+
+
+@LR_SCHEDULER_REGISTRY.register()
 def WarmupCosineLR(cfg: CfgNode) -> ParamScheduler:
     """Decays with a half cosine to ``SOLVER.BASE_LR_END`` (Loshchilov and Hutter, arXiv:1608.03983, no restarts)."""
     return CosineParamScheduler(1.0, _end(cfg))
+
+
+@LR_SCHEDULER_REGISTRY.register()
+def WarmupCosineRestartsLR(
+    cfg: CfgNode, cycles: int = 4, first_cycle: int | None = None, growth: float = 1.0, decay: float = 1.0
+) -> ParamScheduler:
+    """Decays with a half cosine to ``SOLVER.BASE_LR_END`` and restarts (SGDR, Loshchilov and Hutter, arXiv:1608.03983).
+
+    Args:
+        cfg: the whole config.
+        cycles: number of cycles in the run.
+        first_cycle: length of the first cycle in iterations, such as "10ep", instead of ``cycles``.
+        growth: each cycle is this many times as long as the one before (SGDR's T_mult).
+        decay: each cycle starts at this multiple of the rate that the one before started at.
+    """
+    if cycles < 1 or growth < 1 or not 0 < decay <= 1 or (first_cycle is not None and first_cycle < 1):
+        raise ConfigError(
+            "SOLVER.LR_SCHEDULER_ARGS: cycles and first_cycle must be positive, growth at least 1, decay in (0, 1], "
+            f"not cycles={cycles}, first_cycle={first_cycle}, growth={growth}, decay={decay}"
+        )
+    end, max_iter = _end(cfg), cfg.SOLVER.MAX_ITER
+    if first_cycle is None:
+        ends = [sum(growth**j for j in range(i + 1)) for i in range(cycles)]
+        ends = [max_iter * part / ends[-1] for part in ends]
+    else:
+        ends = [float(first_cycle)]
+        while ends[-1] < max_iter:
+            ends.append(ends[-1] + first_cycle * growth ** len(ends))
+    starts = [0.0, *ends[:-1]]
+
+    def factor(iteration: float) -> float:
+        cycle = min(bisect_right(ends, iteration), len(ends) - 1)  # the last cycle includes the end of the run
+        progress = (iteration - starts[cycle]) / (ends[cycle] - starts[cycle])
+        peak = max(decay**cycle, end)
+        return end + (peak - end) * (1 + math.cos(math.pi * progress)) / 2
+
+    return FunctionSchedule(factor, max_iter)
 
 
 @LR_SCHEDULER_REGISTRY.register()
@@ -113,13 +161,16 @@ def WarmupInverseSqrtLR(cfg: CfgNode, timescale: int | None = None) -> ParamSche
 
 
 @LR_SCHEDULER_REGISTRY.register()
-def WarmupStableDecayLR(cfg: CfgNode, decay_fraction: float = 0.2, decay_method: str = "linear") -> ParamScheduler:
+def WarmupStableDecayLR(
+    cfg: CfgNode, decay_fraction: float = 0.2, decay_method: str = "linear", decay_iters: int | None = None
+) -> ParamScheduler:
     """Warm-up, stable, decay: stays at ``SOLVER.BASE_LR``, and decays to ``SOLVER.BASE_LR_END`` in the last
     ``decay_fraction`` of the run (Hu et al., MiniCPM, arXiv:2404.06395).
 
     Args:
         cfg: the whole config.
         decay_fraction: fraction of the run, in (0, 1].
+        decay_iters: length of the decay in iterations, such as "2ep", instead of ``decay_fraction``.
         decay_method: "linear", "cosine", or "sqrt": 1 - sqrt(progress) (Hägele et al., arXiv:2405.18392).
     """
     shapes: dict[str, Callable[[float], float]] = {
@@ -133,7 +184,7 @@ def WarmupStableDecayLR(cfg: CfgNode, decay_fraction: float = 0.2, decay_method:
             f"got {decay_method!r} and {decay_fraction}"
         )
     end, max_iter, shape = _end(cfg), cfg.SOLVER.MAX_ITER, shapes[decay_method]
-    length = decay_fraction * max_iter
+    length = decay_fraction * max_iter if decay_iters is None else min(max(decay_iters, 1), max_iter)
 
     def factor(iteration: float) -> float:
         progress = min(max(0.0, (iteration - (max_iter - length)) / length), 1.0)

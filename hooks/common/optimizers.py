@@ -1,13 +1,30 @@
 """Helpers for optimizers and learning rate schedules."""
 
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from fvcore.common.param_scheduler import ParamScheduler
 
-__all__ = ["BEFORE_END", "optimizers_of", "value_at"]
+__all__ = ["BEFORE_END", "TimmScheduler", "optimizers_of", "value_at"]
 
 BEFORE_END = 1 - 2 * ParamScheduler.WHERE_EPSILON
 """The last point at which fvcore's stepwise schedules are defined: they add the epsilon."""
+
+
+@runtime_checkable
+class TimmScheduler(Protocol):
+    """The interface of timm's schedulers, which are told the number of the epoch and of the update."""
+
+    def step(self, epoch: int) -> None:
+        """Set the rates for an epoch, if the scheduler counts epochs."""
+
+    def step_update(self, num_updates: int) -> None:
+        """Set the rates after a number of updates, if the scheduler counts updates."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state."""
 
 
 def optimizers_of(optimizer: Any) -> list[Any]:

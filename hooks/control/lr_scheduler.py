@@ -3,7 +3,7 @@
 import logging
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from fvcore.common.param_scheduler import ParamScheduler
@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import ConfigError, suggest
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.optimizers import value_at
+from ..common.optimizers import TimmScheduler, value_at
 from ..storage.event_storage import has_event_storage
 
 __all__ = ["LRScheduler"]
@@ -24,16 +24,18 @@ logger = logging.getLogger(__name__)
 class LRScheduler(HookBase):
     """Steps a learning rate scheduler after each iteration, and puts the rate that was used as ``lr``.
 
-    ``ReduceLROnPlateau`` is stepped with a metric instead, after each evaluation that puts a new value of it.
+    ``ReduceLROnPlateau`` is stepped with a metric instead, after each evaluation that puts a new value of it. timm's
+    schedulers are told the number of the update after each iteration, and the number of the epoch after each epoch.
 
     Saves the scheduler's state, and the iteration of the last metric value.
 
     Args:
         optimizer: the optimizer. Default: the trainer's.
-        scheduler: a torch scheduler that counts iterations, a ``ReduceLROnPlateau``, or an fvcore ParamScheduler that
-            returns factors of the optimizer's learning rates. Default: the trainer's ``scheduler``.
+        scheduler: a torch scheduler, a ``ReduceLROnPlateau``, one of timm's, or an fvcore ParamScheduler that returns
+            factors of the optimizer's learning rates. Default: the trainer's ``scheduler``.
         name: the metric name of the rate, for several optimizers with a schedule each.
         metric: for ``ReduceLROnPlateau``: the full name of its metric, such as ``"digits_test/loss"``.
+        interval: when a torch scheduler is stepped: after each "iteration", "epoch" or "evaluation".
 
     Raises:
         ConfigError: before training, if scheduler, optimizer and metric do not fit together.
@@ -45,7 +47,11 @@ class LRScheduler(HookBase):
         scheduler: "_TorchScheduler | ParamScheduler | None" = None,
         name: str = "lr",
         metric: str | None = None,
+        interval: Literal["iteration", "epoch", "evaluation"] = "iteration",
     ) -> None:
+        if interval not in ("iteration", "epoch", "evaluation"):
+            raise ConfigError(f'LRScheduler: interval is "iteration", "epoch" or "evaluation", not {interval!r}')
+        self._interval = interval
         self._name = name
         self._metric = metric
         self._metric_iter: int | None = None
@@ -54,6 +60,8 @@ class LRScheduler(HookBase):
         self._scheduler = scheduler
         self._multiplier = scheduler if isinstance(scheduler, ParamScheduler) else None
         self._length: int | None = None
+        self._by_timm = False
+        self._each_step = True
 
     def before_train(self) -> None:
         self._optimizer = self._optimizer or self.trainer.optimizer
@@ -68,6 +76,8 @@ class LRScheduler(HookBase):
                     "two LRScheduler hooks step the same scheduler: it would run twice as fast; remove one of them"
                 )
         self._group = self.get_best_param_group_id(self._optimizer)
+        self._by_timm = not isinstance(self.scheduler, _TorchScheduler) and isinstance(self.scheduler, TimmScheduler)
+        self._each_step = self._metric is None and self._interval == "iteration" and not self._by_timm
 
     def _check_metric(self) -> None:
         scheduler = self.scheduler
@@ -150,11 +160,23 @@ class LRScheduler(HookBase):
         lr = self._optimizer.param_groups[self._group]["lr"]  # type: ignore[union-attr]
         trainer = self.trainer
         trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
-        if self._metric is None:
+        if self._each_step:
             (self._scheduler or trainer.scheduler).step()
+        elif self._by_timm:
+            self.scheduler.step_update(trainer.iter + 1)
+
+    def after_epoch(self) -> None:
+        if self._by_timm:
+            self.scheduler.step(self.trainer.epoch + 1)
+        elif self._interval == "epoch":
+            self.scheduler.step()
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
-        if self._metric is None or not has_event_storage():  # not for an evaluation without training
+        if not has_event_storage():  # an evaluation without training
+            return
+        if self._metric is None:
+            if self._interval == "evaluation" and self.trainer.iter < self.trainer.max_iter:
+                self.scheduler.step()
             return
         latest = self.trainer.storage.latest()
         if self._metric not in latest:
@@ -192,13 +214,13 @@ class LRScheduler(HookBase):
         return self._scheduler or self.trainer.scheduler
 
     def state_dict(self) -> dict[str, Any]:
-        if not isinstance(self.scheduler, _TorchScheduler):
+        if not hasattr(self.scheduler, "state_dict"):
             return {}
         state = self.scheduler.state_dict()
         return state if self._metric is None else {"scheduler": state, "judged_iter": self._metric_iter}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if isinstance(self.scheduler, _TorchScheduler):
+        if hasattr(self.scheduler, "load_state_dict"):
             logger.debug("Loading scheduler from state_dict ...")
             if self._metric is not None:
                 self._metric_iter = state_dict["judged_iter"]

@@ -43,7 +43,7 @@ def test_the_example_config_is_valid(cfg):
         ("DATALOADER.NUM_WORKERS", 1000, "DATALOADER.NUM_WORKERS: must be at most 64 on this machine, not 1000"),
         ("VERSION", 99, "VERSION: this hookline reads version 1, not 99"),
         ("TEST.EXPECTED_RESULTS", [["a", "b"]], "is not [set, metric, expected value, tolerance]"),
-        ("SOLVER.OPTIMIZER.ARGS.weight_decay", -1, "SOLVER.OPTIMIZER.ARGS of AdamW: ValueError: Invalid weight_decay"),
+        ("SOLVER.OPTIMIZER.ARGS.eps", -1, "SOLVER.OPTIMIZER.ARGS of AdamW: ValueError: Invalid epsilon"),
         ("SOLVER.OPTIMIZER.ARGS.weight_decays", 1, "did you mean 'weight_decay'"),
         ("MODEL.ARGS.dropout", 1.5, "MODEL.ARGS of ConvNet: ValueError: dropout probability"),
         ("MODEL.ARGS.width", 0, "MODEL.ARGS of ConvNet: ValueError: width must be at least 1"),

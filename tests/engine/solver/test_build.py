@@ -54,10 +54,19 @@ def test_sgd_uses_the_solver_keys():
     assert [(len(g["params"]), g["weight_decay"]) for g in optimizer.param_groups] == [(4, 0.2), (2, 0.0)]
 
 
-def test_arguments_take_precedence_over_the_solver_keys():
-    cfg = make_cfg(args={"weight_decay": 0.3, "momentum": 0.0, "fused": False}, WEIGHT_DECAY=0.2, MOMENTUM=0.8)
+def test_arguments_take_precedence_over_the_defaults_of_solver_keys():
+    cfg = make_cfg(args={"weight_decay": 0.3, "momentum": 0.0, "fused": False})
     group = build_optimizer(cfg, make_model()).param_groups[0]
     assert (group["weight_decay"], group["momentum"], group["fused"]) == (0.3, 0.0, False)
+
+
+@pytest.mark.parametrize(("argument", "value"), [("weight_decay", 0.2), ("momentum", 0.8), ("nesterov", True)])
+def test_a_setting_with_two_different_values_is_refused(argument, value):
+    cfg = make_cfg(args={argument: type(value)(0)}, **{argument.upper(): value})
+    with pytest.raises(ConfigError, match=f"SOLVER.{argument.upper()} is {value}, but SOLVER.OPTIMIZER.ARGS"):
+        check_solver(cfg)
+    cfg.SOLVER.OPTIMIZER.ARGS[argument] = value  # the same value twice
+    check_solver(cfg)
 
 
 def test_biases_have_separate_settings():
@@ -94,7 +103,7 @@ def test_an_optimizer_receives_only_arguments_that_it_has():
         (make_cfg(LR_SCHEDULER_ARGS={"power": 2.0}), r"SOLVER\.LR_SCHEDULER_ARGS\.power"),
         (make_cfg(LR_SCHEDULER_NAME="torch.optim.lr_scheduler:ExponentialLR"), "gamma"),
         (make_cfg(LR_SCHEDULER_NAME=PLATEAU), r"SOLVER\.LR_SCHEDULER_METRIC: .*needs the name of a metric"),
-        (make_cfg(LR_SCHEDULER_METRIC="test/loss"), r"SOLVER\.LR_SCHEDULER_METRIC: .*counts iterations"),
+        (make_cfg(LR_SCHEDULER_METRIC="test/loss"), r"SOLVER\.LR_SCHEDULER_METRIC: .*does not use a metric"),
     ],
 )
 def test_wrong_settings_are_found_without_building(cfg, message):

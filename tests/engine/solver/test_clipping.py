@@ -131,3 +131,18 @@ def test_numbers_that_are_not_positive_are_refused(name, number):
     cfg.SOLVER.CLIP_GRADIENTS[name] = number
     with pytest.raises(ConfigError, match=rf"SOLVER\.CLIP_GRADIENTS\.{name}: must be greater than 0"):
         build_grad_clipper(cfg)
+
+
+@pytest.mark.parametrize("clip", [None, "value", "param_norm", "norm"])
+def test_the_norm_can_be_logged_with_and_without_clipping(clip):
+    cfg = get_cfg()
+    cfg.LOG.GRAD_NORM = True
+    if clip:
+        cfg.SOLVER.CLIP_GRADIENTS.ENABLED, cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = True, clip
+    parameters = [nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, 1))]
+    parameters[0].grad, parameters[1].grad = torch.tensor([3.0]), torch.tensor([[4.0]])
+    assert build_grad_clipper(cfg)(parameters).item() == 5.0
+    clipped = {None: [3, 4], "value": [1, 1], "param_norm": [1, 1], "norm": [0.6, 0.8]}[clip]
+    assert [parameter.grad.item() for parameter in parameters] == pytest.approx(clipped)
+    cfg.LOG.GRAD_NORM = False
+    assert (build_grad_clipper(cfg) is None) == (clip is None)

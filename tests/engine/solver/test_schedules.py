@@ -37,6 +37,14 @@ def wsd(i, decay):
     return 2.0 if i < 15 else 0.5 + 1.5 * decay((i - 15) / 5)
 
 
+def sgdr(i, first, growth):
+    """The equation of the SGDR paper, from 2.0 to 0.5: T_cur iterations into a cycle of T_i."""
+    start, length = 0, first
+    while i >= start + length and i < 35:
+        start, length = start + length, length * growth
+    return 0.5 + 0.75 * (1 + math.cos(math.pi * (i - start) / length))
+
+
 @pytest.mark.parametrize(
     ("cfg", "expected"),
     [
@@ -47,6 +55,27 @@ def wsd(i, decay):
         (make_cfg("WarmupStepWithFixedGammaLR", GAMMA=0.5), lambda i: 2.0 * 0.5 ** min(i // 5, 3)),
         (make_cfg("WarmupStepWithFixedGammaLR", 10, NUM_DECAYS=2), lambda i: 2.0 * 0.1 ** min(3 * i // 10, 2)),
         (make_cfg("WarmupCosineLR", BASE_LR_END=0.5), lambda i: 0.5 + 0.75 * (1 + math.cos(math.pi * i / 20))),
+        (
+            make_cfg("WarmupCosineRestartsLR", args={"cycles": 4}),  # cycles of 5 iterations
+            lambda i: 1 + math.cos(math.pi * (i % 5) / 5) if i < 20 else 0.0,
+        ),
+        (
+            make_cfg("WarmupCosineRestartsLR", 35, BASE_LR_END=0.5, args={"cycles": 3, "growth": 2.0}),
+            lambda i: sgdr(i, 5, 2),
+        ),
+        (
+            make_cfg("WarmupCosineRestartsLR", 35, BASE_LR_END=0.5, args={"first_cycle": 5, "growth": 2.0}),
+            lambda i: sgdr(i, 5, 2),
+        ),
+        (
+            make_cfg("WarmupCosineRestartsLR", args={"cycles": 2, "decay": 0.5}),
+            lambda i: (1 + math.cos(math.pi * (i % 10) / 10)) * (1 if i < 10 else 0.5) if i < 20 else 0.0,
+        ),
+        (make_cfg("WarmupStepLR", args={"step_size": 6}, GAMMA=0.5), lambda i: 2.0 * 0.5 ** (i // 6)),
+        (
+            make_cfg("WarmupStableDecayLR", BASE_LR_END=0.5, args={"decay_iters": 5}),
+            lambda i: wsd(i, lambda x: 1 - x),
+        ),
         (make_cfg("WarmupLinearLR", BASE_LR_END=0.5), lambda i: 2.0 - 1.5 * i / 20),
         (make_cfg("WarmupPolynomialLR", args={"power": 2.0}), lambda i: 2.0 * (1 - i / 20) ** 2),
         (make_cfg("WarmupExponentialLR", args={"decay": 0.25}), lambda i: 2.0 * 0.25 ** (i / 20)),
@@ -86,6 +115,23 @@ def test_one_cycle_matches_torch():
         reference.step()
         expected.append(optimizer.param_groups[0]["lr"])
     assert values == pytest.approx(expected)
+
+
+def test_restarts_match_torch():
+    values = learning_rates(make_cfg("WarmupCosineRestartsLR", 35, args={"first_cycle": 5, "growth": 2.0}))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=2.0)
+    reference = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=5, T_mult=2)
+    for value in values[:-1]:
+        assert value == pytest.approx(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        reference.step()
+
+
+def test_restarts_begin_after_a_warmup_with_rescale_interval():
+    cfg = make_cfg("WarmupCosineRestartsLR", 24, 4, {"cycles": 2}, WARMUP_FACTOR=0.0, RESCALE_INTERVAL=True)
+    # the formula of Hugging Face's get_cosine_with_hard_restarts_schedule_with_warmup
+    expected = [i / 4 if i < 4 else (1 + math.cos(math.pi * ((2 * (i - 4) / 20) % 1))) / 2 for i in range(24)]
+    assert learning_rates(cfg)[:-1] == pytest.approx([2 * factor for factor in expected])
 
 
 def test_every_registered_schedule_is_defined_from_first_to_last_step():

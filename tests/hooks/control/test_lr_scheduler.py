@@ -243,3 +243,98 @@ def test_several_optimizers_can_have_a_param_scheduler_each():
     trainer.train(0, 4)
     assert trainer.storage.latest()["lr_a"][0] == pytest.approx(0.25)
     assert trainer.storage.latest()["lr_b"][0] == pytest.approx(0.025)
+
+
+class TimmLike:
+    """A scheduler with the interface of timm's: it is told the numbers of epochs and updates."""
+
+    def __init__(self, optimizer, t_in_epochs):
+        self.optimizer, self.t_in_epochs, self.calls = optimizer, t_in_epochs, []
+
+    def step(self, epoch, metric=None):
+        self.calls.append(("epoch", epoch))
+        self._set(epoch, self.t_in_epochs)
+
+    def step_update(self, num_updates, metric=None):
+        self.calls.append(("update", num_updates))
+        self._set(num_updates, not self.t_in_epochs)
+
+    def _set(self, t, counts):
+        if counts:
+            self.optimizer.param_groups[0]["lr"] = 1 / (1 + t)
+
+    def state_dict(self):
+        return {"calls": list(self.calls)}
+
+    def load_state_dict(self, state_dict):
+        self.calls = list(state_dict["calls"])
+
+
+def make_epochs(length=3):
+    torch.manual_seed(0)
+    model = Net()
+    return SimpleTrainer(model, [torch.ones(1, 2)] * length, torch.optim.SGD(model.parameters(), lr=1.0))
+
+
+def test_a_torch_scheduler_can_count_epochs():
+    trainer, rates = make_epochs(3), Rates()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
+    trainer.register_hooks([LRScheduler(scheduler=scheduler, interval="epoch"), rates])
+    trainer.train(0, 8)
+    assert rates.used == [1, 1, 1, 0.5, 0.5, 0.5, 0.25, 0.25]
+
+
+def test_a_torch_scheduler_can_count_evaluations():
+    trainer, rates = make_epochs(3), Rates()
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
+    trainer.evaluate = lambda: None
+    hooks = [LRScheduler(scheduler=scheduler, interval="evaluation"), EvalHook(2, lambda: {"x": 1.0}), rates]
+    trainer.register_hooks(hooks)
+    trainer.train(0, 5)
+    assert rates.used == [1, 1, 0.5, 0.5, 0.25]
+    assert scheduler.last_epoch == 2  # the evaluation after the last step has nothing to change
+
+
+@pytest.mark.parametrize("in_epochs", [True, False])
+def test_a_timm_scheduler_is_told_epochs_and_updates(in_epochs):
+    trainer, rates = make_epochs(3), Rates()
+    scheduler = TimmLike(trainer.optimizer, in_epochs)
+    trainer.register_hooks([LRScheduler(scheduler=scheduler), rates])
+    trainer.train(0, 4)
+    assert scheduler.calls == [("update", 1), ("update", 2), ("update", 3), ("epoch", 1), ("update", 4)]
+    assert rates.used == pytest.approx([1, 1, 1, 1 / 2] if in_epochs else [1, 1 / 2, 1 / 3, 1 / 4])
+
+
+@pytest.mark.parametrize("kind", ["epoch", "timm epochs", "timm updates"])
+def test_schedules_of_epochs_resume_exactly(kind, tmp_path):
+    def run(start, end, folder, resume=False):
+        trainer, rates = make_epochs(3), Rates()
+        if kind == "epoch":
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(trainer.optimizer, 0.5)
+        else:
+            scheduler = TimmLike(trainer.optimizer, kind == "timm epochs")
+        trainer.register_hooks(
+            [LRScheduler(scheduler=scheduler, interval="epoch" if kind == "epoch" else "iteration"), rates]
+        )
+        checkpointer = Checkpointer(trainer.model, str(folder), trainer=trainer)
+        if resume:
+            checkpointer.resume_or_load("", resume=True)
+        trainer.train(start, end)
+        checkpointer.save("model_last")
+        return rates.used, trainer.model.state_dict()["fc.weight"]
+
+    rates, weight = run(0, 11, tmp_path / "whole")
+    first, _ = run(0, 6, tmp_path / "parts")
+    second, resumed = run(6, 11, tmp_path / "parts", resume=True)
+    assert first + second == rates
+    assert torch.equal(weight, resumed)
+
+
+def test_timms_own_schedulers(tmp_path):
+    timm = pytest.importorskip("timm.scheduler")
+    trainer, rates = make_epochs(3), Rates()
+    scheduler = timm.CosineLRScheduler(trainer.optimizer, t_initial=4, warmup_t=1, warmup_lr_init=0.1)
+    trainer.register_hooks([LRScheduler(scheduler=scheduler), rates])
+    trainer.train(0, 12)
+    epochs = [0.1, *(scheduler._get_lr(t)[0] for t in (1, 2, 3))]
+    assert rates.used == pytest.approx([rate for rate in epochs for _ in range(3)])

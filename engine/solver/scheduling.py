@@ -1,0 +1,177 @@
+"""Build the learning rate schedule of a config."""
+
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from fvcore.common.param_scheduler import ParamScheduler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ...config import CfgNode, ConfigError, Duration, get_cfg
+from ...config.slots import Slot
+from ...hooks.common.optimizers import TimmScheduler
+from .lr_scheduler import LRMultiplier, WarmupParamScheduler
+from .run_values import clock_of, has_run_values, resolve_run_values
+from .schedules import LR_SCHEDULER_REGISTRY
+
+__all__ = ["build_lr_scheduler", "check_scheduler", "resolve_schedule"]
+
+logger = logging.getLogger(__name__)
+
+SCHEDULE_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME")
+SCHEDULER_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME", offers=(), positional=1)
+"""For torch's and timm's schedulers, and functions ``(optimizer, ...)`` that return one."""
+
+
+def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> Any:
+    """Build the learning rate schedule of ``cfg.SOLVER``. Call its ``step()`` once after each update.
+
+    torch's schedulers may count something else (``SOLVER.LR_SCHEDULER_INTERVAL``), and timm's have their own calls: the
+    hook :class:`~hookline.hooks.LRScheduler` makes them.
+
+    Args:
+        cfg: the whole config, with ``MAX_ITER``, ``WARMUP_ITERS`` and ``STEPS`` in iterations.
+        optimizer: the optimizer whose learning rates the schedule sets.
+
+    Raises:
+        ConfigError: a length is not a number of iterations, or name or arguments are wrong.
+    """
+    cfg = resolve_schedule(cfg)
+    solver = cfg.SOLVER
+    for name, value in (("MAX_ITER", solver.MAX_ITER), ("WARMUP_ITERS", solver.WARMUP_ITERS)):
+        _check_iterations(name, value)
+    for i, step in enumerate(solver.STEPS):
+        _check_iterations(f"STEPS[{i}]", step)
+    if check_scheduler(cfg) is SCHEDULER_SLOT:
+        _check_no_warmup(cfg)
+        return SCHEDULER_SLOT.try_build(cfg, optimizer)
+    schedule = SCHEDULE_SLOT.build(cfg)
+    if not isinstance(schedule, ParamScheduler):
+        raise ConfigError(
+            f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return a "
+            f"fvcore ParamScheduler; it returned {schedule!r}"
+        )
+    if getattr(schedule, "has_warmup", False):
+        _check_no_warmup(cfg)
+        return LRMultiplier(optimizer, schedule, solver.MAX_ITER)
+    if solver.WARMUP_ITERS >= solver.MAX_ITER:
+        logger.warning(
+            "SOLVER.WARMUP_ITERS (%d) is not less than MAX_ITER (%d): the whole run is warm-up",
+            solver.WARMUP_ITERS,
+            solver.MAX_ITER,
+        )
+    try:
+        schedule = WarmupParamScheduler(
+            schedule,
+            solver.WARMUP_FACTOR,
+            min(solver.WARMUP_ITERS / solver.MAX_ITER, 1.0),
+            solver.WARMUP_METHOD,
+            solver.RESCALE_INTERVAL,
+        )
+    except ValueError as error:
+        raise ConfigError(f"SOLVER.WARMUP_METHOD: {error}") from error
+    return LRMultiplier(optimizer, schedule, solver.MAX_ITER)
+
+
+def resolve_schedule(
+    cfg: CfgNode, iters_per_epoch: int | None = None, iterations: Callable[[Any], int] | None = None
+) -> CfgNode:
+    """Return a config with numbers in ``LR_SCHEDULER_ARGS``, see :func:`resolve_run_values`.
+
+    Args:
+        cfg: the config. It is returned itself if there is nothing to resolve.
+        iters_per_epoch: iterations in an epoch; None if unknown.
+        iterations: converts a duration to iterations. Default: by ``iters_per_epoch``.
+    """
+    name, args = cfg.SOLVER.LR_SCHEDULER_NAME, cfg.SOLVER.LR_SCHEDULER_ARGS
+    if not args:
+        return cfg
+    target = LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME") if name else None
+    if not has_run_values(args, target):
+        return cfg
+    clock = clock_of(cfg, _is_a(target, TimmScheduler) and not _is_a(target, LRScheduler))
+    resolved = cfg.clone()
+    resolved.defrost()
+    values = resolve_run_values(cfg, target, clock, iters_per_epoch, iterations)
+    resolved.SOLVER.LR_SCHEDULER_ARGS.update(values)
+    if cfg.is_frozen():
+        resolved.freeze()
+    return resolved
+
+
+def check_scheduler(cfg: CfgNode) -> Slot:
+    """Check the schedule's settings and return the slot to build it from.
+
+    Raises:
+        ConfigError: name or arguments are wrong, or a key does not fit the scheduler.
+    """
+    cfg = resolve_schedule(cfg, 1, lambda value: 1)  # to check the arguments' types; the data is not known yet
+    solver, name = cfg.SOLVER, cfg.SOLVER.LR_SCHEDULER_NAME
+    target = LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME")
+    slot = SCHEDULER_SLOT if _takes_optimizer(target) else SCHEDULE_SLOT
+    slot.check(cfg)
+    metric, by_metric = solver.LR_SCHEDULER_METRIC, _is_a(target, ReduceLROnPlateau)
+    plateau = "torch.optim.lr_scheduler:ReduceLROnPlateau"
+    if getattr(target, "__name__", "") == "PlateauLRScheduler":
+        raise ConfigError(f"SOLVER.LR_SCHEDULER_NAME: timm's {name!r} cannot be resumed; use {plateau!r}")
+    if metric and not by_metric:
+        raise ConfigError(
+            f"SOLVER.LR_SCHEDULER_METRIC: is {metric!r}, but {name!r} does not use a metric: leave it empty, or use "
+            f"{plateau!r}"
+        )
+    if by_metric and not metric:
+        raise ConfigError(
+            f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, such as "digits_test/loss"'
+        )
+    _check_interval(cfg, target, slot, by_metric)
+    return slot
+
+
+def _check_interval(cfg: CfgNode, target: Any, slot: Slot, by_metric: bool) -> None:
+    interval, name = cfg.SOLVER.LR_SCHEDULER_INTERVAL, cfg.SOLVER.LR_SCHEDULER_NAME
+    if interval == "iteration":
+        return
+    reason = ""
+    if slot is SCHEDULE_SLOT:
+        reason = f"{name!r} changes the rate in each iteration"
+    elif by_metric:
+        reason = f"{name!r} is stepped after evaluations, with SOLVER.LR_SCHEDULER_METRIC"
+    elif not _is_a(target, LRScheduler) and _is_a(target, TimmScheduler):
+        reason = f"{name!r} counts what SOLVER.LR_SCHEDULER_ARGS.t_in_epochs says"
+    elif interval == "evaluation" and not Duration.parse(cfg.TEST.EVAL_PERIOD):
+        raise ConfigError(
+            'TEST.EVAL_PERIOD: is 0, so SOLVER.LR_SCHEDULER_INTERVAL "evaluation" has no effect; set it, for example '
+            'to "1ep"'
+        )
+    if reason:
+        raise ConfigError(f'SOLVER.LR_SCHEDULER_INTERVAL: is {interval!r}, but {reason}: leave it at "iteration"')
+
+
+def _takes_optimizer(target: Any) -> bool:
+    """Return whether the target is a scheduler's class, or a function whose first parameter is the optimizer."""
+    if isinstance(target, type):
+        return issubclass(target, LRScheduler | TimmScheduler)
+    return next(iter(inspect.signature(target).parameters), "") == "optimizer"
+
+
+def _check_no_warmup(cfg: CfgNode) -> None:
+    if cfg.SOLVER.WARMUP_ITERS not in (0, get_cfg().SOLVER.WARMUP_ITERS):
+        raise ConfigError(
+            f"SOLVER.WARMUP_ITERS is {cfg.SOLVER.WARMUP_ITERS}, but {cfg.SOLVER.LR_SCHEDULER_NAME!r} has no "
+            "separate warm-up: set it to 0, and configure the schedule with SOLVER.LR_SCHEDULER_ARGS"
+        )
+
+
+def _check_iterations(name: str, value: Any) -> None:
+    least = 1 if name == "MAX_ITER" else 0
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(
+            f"SOLVER.{name} is {value!r}: it must be a number of iterations, {least} or more "
+            "(DefaultTrainer converts epochs with the length of the loader)"
+        )
+
+
+def _is_a(target: Any, base: type) -> bool:
+    return isinstance(target, type) and issubclass(target, base)

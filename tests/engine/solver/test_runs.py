@@ -1,0 +1,99 @@
+"""Runs from a config, stopped and resumed: with any optimizer and schedule they equal a whole run."""
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import ExponentialLR
+
+from hookline.config import get_cfg
+from hookline.engine import DefaultTrainer
+from hookline.hooks import CallbackHook
+
+
+class TwoNumbers:
+    """A scheduler with the interface of timm's, which sets the rate from both numbers."""
+
+    def __init__(self, optimizer, t_initial: int):
+        self.optimizer, self.t_initial, self.epoch, self.update = optimizer, t_initial, 0, 0
+
+    def step(self, epoch, metric=None):
+        self.epoch = epoch
+
+    def step_update(self, num_updates, metric=None):
+        self.optimizer.param_groups[0]["lr"] = 0.1 / (1 + num_updates + 10 * self.epoch / self.t_initial)
+
+    def state_dict(self):
+        return {"epoch": self.epoch}
+
+    def load_state_dict(self, state_dict):
+        self.epoch = state_dict["epoch"]
+
+
+CASES = {
+    "restarts": ["SOLVER.LR_SCHEDULER_NAME", "WarmupCosineRestartsLR", "SOLVER.LR_SCHEDULER_ARGS.first_cycle", "1ep"],
+    "step per epoch": [
+        *("SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:ExponentialLR", "SOLVER.LR_SCHEDULER_ARGS.gamma", 0.5),
+        *("SOLVER.LR_SCHEDULER_INTERVAL", "epoch"),
+    ],
+    "step per evaluation": [
+        *("SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:StepLR", "SOLVER.LR_SCHEDULER_ARGS.step_size", "1ep"),
+        *("SOLVER.LR_SCHEDULER_INTERVAL", "evaluation", "TEST.EVAL_PERIOD", "0.5ep"),
+    ],
+    "timm": ["SOLVER.LR_SCHEDULER_NAME", f"{__name__}:TwoNumbers", "SOLVER.LR_SCHEDULER_ARGS.t_initial", "end"],
+}
+
+
+def make(folder, case, max_iter="3ep", resume=False):
+    cfg = get_cfg()
+    cfg.merge_from_list(
+        [
+            *("MODEL.NAME", "MLP", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
+            *("MODEL.ARGS", {"in_features": 4, "num_classes": 3, "hidden": [5], "dropout": 0.5}),
+            *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 60, "shape": [4], "num_classes": 3}}]),
+            *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 20, "shape": [4], "num_classes": 3}}]),
+            *("DATALOADER.BATCH_SIZE", 10, "SOLVER.MAX_ITER", max_iter, "SOLVER.BASE_LR", 0.1, "SEED", 3),
+            *("SOLVER.WARMUP_ITERS", 0, "SOLVER.STEPS", (), "TEST.METRICS", ["Loss"], "LOG.WRITERS", []),
+            *("LOG.PROGRESS_BAR", False, "OUTPUT_DIR", str(folder)),
+            *CASES[case],
+        ]
+    )
+    trainer = DefaultTrainer(cfg)
+    trainer.resume_or_load(resume=resume)
+    return trainer
+
+
+def state(trainer):
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    return [*(parameter.tolist() for parameter in trainer.model.parameters()), rates]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_stopped_and_resumed_run_equals_a_whole_one(case, tmp_path):
+    whole = make(tmp_path / "whole", case)
+    whole.train()
+    stopped = make(tmp_path / "parts", case)
+    stopped.register_hooks([])
+    stop_at(stopped, 8)
+    stopped.train()
+    assert stopped.iter == 9
+    resumed = make(tmp_path / "parts", case, resume=True)
+    assert resumed.start_iter == 9
+    resumed.train()
+    assert state(resumed) == state(whole)
+    first = make(tmp_path / "first", case)
+    assert [group["lr"] for group in first.optimizer.param_groups] != state(whole)[-1]  # the schedule did something
+
+
+def stop_at(trainer, iteration):
+    def stop(trainer):
+        if trainer.iter == iteration:
+            trainer.request_stop("enough", exit_code=75)
+
+    trainer.register_hooks([CallbackHook(after_step=stop)])
+
+
+def test_the_schedule_is_what_the_config_says(tmp_path):
+    trainer = make(tmp_path, "step per epoch")
+    assert isinstance(trainer.scheduler, ExponentialLR)
+    trainer.train()
+    assert trainer.scheduler.last_epoch == 3
+    assert torch.tensor(trainer.scheduler.get_last_lr()) == pytest.approx(torch.tensor([0.1 / 8]))
