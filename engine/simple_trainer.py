@@ -11,7 +11,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..config import ConfigError
 from ..hooks.storage.event_storage import EventStorage, get_event_storage
 from . import comm
 from .data.epoch_iterator import EpochIterator
@@ -21,13 +20,11 @@ from .modeling.adapters import ModelAdapter
 from .parallel.base import Strategy, check_strategy, strategy_of
 from .ranks.loss_weights import LossWeights
 from .solver.several import OptimizerList
-from .step.compiled_step import CompiledStep
-from .step.cuda_graph import GraphedStep
+from .step.choice import whole_step
 from .step.fast_path import FastOptimizer, backward
 from .step.grad_scaler import scaled_step, unscale
 from .step.model_trainer import ModelTrainer
 from .step.nonfinite import NonFinitePolicy
-from .step.random_state import RandomState
 
 __all__ = ["SimpleTrainer"]
 
@@ -107,13 +104,7 @@ class SimpleTrainer(ModelTrainer):
         self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self), self.device)
         self._fast = FastOptimizer(self.optimizer)
         self.nonfinite = NonFinitePolicy(nonfinite, nonfinite_limit)
-        if compile_step is not False and cuda_graph:
-            raise ConfigError("SOLVER.COMPILE_STEP and SOLVER.CUDA_GRAPH are two ways to run a step: choose one")
-        if compile_step is not False:
-            self._whole_step = CompiledStep({} if compile_step is True else compile_step)
-        elif cuda_graph:
-            self._whole_step = GraphedStep()
-        self._random_state = RandomState()
+        self._whole_step = whole_step(compile_step, cuda_graph)
         self.strategy = strategy or strategy_of(model)
         check_strategy(self.strategy, model, data_loader)
         self._averaging_ranks = comm.get_world_size() if self.strategy.averages else 1
@@ -312,64 +303,6 @@ class SimpleTrainer(ModelTrainer):
             values = {prefix + name: value for name, value in values.items()}
         storage.put_scalars(cur_iter=cur_iter, data_time=data_time, **values)
         _check_finite(total, values, cur_iter)
-
-    def _check_state(self, requests: set[str]) -> None:
-        self.nonfinite.settle(self)
-        if not requests.isdisjoint({"on_eval", "on_save"}):
-            self.nonfinite.check_weights(self, self.ranks_in_sync)
-
-    # ------------------------------------------------------------------ state
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the trainer's part of a checkpoint; the model's weights are saved beside it.
-
-        Raises:
-            FloatingPointError: a weight, or a loss or gradient of an earlier step, is NaN or infinite.
-        """
-        # User code may save without request_save(), so the state is checked here as well.
-        self.nonfinite.settle(self)
-        self.nonfinite.check_weights(self)
-        state = super().state_dict()
-        state["nonfinite"] = self.nonfinite.state_dict()
-        state["optimizer"] = self.optimizer.state_dict()
-        if self.grad_scaler is not None:
-            state["grad_scaler"] = self.grad_scaler.state_dict()
-        state["data"] = self._batches.state_dict()
-        state |= self._random_state.state_dict(self.finished_iter)
-        if comm.get_world_size() > 1 and not self.strategy.same_state_on_all_ranks:
-            state["same_state_on_all_ranks"] = False
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ConfigError: the state is not this trainer's; the message says what to do.
-        """
-        advice = "To start from its weights alone, set MODEL.WEIGHTS instead of resuming"
-        if not state_dict.get("same_state_on_all_ranks", True):
-            raise ConfigError(
-                "the checkpoint cannot be resumed: its run held other weights or optimizer state on each rank "
-                f"(same_state_on_all_ranks of its strategy is False), and the checkpoint holds rank 0's. {advice}"
-            )
-        super().load_state_dict(state_dict)
-        try:
-            self.optimizer.load_state_dict(state_dict["optimizer"])
-        except ValueError as error:
-            raise ConfigError(
-                f"the checkpoint's optimizer does not fit this one ({error}): it was saved with another model or other "
-                f"parameter groups. {advice}"
-            ) from error
-        if self.grad_scaler is not None and "grad_scaler" in state_dict:
-            self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
-        if "data" in state_dict and not self._batches.load_state_dict(state_dict["data"]):
-            logger.warning(
-                "The data loader cannot start in the middle of an epoch (it has neither set_epoch(epoch, start) nor "
-                "state_dict(); see docs/data.md): epoch %d starts from its beginning",
-                self._batches.epoch,
-            )
-        self._random_state.load_state_dict(state_dict)
-        self.nonfinite.load_state_dict(state_dict.get("nonfinite", {}))
 
 
 def _check_finite(total: Any, values: Mapping[str, Any], iteration: int) -> None:

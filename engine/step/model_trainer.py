@@ -1,23 +1,30 @@
-"""A trainer with a model and data: epochs, devices, prediction. Its step is defined in ``simple_trainer.py``."""
+"""A trainer with a model and data: epochs, devices, prediction, state. Its step is defined in ``simple_trainer.py``."""
 
+import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...config import ConfigError
+from .. import comm
 from ..checkpoint import unwrap_model
 from ..data.epoch_iterator import EpochIterator
 from ..data.transfer import move_to_device
 from ..evaluation.predictions import outputs_of
 from ..modeling.adapters import ModelAdapter
+from ..parallel.base import Strategy
 from ..train_loop import TrainerBase, TrainResult
+from .nonfinite import NonFinitePolicy
 from .random_state import RandomState
 from .whole_step import WholeStep
 
 __all__ = ["ModelTrainer"]
+
+logger = logging.getLogger(__name__)
 
 
 class ModelTrainer(TrainerBase):
@@ -40,8 +47,14 @@ class ModelTrainer(TrainerBase):
     device: torch.device | None
     _batches: EpochIterator
     _given_length: int | None = None
-    _random_state: RandomState
+    grad_scaler: torch.amp.GradScaler | None
+    nonfinite: NonFinitePolicy
+    strategy: Strategy
     _whole_step: WholeStep | None = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._random_state = RandomState()
 
     # ------------------------------------------------------------------ epochs and data
 
@@ -145,7 +158,7 @@ class ModelTrainer(TrainerBase):
             self._dispatch("on_predict_end")
         self._dispatch("after_predict", {"batches": batches})
 
-    # ------------------------------------------------------------------ checks and state
+    # ------------------------------------------------------------------ checks
 
     def _bind_hooks(self) -> None:
         super()._bind_hooks()
@@ -170,3 +183,61 @@ class ModelTrainer(TrainerBase):
         if self._error is None:
             self._random_state.restore()
         super().after_train()
+
+    def _check_state(self, requests: set[str]) -> None:
+        self.nonfinite.settle(self)
+        if not requests.isdisjoint({"on_eval", "on_save"}):
+            self.nonfinite.check_weights(self, self.ranks_in_sync)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the trainer's part of a checkpoint; the model's weights are saved beside it.
+
+        Raises:
+            FloatingPointError: a weight, or a loss or gradient of an earlier step, is NaN or infinite.
+        """
+        # User code may save without request_save(), so the state is checked here as well.
+        self.nonfinite.settle(self)
+        self.nonfinite.check_weights(self)
+        state = super().state_dict()
+        state["nonfinite"] = self.nonfinite.state_dict()
+        state["optimizer"] = self.optimizer.state_dict()
+        if self.grad_scaler is not None:
+            state["grad_scaler"] = self.grad_scaler.state_dict()
+        state["data"] = self._batches.state_dict()
+        state |= self._random_state.state_dict(self.finished_iter)
+        if comm.get_world_size() > 1 and not self.strategy.same_state_on_all_ranks:
+            state["same_state_on_all_ranks"] = False
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigError: the state is not this trainer's; the message says what to do.
+        """
+        advice = "To start from its weights alone, set MODEL.WEIGHTS instead of resuming"
+        if not state_dict.get("same_state_on_all_ranks", True):
+            raise ConfigError(
+                "the checkpoint cannot be resumed: its run held other weights or optimizer state on each rank "
+                f"(same_state_on_all_ranks of its strategy is False), and the checkpoint holds rank 0's. {advice}"
+            )
+        super().load_state_dict(state_dict)
+        try:
+            self.optimizer.load_state_dict(state_dict["optimizer"])
+        except ValueError as error:
+            raise ConfigError(
+                f"the checkpoint's optimizer does not fit this one ({error}): it was saved with another model or other "
+                f"parameter groups. {advice}"
+            ) from error
+        if self.grad_scaler is not None and "grad_scaler" in state_dict:
+            self.grad_scaler.load_state_dict(state_dict["grad_scaler"])
+        if "data" in state_dict and not self._batches.load_state_dict(state_dict["data"]):
+            logger.warning(
+                "The data loader cannot start in the middle of an epoch (it has neither set_epoch(epoch, start) nor "
+                "state_dict(); see docs/data.md): epoch %d starts from its beginning",
+                self._batches.epoch,
+            )
+        self._random_state.load_state_dict(state_dict)
+        self.nonfinite.load_state_dict(state_dict.get("nonfinite", {}))
