@@ -27,11 +27,9 @@ from .evaluation import (
 )
 from .evaluation.test_sets import evaluate_test_sets
 from .export.predictor import DefaultPredictor
-from .modeling import ModelAdapter, build_adapter, build_model, model_summary, resolve_device
+from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .parallel.base import build_strategy, share_weights
-from .ranks.agreement import StopRequest
-from .ranks.torchrun import note_training
-from .resume.lengths import epochs_at, loader_length, resolve_lengths, scale_config
+from .resume.lengths import loader_length, resolve_lengths, scale_config
 from .resume.resumable import ResumableTrainer
 from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
 from .setup.command_line import default_argument_parser
@@ -165,30 +163,12 @@ class DefaultTrainer(ResumableTrainer):
         trains = end is None or not end["complete"]
         # A subclass that does not call __init__ has no start.
         with nullcontext() if self._start is None else self._start.running(self._resume, trains):
-            result = self._train_from_config(end) if end is None or trains else self._result_of(end)
-            self._result = result
+            result = self._result = self._train_to_end(end)
             if self._last_eval_results:  # the same on all ranks
                 if comm.is_main_process():
                     logger.info("Results:\n%s", format_results(self._last_eval_results))
                 if result.reason == "completed" and not verify_results(self.cfg, self._last_eval_results):
                     raise SystemExit(1)
-        return result
-
-    def _train_from_config(self, end: Mapping[str, Any] | None) -> TrainResult:
-        """Train. If ``end`` is given, all steps are done, and only the end of the run is repeated."""
-        self._continue_run()
-        if self.max_iter != self.cfg.SOLVER.MAX_ITER:
-            self._apply_max_iter()
-        logger.info("Model:\n%s", model_summary(unwrap_model(self.model)))
-        epochs = f" ({epochs_at(self.max_iter, self._segments):.4g} epochs)" if self._segments else ""
-        samples = self.cfg.DATALOADER.BATCH_SIZE
-        logger.info("Training for %d iterations%s, %d samples each, on %s", self.max_iter, epochs, samples, self.device)
-        stop = None
-        if end is not None and end["reason"] != "completed":
-            stop = StopRequest(end["reason"], by=end["by"])
-        note_training(self.cfg.OUTPUT_DIR)
-        result = self._train(self.start_iter, self.max_iter, stop)
-        self._evaluate_best(result)
         return result
 
     # ------------------------------------------------------------------ parts
@@ -210,21 +190,17 @@ class DefaultTrainer(ResumableTrainer):
             ret.append(hooks.TimeLimit(cfg.SOLVER.TIME_LIMIT, since="process"))
         this = weakref.proxy(self)  # weak: a reference cycle would keep loader workers and GPU memory alive
         if cfg.TEST.PRECISE_BN.ENABLED:  # before each evaluation
+            model, num_iter = unwrap_model(self.model), cfg.TEST.PRECISE_BN.NUM_ITER
             ret.append(
-                hooks.PreciseBN(
-                    cfg.TEST.EVAL_PERIOD,
-                    unwrap_model(self.model),
-                    lambda: this.build_train_loader(this.cfg),
-                    cfg.TEST.PRECISE_BN.NUM_ITER,
-                )
+                hooks.PreciseBN(cfg.TEST.EVAL_PERIOD, model, lambda: this.build_train_loader(this.cfg), num_iter)
             )
-        ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, lambda: this._evaluate_and_keep()))
+        ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, lambda: this._test()))
         ret += HOOK_SLOT.build(
             cfg,
             checkpointer=self.checkpointer,
             model=unwrap_model(self.model),
             optimizer=self.optimizer,
-            eval_function=lambda: this._evaluate_and_keep(),
+            eval_function=lambda: this._test(),
             output_dir=cfg.OUTPUT_DIR,
         )
         if cfg.CHECKPOINT.BEST.METRIC:  # after all hooks that evaluate
@@ -344,11 +320,10 @@ class DefaultTrainer(ResumableTrainer):
         with evaluation_context(self.emit, max_batches):
             # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
             results = self.test(self.cfg, unwrap_model(self.model))
-        return comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
-
-    def _evaluate_and_keep(self) -> Mapping[str, Any]:
-        self._last_eval_results = self._test()
-        return self._last_eval_results
+        results = comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
+        if max_batches is None:
+            self._last_eval_results = results
+        return results
 
     @staticmethod
     def auto_scale_workers(cfg: CfgNode, num_workers: int) -> CfgNode:

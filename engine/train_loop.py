@@ -1,17 +1,6 @@
 """The training loop: steps, the hooks around them, and how a run ends.
 
-:meth:`TrainerBase.train` calls the events of :class:`~hookline.hooks.HookBase` in this order::
-
-    before_train
-    for iter in range(start_iter, max_iter):
-        before_step; run_step (the step's own events); after_step
-        after_epoch                                     # if the epoch ended with this step
-        on_eval; before_write, on_write; on_save        # those that were requested
-    on_exception(error)                                 # if a step or a hook raised an error
-    after_train
-    before_write, on_write                              # always, so that metrics put in after_train are written
-    on_save                                             # if requested: PeriodicCheckpointer does, unless the run failed
-    after_run
+The docstring of :class:`~hookline.hooks.HookBase` lists all events in order.
 
 Requests: a hook calls ``trainer.request_save()``, ``request_write()`` or ``request_eval()``. They are served at the
 end of the step, when all hooks have had their ``after_step``, so their order does not matter. With several ranks, one
@@ -26,7 +15,8 @@ without saving, and it is raised again; the commands exit with 130. Without a Si
 the second.
 
 Metrics: ``storage.iter == trainer.iter`` during a step. In ``after_train`` both are the number of finished iterations,
-so a final evaluation is logged one iteration after the last step. A failed run keeps the iteration that failed.
+so a final evaluation is logged one iteration after the last step. Metrics put there are written by the ``on_write``
+that follows. A failed run keeps the iteration that failed.
 """
 
 import logging

@@ -6,7 +6,7 @@ from typing import Any
 from ..config import Registry
 from .trainer_view import TrainerView
 
-__all__ = ["EVENTS", "HOOK_REGISTRY", "STEP_EVENTS", "HookBase", "StopTraining", "overrides"]
+__all__ = ["EVENTS", "HOOK_REGISTRY", "STEP_EVENTS", "HookBase", "StopTraining"]
 
 # fmt: off
 STEP_EVENTS: tuple[str, ...] = (
@@ -50,9 +50,9 @@ class HookBase:
             after_step()
             after_epoch()                         # at the last step of an epoch
             on_eval(); before_write(); on_write(); on_save()            # what was requested in this step
-        on_exception(error)                       # if one was raised
+        on_exception(error)                       # if a step or a hook raised one
         after_train()                             # always
-        before_write(); on_write()                # always: the last metrics
+        before_write(); on_write()                # always: the last metrics, those of after_train included
         on_save()                                 # the last checkpoint, unless the run failed
         after_run()                               # always
 
@@ -202,8 +202,3 @@ class HookBase:
 
 HOOK_REGISTRY: Registry = Registry("HOOK", HookBase)
 """Hooks that a config's ``HOOKS`` list can name."""
-
-
-def overrides(hook: HookBase, event: str) -> bool:
-    """Return whether the hook overrides ``event``."""
-    return event in hook.__dict__ or getattr(type(hook), event, None) is not getattr(HookBase, event, None)

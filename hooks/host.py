@@ -11,11 +11,11 @@ from typing import Any
 
 from ..config import Duration
 from ..config.errors import loading
-from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining, overrides
+from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining
 from .functions import functions_for
 from .order import check_hooks
 
-__all__ = ["HookHost"]
+__all__ = ["HookHost", "hook_name", "overrides"]
 
 logger = logging.getLogger(__name__)
 
@@ -301,3 +301,8 @@ def _is_among(hook: HookBase, hooks: Iterable[HookBase]) -> bool:
 def hook_name(hook: Any) -> str:
     """Return a hook's name for messages: its class, or the function it was made of."""
     return getattr(hook, "display_name", None) or type(hook).__name__
+
+
+def overrides(hook: HookBase, event: str) -> bool:
+    """Return whether the hook overrides ``event``."""
+    return event in hook.__dict__ or getattr(type(hook), event, None) is not getattr(HookBase, event, None)

@@ -30,14 +30,11 @@ Checksums are compared before a file is loaded. It is read with ``weights_only=T
 skips damaged checkpoints and takes the newest that verifies (``candidates.py``).
 """
 
-import logging
 import os
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from typing import IO, Any
 
-from fvcore.common.checkpoint import Checkpointer as _FvcoreCheckpointer
-from fvcore.common.checkpoint import PeriodicCheckpointer, _IncompatibleKeys
+from fvcore.common.checkpoint import PeriodicCheckpointer
 from torch import nn
 
 from ...config.errors import ConfigError, loading
@@ -45,20 +42,21 @@ from ...hooks.common.models import unwrap_model
 from .. import comm
 from .candidates import find_resumable, iterations
 from .checkpoint_file import write_checkpoint
-from .folder import CheckpointFolder, is_local, read_tag
-from .matching import LoadReport, load_weights, plain_name
+from .folder import CheckpointFolder
+from .matching import plain_name
+from .reader import CheckpointReader
 from .saver import CheckpointError, OnError, Saver, Then
-from .staging import Staging, compact
+from .staging import compact
 from .state import to_plain
-from .weights import choose_weights, find_checkpoint, read_checkpoint
+from .weights import choose_weights
 
 __all__ = ["CheckpointError", "Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
 
 
-class Checkpointer(_FvcoreCheckpointer):
+class Checkpointer(CheckpointReader):
     """Saves and loads a model and other objects with ``state_dict()`` and ``load_state_dict()``.
 
-    The interface is fvcore's.
+    The interface is fvcore's; the base class has its methods that find and read files.
 
     Args:
         model: the model.
@@ -85,18 +83,9 @@ class Checkpointer(_FvcoreCheckpointer):
     ) -> None:
         save_to_disk = comm.is_main_process() if save_to_disk is None else save_to_disk
         super().__init__(unwrap_model(model), save_dir, save_to_disk=save_to_disk, **checkpointables)
-        self.logger = logging.getLogger(__name__)
-        self.loaded_from = ""
-        """The path that :meth:`load` loaded last."""
-        self.missing_keys: list[str] = []
-        """The model's weights that were not in it, or had another shape."""
-        self.load_report = LoadReport(0, 0)
-        """How its weights matched the model."""
         self.resumed_from = ""
         """The checkpoint that :meth:`resume_or_load` resumed from; empty if there was none."""
-        self._weights_loaded = "model"
         self._saver = Saver(asynchronous, on_error)
-        self._staging = Staging()
         self._folder = CheckpointFolder(save_dir)
 
     # ------------------------------------------------------------------ saving
@@ -133,7 +122,6 @@ class Checkpointer(_FvcoreCheckpointer):
         outdated = [old for old in outdated if old != path]
 
         def write_all() -> None:
-            self._staging.wait()
             write()
             self._conclude(f"{name}.pth" if tag_last else "", outdated)
 
@@ -141,9 +129,7 @@ class Checkpointer(_FvcoreCheckpointer):
 
     def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
         """Take the state as it is now, and return a function that writes it to ``path``."""
-        data = compact(self._state(further))
-        if self._saver.asynchronous:
-            data = self._staging.copy(data)
+        data = self._saver.keep(compact(self._state(further)))
         return lambda: self._write(path, lambda file: write_checkpoint(file, data))
 
     def _state(self, further: dict[str, Any]) -> dict[str, Any]:
@@ -194,10 +180,7 @@ class Checkpointer(_FvcoreCheckpointer):
 
     def close(self) -> None:
         """Call :meth:`wait`, and free the memory of asynchronous saves. Further saves are allowed."""
-        try:
-            self.wait()
-        finally:
-            self._staging.free()
+        self._saver.close()
 
     # ------------------------------------------------------------------ loading
 
@@ -252,19 +235,6 @@ class Checkpointer(_FvcoreCheckpointer):
                     self.checkpointables[name].load_state_dict(checkpoint.pop(name))
         return checkpoint
 
-    def fetch(self, path: str) -> str:
-        """Return the local path of a checkpoint. A URI's file is downloaded once.
-
-        Raises:
-            ConfigError: there is no such file.
-        """
-        if os.path.exists(path) or is_local(path):
-            return find_checkpoint(path)
-        try:
-            return self.path_manager.get_local_path(path)
-        except Exception as error:
-            raise ConfigError(f"cannot read the checkpoint {path!r}: {error}") from error
-
     def resume_or_load(
         self, path: str, *, resume: bool = True, strict: bool = False, weights_from: str = "model"
     ) -> dict[str, Any]:
@@ -285,40 +255,6 @@ class Checkpointer(_FvcoreCheckpointer):
         if self.resumed_from:
             return self.load(self.resumed_from, weights_from="model" if self.checkpointables else weights_from)
         return self.load(path, checkpointables=[], strict=strict, weights_from=weights_from)
-
-    def get_checkpoint_file(self) -> str:
-        """Return the path that ``last_checkpoint`` points to; empty if there is none or it is not a file name."""
-        with suppress(OSError):
-            if name := read_tag(self.save_dir, self.path_manager):
-                return os.path.join(self.save_dir, name)
-        return ""
-
-    def get_all_checkpoint_files(self) -> list[str]:
-        """Return the paths of all checkpoints in ``save_dir``. Sharded ones are folders."""
-        names = [name for name in self.path_manager.ls(self.save_dir) if name.endswith(".pth")]
-        return [os.path.join(self.save_dir, name) for name in names]
-
-    # ------------------------------------------------------------------ fvcore's methods for subclasses
-
-    def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
-        """Read a local file or folder into a dict with "model"."""
-        return read_checkpoint(f, mmap=mmap)
-
-    def _load_weights(self, f: str) -> dict[str, Any]:
-        """Like :meth:`_load_file`, but may leave other content of a large file on disk."""
-        own_reader = type(self)._load_file is Checkpointer._load_file  # others may have fvcore's arguments
-        return self._load_file(f, mmap=True) if own_reader else self._load_file(f)
-
-    def _load_model(self, checkpoint: Any) -> _IncompatibleKeys:
-        """Remove "model" from a checkpoint and load it."""
-        weights, by_suffix = checkpoint.pop("model"), bool(checkpoint.get("matching_heuristics"))
-        report = load_weights(self.model, weights, path=self.loaded_from or "the file", by_suffix=by_suffix)
-        self.load_report = report
-        self.missing_keys = [*report.missing, *(name for name, _, _ in report.mismatched)]
-        return _IncompatibleKeys(report.missing, report.unexpected, report.mismatched)
-
-    def _log_incompatible_keys(self, incompatible: _IncompatibleKeys) -> None:
-        self.load_report.log(self.logger, self.loaded_from, self._weights_loaded)
 
 
 DetectionCheckpointer = Checkpointer

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...config.files.write_error import OnError, WriteError, check_on_error
+from .staging import Staging
 
 __all__ = ["CheckpointError", "OnError", "Saver", "Then"]
 
@@ -41,8 +42,13 @@ class Saver:
         check_on_error(on_error)
         self.asynchronous = asynchronous
         self.on_error = on_error
+        self._staging = Staging()
         self.pending: _Write | None = None
         """The write whose result is not reported yet."""
+
+    def keep(self, data: Any) -> Any:
+        """Return plain data for the next write; if it is asynchronous, a copy that training does not change."""
+        return self._staging.copy(data) if self.asynchronous else data
 
     def write(self, path: str, write: Callable[[], Any], then: Then | None = None) -> None:
         """Wait for the previous write, call ``write()``, which writes ``path``, then call ``then``.
@@ -51,7 +57,12 @@ class Saver:
             CheckpointError: this write or the previous one failed; ``then`` was called.
         """
         self.wait()
-        job = _Write(path, write, then)
+
+        def write_kept() -> None:
+            self._staging.wait()
+            write()
+
+        job = _Write(path, write_kept, then)
         if self.asynchronous:
             job.start()
             self.pending = job
@@ -82,6 +93,13 @@ class Saver:
         if self.pending is not None:
             self.pending.join()
             self._end(self.pending)
+
+    def close(self) -> None:
+        """Call :meth:`wait`, and free the memory of copies."""
+        try:
+            self.wait()
+        finally:
+            self._staging.free()
 
     def _end(self, ended: "_Write") -> None:
         self.pending = None

@@ -65,7 +65,7 @@ class ShardedCheckpointer(Checkpointer):
     def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
         rest, shards = self._split(further)
         if self._saver.asynchronous:
-            rest, parts = self._staging.copy([rest, list(local_parts(shards).values())])
+            rest, parts = self._saver.keep([rest, list(local_parts(shards).values())])
             shards = with_parts(shards, dict(zip(shards, parts, strict=True)))
 
         def write() -> None:

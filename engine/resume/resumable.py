@@ -6,11 +6,15 @@ from typing import Any
 
 from ... import hooks
 from ...config import CfgNode, ConfigError
+from ...hooks.common.models import unwrap_model
 from ...hooks.common.rng import capture_rng
 from ...hooks.host import arguments_of
 from ...hooks.storage.event_storage import EventStorage
 from .. import comm
 from ..compat.inner_trainer import PortedTrainer
+from ..modeling import model_summary
+from ..ranks.agreement import StopRequest
+from ..ranks.torchrun import note_training
 from ..solver import LRMultiplier
 from ..train_loop import TrainResult
 from .changes import (
@@ -22,7 +26,7 @@ from .changes import (
     kinds,
     set_rates,
 )
-from .lengths import Segment, loader_length, resolve_lengths, segments_since
+from .lengths import Segment, epochs_at, loader_length, resolve_lengths, segments_since
 
 __all__ = ["ResumableTrainer"]
 
@@ -107,10 +111,37 @@ class ResumableTrainer(PortedTrainer):
             logger.warning("%s", text)
         apply_changes(self.optimizer, self.scheduler, self._built, saved["built"], changes)
 
+    # ------------------------------------------------------------------ training
+
+    def _train_to_end(self, end: Mapping[str, Any] | None) -> TrainResult:
+        """Train.
+
+        Args:
+            end: see :meth:`_previous_end`. If the run had ended completely, nothing is trained; if only the work after
+                the last step is not done, that is repeated.
+        """
+        if end is not None and end["complete"]:
+            self._log_nothing_to_train(end)
+            return self._result or self._previous_result(end)
+        self._continue_run()
+        if self.max_iter != self.cfg.SOLVER.MAX_ITER:
+            self._apply_max_iter()
+        logger.info("Model:\n%s", model_summary(unwrap_model(self.model)))
+        epochs = f" ({epochs_at(self.max_iter, self._segments):.4g} epochs)" if self._segments else ""
+        samples = self.cfg.DATALOADER.BATCH_SIZE
+        logger.info("Training for %d iterations%s, %d samples each, on %s", self.max_iter, epochs, samples, self.device)
+        stop = None
+        if end is not None and end["reason"] != "completed":
+            stop = StopRequest(end["reason"], by=end["by"])
+        note_training(self.cfg.OUTPUT_DIR)
+        result = self._train(self.start_iter, self.max_iter, stop)
+        self._evaluate_best(result)
+        return result
+
     # ------------------------------------------------------------------ a run that has ended
 
     def _previous_end(self) -> Mapping[str, Any] | None:
-        """Return how the run ended if there is nothing left to train, else None. See :meth:`TrainerBase._end`."""
+        """Return how the run ended if there is nothing left to train, else None. See :meth:`RunState._end`."""
         end = self._loaded_end
         if self._result is not None and end is None:  # trained by this trainer: only a complete run has ended
             end = self._end() if self.finished_iter + 1 >= self.max_iter else None
@@ -142,11 +173,8 @@ class ResumableTrainer(PortedTrainer):
             return f"{by['hook']} was removed"
         return "" if arguments_of(hook) == by["arguments"] else f"{by['hook']} has other arguments"
 
-    def _result_of(self, end: Mapping[str, Any]) -> TrainResult:
-        """Log that the run had ended before, and return its result; load the best weights if the run did so."""
-        self._log_nothing_to_train(end)
-        if self._result is not None:
-            return self._result
+    def _previous_result(self, end: Mapping[str, Any]) -> TrainResult:
+        """Return the result of a run that had ended before it was resumed; load the best weights if the run did so."""
         storage = EventStorage(end["iteration"])
         if self._storage_state is not None:
             storage.load_state_dict(self._storage_state)
@@ -161,9 +189,9 @@ class ResumableTrainer(PortedTrainer):
         for hook in self.find_hooks(hooks.BestCheckpointer):
             if hook.loaded_iter not in (None, result.iteration):  # the last evaluation was of other weights
                 logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
-                self._evaluate_and_keep()
+                self._test()
 
-    def _evaluate_and_keep(self) -> Mapping[str, Any]:
+    def _test(self, max_batches: int | None = None) -> Mapping[str, Any]:
         raise NotImplementedError
 
     def _log_nothing_to_train(self, end: Mapping[str, Any]) -> None:

@@ -5,8 +5,7 @@ Putting a metric appends it to a list. Values are copied from the GPU, smoothed 
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -50,7 +49,7 @@ def has_event_storage() -> bool:
 
 
 class EventStorage(MediaStorage):
-    """Collects the scalars, images, histograms and texts of a run, by name and iteration.
+    """Collects the scalars, images, histograms and texts of a run, by name and iteration (:attr:`iter`).
 
     Writers report a scalar that was put with ``smoothing_hint=True`` (a loss: noisy, put at every step) as its median
     over a window, one with ``smoothing_hint=False`` (an accuracy, a learning rate) as it is. Names may contain slashes.
@@ -117,34 +116,6 @@ class EventStorage(MediaStorage):
         self._pending.append((self._iter if cur_iter is None else int(cur_iter), kwargs, smoothing_hint))
         if len(self._pending) >= _MAX_PENDING:
             self._resolve()
-
-    @contextmanager
-    def name_scope(self, name: str) -> Iterator[None]:
-        """Add the prefix ``name/`` to every name put inside the block. Scopes nest."""
-        outer = self._prefix
-        self._prefix = outer + name.rstrip("/") + "/"
-        try:
-            yield
-        finally:
-            self._prefix = outer
-
-    @property
-    def iter(self) -> int:
-        """The current iteration. During a step it equals ``trainer.iter``."""
-        return self._iter
-
-    @iter.setter
-    def iter(self, value: int) -> None:
-        self._iter = int(value)
-
-    @property
-    def iteration(self) -> int:
-        """Same as :attr:`iter`; its name in early detectron2."""
-        return self._iter
-
-    def step(self) -> None:
-        """Increase :attr:`iter` by one, in a hand-written loop. A trainer sets :attr:`iter`."""
-        self._iter += 1
 
     # ------------------------------------------------------------------ read
 

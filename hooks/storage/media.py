@@ -1,7 +1,8 @@
-"""The images, histograms and texts of a run, until writers take them."""
+"""The part of ``EventStorage`` beside scalars: iteration and name scope; images, histograms and texts."""
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ _MAX_TEXTS = 4096
 
 
 class MediaStorage:
-    """The part of :class:`EventStorage` that keeps images, histograms and texts: the most recent ones of each kind."""
+    """Knows the iteration and the name scope, and keeps the most recent images, histograms and texts for writers."""
 
     def __init__(self, start_iter: int) -> None:
         self._iter = int(start_iter)
@@ -28,6 +29,34 @@ class MediaStorage:
     def _next_seq(self) -> int:
         self._seq += 1
         return self._seq
+
+    @contextmanager
+    def name_scope(self, name: str) -> Iterator[None]:
+        """Add the prefix ``name/`` to every name put inside the block. Scopes nest."""
+        outer = self._prefix
+        self._prefix = outer + name.rstrip("/") + "/"
+        try:
+            yield
+        finally:
+            self._prefix = outer
+
+    @property
+    def iter(self) -> int:
+        """The current iteration. During a step it equals ``trainer.iter``."""
+        return self._iter
+
+    @iter.setter
+    def iter(self, value: int) -> None:
+        self._iter = int(value)
+
+    @property
+    def iteration(self) -> int:
+        """Same as :attr:`iter`; its name in early detectron2."""
+        return self._iter
+
+    def step(self) -> None:
+        """Increase :attr:`iter` by one, in a hand-written loop. A trainer sets :attr:`iter`."""
+        self._iter += 1
 
     def put_image(self, img_name: str, img_tensor: Any) -> None:
         """Add an image: (3, H, W) RGB or (1, H, W); uint8 in [0, 255] or float in [0, 1]."""

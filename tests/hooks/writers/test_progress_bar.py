@@ -26,7 +26,7 @@ from hookline.hooks import (
     ProgressBar,
     StopTraining,
 )
-from hookline.hooks.base import overrides
+from hookline.hooks.host import overrides
 from hookline.hooks.writers import progress_bar as progress
 
 ROOT = Path(__file__).parents[3]
