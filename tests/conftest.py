@@ -11,7 +11,7 @@ import pytest
 FIRST = ("faults", "distributed", "test_readme.py", "test_package.py", "tools")
 
 
-# Set before torch is imported, and inherited by all processes that tests start: they share the cores.
+# Set before torch is imported. Processes that tests start inherit it: they share the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 

@@ -1,4 +1,4 @@
-"""The package as others get it: built, installed elsewhere, and used from a folder that knows nothing of this one."""
+"""The package as users get it: built, installed elsewhere, and used from another folder."""
 
 import email
 import re
@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
-    """A copy of the repository as a commit of it would be: without what git ignores."""
+    """A copy of the repository without ignored files."""
     copy = tmp_path_factory.mktemp("tree")
-    # Wherever the checkout comes from, and whoever owns it.
+    # The checkout may belong to another user.
     git = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
@@ -87,7 +87,7 @@ def test_the_requirements_of_the_wheel_are_those_of_the_readme(metadata):
     extras = {name.lower() for name in metadata.get_all("Provides-Extra")}
     table = re.findall(r"^\| `(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert extras == set(table)
-    # Every pin is of something that the package, or an extra of it, asks for.
+    # Every pinned package is a requirement of the package or of an extra.
     pins = re.findall(r"^([\w-]+)==", (ROOT / "requirements.txt").read_text(), re.MULTILINE)
     assert {pin.lower() for pin in pins} - names == {"scikit-learn"}
     assert any(line.startswith("scikit-learn") for line in requires)
@@ -108,10 +108,10 @@ def test_the_version_is_written_in_one_place(wheel, metadata, tree):
 
 
 def environment(folder: Path) -> str:
-    """A virtual environment that sees the packages of this one, hookline left out.
+    """A virtual environment that sees the packages of this one, except for hookline.
 
-    A folder that is named in a ``.pth`` file is searched, but its own ``.pth`` files, such as that of an editable
-    install, are not read.
+    Folders in a ``.pth`` file are searched, but their own ``.pth`` files, such as that of an editable install, are not
+    read.
 
     Returns:
         Its Python.

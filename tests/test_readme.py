@@ -1,4 +1,4 @@
-"""What README.md, CONTRIBUTING.md and docs/ show is true: each snippet is run, each link and import leads somewhere."""
+"""Checks README.md, CONTRIBUTING.md and docs/: snippets run, and links and modules exist."""
 
 import importlib
 import json
@@ -32,14 +32,14 @@ def check_what_the_readme_promises(folder, output):
     listing = next(s.text for s in README.snippets if s.text.startswith("config.yaml "))
     for pattern in (line.split()[0] for line in listing.splitlines()):
         pattern = re.sub(r"\d{7}", "*", pattern)
-        # Cut to a few iterations, a run comes to no periodic checkpoint.
+        # A run of a few iterations has no periodic checkpoint.
         pattern = pattern.replace("model_*", "model_final")
         assert list((folder / "output/digits_convnet").glob(pattern)), pattern
     rows = [json.loads(line) for line in (folder / "output/with_hook/metrics.json").read_text().splitlines()]
     assert any("weight_norm" in row for row in rows)
     assert "my_task:rings/accuracy" in (folder / "output/my_task/metrics.json").read_text()
     assert "iteration 49 of 160" in output
-    # The resumed run went on where the one before it ended.
+    # The resumed run continued where the first one ended.
     assert "Starting training from iteration 0" not in output.split("--resume")[-1].split("--eval-only")[0]
 
 
@@ -108,7 +108,7 @@ def test_ci_runs_the_test_command_of_the_readme():
     lines = [line.replace('"$venv/bin/', ".venv/bin/").replace('"', "") for line in script.splitlines()]
     for command in shell_commands(TEST_COMMAND)[1:]:
         assert command.replace('"', "") in lines
-    # Its environment is elsewhere, so that a developer's is left alone.
+    # Its environment is in another folder than a developer's.
     assert 'python3 -m venv "$venv"' in script.splitlines()
 
 

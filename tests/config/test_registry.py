@@ -30,7 +30,7 @@ def registry():
 
 @pytest.fixture
 def in_folder(tmp_path, monkeypatch):
-    """A working directory that is not on sys.path; what is imported from it is forgotten afterwards."""
+    """A working directory that is not on sys.path. Modules imported from it are removed afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
     before = set(sys.modules)

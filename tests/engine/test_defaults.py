@@ -35,7 +35,7 @@ def logging_is_put_back():
 
 @DATASET_REGISTRY.register()
 class noisy_points(Dataset):
-    """Points with noise that is drawn when they are read."""
+    """Points with random noise at each read."""
 
     def __len__(self):
         return 80
@@ -87,7 +87,7 @@ def assert_same_run(first, second):
 
 
 class At(HookBase):
-    """Does something in the step of one iteration."""
+    """Calls a function in the step of one iteration."""
 
     def __init__(self, iteration, action, event="after_step"):
         self.iteration, self.action = iteration, action
@@ -227,7 +227,7 @@ def final_state(trainer):
 
 
 def assert_same_end(first, second):
-    """The same run, with the same random numbers drawn and the same state of the optimizer."""
+    """Assert equal weights, random states and optimizer states."""
     assert_same_run(first, second)
     first, second = (final_state(trainer)["trainer"] for trainer in (first, second))
     for part in ("iteration", "optimizer", "rng", "data", "end"):
@@ -334,7 +334,7 @@ def test_a_deleted_trainer_is_freed_at_once(make):
     trainer = make()
     trainer.train()
     gone = weakref.ref(trainer)
-    gc.disable()  # what waits for the garbage collector keeps memory, and loader workers, alive
+    gc.disable()  # objects that wait for the garbage collector keep memory and loader workers alive
     try:
         del trainer
         assert gone() is None
@@ -383,7 +383,7 @@ def test_an_interrupted_and_resumed_run_equals_the_uninterrupted_run(make, at, s
 def test_a_resumed_run_with_reduce_lr_on_plateau_equals_the_uninterrupted_run(make, at):
     schedule = [
         *("SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:ReduceLROnPlateau", "SOLVER.WARMUP_ITERS", 0),
-        # No loss is so much better than the one before last: the rate is halved at every second evaluation.
+        # With this threshold no loss counts as better: the rate is halved at every second evaluation.
         *("SOLVER.LR_SCHEDULER_ARGS", {"factor": 0.5, "patience": 1, "threshold": 0.99}),
         *("SOLVER.LR_SCHEDULER_METRIC", "synthetic/loss", "TEST.EVAL_PERIOD", 5),
     ]

@@ -1,4 +1,4 @@
-"""What only a GPU can show; skipped without one."""
+"""Tests that need a GPU."""
 
 import pytest
 import torch

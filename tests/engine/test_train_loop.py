@@ -1,4 +1,4 @@
-"""The loop: what comes when, what happens when something goes wrong, and what a step computes."""
+"""The loop: order of events, errors, and the results of a step."""
 
 import gc
 import logging
@@ -53,7 +53,7 @@ def make_trainer(loader=None, **kwargs):
 
 
 class Recorder(HookBase):
-    """Notes every event."""
+    """Records every event."""
 
     def __init__(self):
         self.events = []
@@ -385,7 +385,7 @@ def test_a_non_finite_loss_can_stop_training():
     assert all(p.isfinite().all() for p in trainer.model.parameters())
 
 
-# ---------------------------------------------------------------------------- again
+# ---------------------------------------------------------------------------- a second train()
 
 
 def test_training_a_second_time_works():
@@ -399,7 +399,7 @@ def test_training_a_second_time_works():
 
 
 class Judged:
-    """A run whose score is given by iteration, with what hooks make of it."""
+    """A run with a given score for each iteration, and hooks that use it."""
 
     def __init__(self, scores, folder):
         self.trainer = make_trainer()
@@ -431,7 +431,7 @@ def test_a_following_run_keeps_the_state_of_hooks(tmp_path):
 
 
 def lr_seen(trainer):
-    """The learning rates of the steps to come."""
+    """The learning rates of the next steps."""
     seen = []
     trainer.register_hooks([CallbackHook(before_step=lambda t: seen.append(t.optimizer.param_groups[0]["lr"]))])
     return seen
@@ -616,7 +616,7 @@ def test_a_new_loader_before_the_first_batch_keeps_the_epoch():
 
 
 class Quits:
-    """A data set that raises when a sample of it is read."""
+    """Raises when a sample is read."""
 
     def __init__(self, error):
         self.error = error
@@ -720,7 +720,7 @@ def test_accumulation_equals_the_gradient_of_the_whole_batch(parts):
 
 
 class Tokens(nn.Module):
-    """A mean over the entries that count, as language models have, which tells how many they were."""
+    """Returns a mean over items, like a language model, and the number of items."""
 
     def __init__(self):
         super().__init__()
@@ -860,7 +860,7 @@ def test_predict_leaves_the_model_in_training_mode():
     assert trainer.model.training
 
 
-# ---------------------------------------------------------------------------- steps of one's own
+# ---------------------------------------------------------------------------- custom steps
 
 
 class Bare(TrainerBase):

@@ -1,9 +1,9 @@
 """Makes one file operation of this process fail, or kills the process at it.
 
-Every operation that changes something below a folder is counted: creating or truncating a file, each write that
-reaches the system, bringing a file to the disk, renaming, linking, removing, making and removing folders. An operation
-is named by what it does, the file, and which one of those it is: ``("write", "run/metrics.json", 3)``. Names do not
-depend on process numbers or times, so a later run of the same program has the same ones.
+Every operation that changes a folder's content is counted: creating or truncating a file, each write that reaches the
+system, fsync, renaming, linking, removing, creating and removing folders. An operation is named by its kind, its file
+and a count: ``("write", "run/metrics.json", 3)``. Names do not depend on process numbers or times, so each run of a
+program has the same ones.
 """
 
 import builtins
@@ -32,9 +32,9 @@ FAULTS = {
     "ENOSPC": "the disk is full from this operation on",
 }
 
-# Operations that a full disk lets through.
+# Operations that work on a full disk.
 _NEED_NO_SPACE = ("remove", "rmdir", "sync")
-# Parts of names that differ from run to run.
+# Parts of names that differ between runs.
 _VARIABLE = [
     (re.compile(r"\.hookline-(tmp|old|lock)-[0-9a-f]+-\d+-\d+-[0-9a-f]+-"), r".\1-"),
     (re.compile(r"(events\.out\.tfevents)\.[^/]*"), r"\1"),
@@ -50,7 +50,7 @@ class Plan:
         record: a file that gets the name of each operation; empty: they are not recorded.
         operation: where the fault is; None: there is none.
         fault: one of :data:`FAULTS`.
-        clock: seconds that the process's clock is ahead, so that runs started in one second differ in their time.
+        clock: seconds by which the process's clock is ahead, so that runs started within a second have different times.
     """
 
     root: str
@@ -105,7 +105,7 @@ class Injector:
             _die()
         self._full = fault == "ENOSPC"
         if self._full and torn is not None:
-            return torn()  # what fits is written; the next write fails
+            return torn()  # writes what fits; the next write fails
         number = errno.ENOSPC if self._full else errno.EIO
         raise OSError(number, os.strerror(number), path)
 
@@ -118,7 +118,7 @@ class Injector:
             self._replace(name, lambda source, target, **_: _resolved(target), "rename")
         for name in ("link", "symlink"):
             self._replace(name, lambda source, target, *_, **__: _resolved(target), "link")
-        # A kill leaves what the system has. Waiting for the disk would take most of the time.
+        # A kill loses nothing that the system has. fsync would take most of the time.
         os.fsync = os.fdatasync = lambda file: self.operation("sync", _named(file), lambda: None)
         for name in ("truncate", "ftruncate"):
             self._replace(name, lambda file, size: _named(file), "truncate")
@@ -211,7 +211,7 @@ _write = os.write
 
 def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
-    threading.Event().wait()  # the process may take a moment to end
+    threading.Event().wait()  # the process may end a moment later
 
 
 def _resolved(path: Any, folder: int | None = None) -> str:

@@ -156,7 +156,7 @@ def test_an_empty_test_set_is_refused_before_it_is_evaluated(tmp_path):
 # ---------------------------------------------------------------------- every key
 
 STRANGE = [-1, 0, 10**18, 10**30, 10**400, math.nan, math.inf, "", [], [-1], [None], {}, {"a": 1}, True, None]
-# What else must be set for a key to be looked at.
+# Other keys that must be set so that a key is used.
 NEEDS = {
     "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": {"SOLVER.CLIP_GRADIENTS.ENABLED": True},
     "SOLVER.CLIP_GRADIENTS.CLIP_VALUE": {"SOLVER.CLIP_GRADIENTS.ENABLED": True},
@@ -205,7 +205,7 @@ def test_an_unusual_value_of_any_key_is_accepted_or_refused_by_name(key, tmp_pat
 def test_a_run_with_an_unusual_value_of_any_key_works_or_is_refused(key, tmp_path):
     for number, value in enumerate(STRANGE):
         config, _ = accepted(key, value, tmp_path / f"run{number}")
-        if config is None or (key == "SOLVER.MAX_ITER" and value == 10**18):  # that run would not end
+        if config is None or (key == "SOLVER.MAX_ITER" and value == 10**18):  # such a run would not end
             continue
         path = tmp_path / "strange.yaml"
         path.write_text(yaml.safe_dump(config))

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def environment(tmp_path):
-    """Makes workers report and exit if they would wait for the training process."""
+    """Makes workers report and exit instead of waiting for the training process."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site/sitecustomize.py").write_text(
         "import os, signal\nsignal.alarm = lambda seconds: (os.write(2, b'a worker waits\\n'), os._exit(1))\n"

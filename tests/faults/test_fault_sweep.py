@@ -1,9 +1,9 @@
 """A run ends like an uninterrupted one after a fault or kill at any of its file operations.
 
-The run is small and complete: dropout, a moving average, the best weights, evaluations, four kinds of records. For each
+The run is small and complete: dropout, a moving average, the best weights, evaluations, four kinds of files. For each
 of its operations and each fault (see ``injector.FAULTS``) it is started, resumed to its end, and then resumed with a
-larger MAX_ITER. What is left behind must be what the untouched run leaves, extended likewise; or a resume is refused
-with words. Files of the user in its folder are never touched.
+larger MAX_ITER. Its files must then equal those of the undisturbed run, or a resume is refused with a message. Files of
+the user in its folder must not change.
 """
 
 import csv
@@ -44,7 +44,7 @@ CONFIG = {
 LONGER = ("SOLVER.MAX_ITER", "18")
 USERS_FILES = ("notes.txt.old.1", "inference.py", "pretrained.pth", "photos.old.2019/photo.jpg")
 TIMINGS = ("time", "data_time", "eta_seconds")
-# Seconds until a run is taken to hang; it needs a fifth of one.
+# Seconds after which a run counts as hanging. It takes a fifth of a second.
 PATIENCE = 60.0
 REFUSED = 2
 
@@ -105,7 +105,7 @@ class Ending:
         return ""
 
 
-# ---------------------------------------------------------------------- what a run leaves behind
+# ---------------------------------------------------------------------- files of a run
 
 
 def left_behind(run: Path) -> dict[str, Any]:
@@ -230,11 +230,11 @@ def try_fault(case: Case, whole: Untouched, operation: Operation, fault: str, *a
         problem = resumed.problem(0)
         if problem:
             return [f"the resume {problem}"]
-        # A file that could not be removed; or, of a run killed at its very end, that only an extension removes.
+        # A file that could not be removed, or that an extension removes after a kill at the very end.
         left = operation[1] if operation[0] == "remove" and not (kills and arguments) else ""
         try:
             different = differences(left_behind(case.run), expected, left)
-        except Exception as error:  # a file is not there, or is damaged
+        except Exception as error:  # a file is missing or damaged
             different = [f"{type(error).__name__}: {error}"]
         if different:
             return [f"{text} {'at the end' if not arguments else 'when extended'}" for text in different]
@@ -256,7 +256,7 @@ def sweep(
     Args:
         tmp_path: for the runs' folders.
         config: of the runs.
-        whole: the untouched run.
+        whole: the undisturbed run.
         cases: operations, each with a fault.
         make: prepares the folder in which the run with the fault is started.
         arguments: of that start.
@@ -373,8 +373,8 @@ def final_weights(run: Path) -> Any:
 def split_or_lost(case: Case, operation: Operation, fault: str, weights: Sequence[Any]) -> list[str]:
     """Start a new run in the folder of an earlier one, with a fault; start again; return what is wrong.
 
-    Whether the next start resumes or not, it finds the earlier run whole, in its place or set aside, and what it leaves
-    is one of the two runs.
+    The next start, resuming or not, must find the earlier run complete, in its place or moved. It must leave one of
+    the two runs.
     """
     earlier = files_of(case.run)
     case.start(*NEW, operation=operation, fault=fault)

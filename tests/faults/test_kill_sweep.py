@@ -16,7 +16,7 @@ from forker import Forked, forker
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
-# All that a training run has of state, in one.
+# A run with every kind of state.
 CONFIG = {
     "_BASE_": str(ROOT / "configs/digits/convnet.yaml"),
     "MODEL": {"ARGS": {"width": 4, "dropout": 0.2}},
@@ -101,7 +101,7 @@ class Sweep:
         before = set(temporary_files(folder))
         life = startup * self.random.uniform(0.2, 1.8)
         if self.random.random() < 0.33:
-            # Just after the start nothing is saved: look for a file in the making once training is under way.
+            # Nothing is saved just after the start, so wait until training has begun.
             deadline = time.monotonic() + 3 * startup
             while time.monotonic() < deadline and not run.ended_within(0.0005):
                 if set(temporary_files(folder)) - before:
@@ -113,7 +113,7 @@ class Sweep:
 
 def sweep(tmp_path: Path, kills: int, seed: int, config: dict, **loader) -> Sweep:
     """Kill runs ``kills`` times; each must end like the reference."""
-    for name in ("first", "whole"):  # the first one of a process is slow: the second tells how long a start takes
+    for name in ("first", "whole"):  # the first start of a process is slow: the second one is measured
         argv = arguments(tmp_path / name, config, **loader)
         begin = time.monotonic()
         assert start(argv, tmp_path / name / "log.txt").wait() == 0, (tmp_path / name / "log.txt").read_text()[-3000:]

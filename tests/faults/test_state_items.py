@@ -1,8 +1,8 @@
 """Every item of a checkpoint is needed: a resume without any one of them differs.
 
-Runs are killed in a save, when the new file is whole and the old ones are not gone yet, and resumed: from the file as
-it is, then with one item as a run has it that starts anew. What a run leaves behind is compared name by name, and each
-item has the name of what must show that it is missing (:data:`CASES`).
+Runs are killed in a save, after the new file is complete and before outdated ones are removed, and resumed: from the
+unchanged file, then with one item replaced by that of a new run. The files of the runs are compared by name. For each
+item :data:`CASES` names the file or value that must differ.
 """
 
 import csv
@@ -149,7 +149,7 @@ def averaging(name: str, **args: Any) -> dict[str, Any]:
     return {"NAME": name, "ARGS": {"start": 0.3, **args}}
 
 
-# By name: what each has beyond SMALL. All are killed at one iteration, but for the last.
+# Changes to SMALL by name of the run. All but the last are killed at the same iteration.
 SCENARIOS: dict[str, dict[str, Any]] = {
     "everything": {
         "DATASETS": TESTED,
@@ -160,7 +160,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
         "HOOKS": [
             averaging("EMA", decay=0.9),
             {"NAME": "EarlyStopping", "ARGS": {"metric": "synthetic/accuracy", "patience": 6, "min_delta": 10.0}},
-            # Whatever comes is a spike: the limit is far below the median.
+            # Every loss is a spike: the limit is far below the median.
             {"NAME": "LossSpike", "ARGS": {"window": 15, "factor": -1000.0}},
             {"NAME": "Throughput", "ARGS": {"period": 7}},
             {"NAME": "FlopsCounter", "ARGS": {"period": 7}},
@@ -198,7 +198,7 @@ def only_once(trainer: Any) -> None:
 
 
 class Watch(HookBase):
-    """Draws and changes batches in the training process, changes settings in the course of the run, and takes notes.
+    """Draws random numbers, changes batches and settings during the run, and records values.
 
     What it does depends on the iteration alone: it has no state.
     """
@@ -317,7 +317,7 @@ def left_behind(trainer: DefaultTrainer, folder: Path, reason: str) -> dict[str,
     hooks = state["hooks"]
     best = folder / "model_best.pth"
     table = folder / "metrics.csv"
-    # A resumed run lives in a copy of the killed run's folder: it keeps config.yaml, which names that one, as .old.
+    # A resumed run is in a copy of the killed run's folder: it keeps config.yaml, which names that folder, as .old.
     ignored = ("events.", "log", "config.yaml.old")
     names = sorted(name for name in os.listdir(folder) if not name.startswith(ignored))
     since = partial(since_kill, trainer.start_iter)
@@ -356,7 +356,7 @@ def since_kill(start: int, notes: dict[int, Any]) -> dict[int, Any]:
 
 
 class Runs:
-    """Runs that several tests use, each made once."""
+    """Runs that several tests use, each trained once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -385,7 +385,7 @@ class Runs:
                 kill_in_save(trainer)
                 with pytest.raises(Killed) as death:
                     trainer.train()
-                # Its loader's workers end with what refers to the trainer: the exception, which it keeps as well.
+                # The loader's workers end when the trainer is freed, which the exception refers to.
                 trainer._error = None
                 del trainer, death
                 gc.collect()
@@ -449,7 +449,7 @@ class Case:
 
 
 def absent(checkpoint: dict[str, Any]) -> Any:
-    """For items that a new run does not have."""
+    """A value that a new run does not have."""
     return absent
 
 
@@ -458,7 +458,7 @@ def always(value: Any) -> Callable[[dict[str, Any]], Any]:
 
 
 def models(checkpoint: dict[str, Any]) -> Any:
-    """A new average starts with the model's weights."""
+    """The average of a new run: the model's weights."""
     return checkpoint["model"]
 
 
@@ -477,7 +477,7 @@ CASES: dict[str, Case] = {
     "trainer/rng/python": Case("draws"),
     "trainer/rng/numpy": Case("draws"),
     "trainer/rng/torch": Case("draws"),
-    # Where in the data
+    # Position in the data
     "trainer/data/epoch": Case("batches"),
     "trainer/data/samples": Case("batches"),
     "trainer/data/position": Case("epochs", scenario="endless"),
@@ -527,7 +527,7 @@ CASES: dict[str, Case] = {
     "trainer/hooks/SWA/initial_lrs": Case("rates", absent, "swa"),
     "trainer/hooks/SWA/statistics_of": Case("rows", absent, "swa"),
     "trainer/hooks/SWA/last_model": Case("weights", absent, "swa, completed", ("SOLVER.MAX_ITER", 30)),
-    # What the run was made of, for a resume that is made of something else
+    # What the run was built from, for a resume with other parts
     "trainer/run/config": Case("rates", overrides=("SOLVER.BASE_LR", 0.1)),
     "trainer/run/built": Case("rates", overrides=("SOLVER.OPTIMIZER.ARGS.weight_decay", 0.3)),
     "trainer/run/kinds": Case("error", overrides=("SOLVER.OPTIMIZER.NAME", "SGD")),

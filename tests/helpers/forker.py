@@ -1,11 +1,10 @@
-"""Runs scripts in processes that start at once: forked from one that has imported all they import.
+"""Runs scripts in processes forked from one that has imported their modules.
 
-A new interpreter takes seconds to import ``hookline.engine``; a fork takes milliseconds. Such a script is ``__main__``
-and has a process, signals, outputs and an end like any other, with one difference: its ``__main__`` has no
-``__file__``, as in a notebook, and so ``launch()`` forks the ranks instead of starting new interpreters. Tests of how
-processes are started, or of what happens meanwhile, do not use this.
+A new interpreter takes seconds to import ``hookline.engine``; a fork takes milliseconds. The script is ``__main__`` of
+its own process, with one difference: its ``__main__`` has no ``__file__``, as in a notebook, so ``launch()`` forks the
+ranks instead of starting new interpreters. Tests of how processes start do not use this.
 
-The processes cannot be forked from the one the tests run in, which has threads that a fork would lose.
+The processes are not forked from that of the tests, which has threads that a fork would lose.
 """
 
 import atexit
@@ -29,11 +28,11 @@ from typing import IO, Any
 
 
 class Forked:
-    """A process, with what is needed of ``subprocess.Popen``'s interface.
+    """A process with a part of the interface of ``subprocess.Popen``.
 
     Attributes:
-        pid: its number, and that of its session.
-        returncode: once it has ended, its exit code; negative: the signal that ended it.
+        pid: the number of the process and of its session.
+        returncode: the exit code; negative: the signal that ended the process; None while it runs.
     """
 
     def __init__(self, channel: socket.socket, out: IO[bytes], err: IO[bytes] | None) -> None:
@@ -42,15 +41,15 @@ class Forked:
         self.pid = self._answer()
 
     def poll(self) -> int | None:
-        """The exit code, or None while it runs."""
+        """Return the exit code, or None while it runs."""
         return self.returncode if not self.ended_within(0) else self.wait()
 
     def ended_within(self, seconds: float) -> bool:
-        """Wait so long for its end; whether it came."""
+        """Wait for the end; return whether it came in time."""
         return self.returncode is not None or bool(select.select([self._channel], [], [], max(0, seconds))[0])
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit code, once it has ended; ``subprocess.TimeoutExpired`` if it does not in time."""
+        """Wait and return the exit code; raise ``subprocess.TimeoutExpired`` after the timeout."""
         if timeout is not None and not self.ended_within(timeout):
             raise subprocess.TimeoutExpired(str(self.pid), timeout)
         if self.returncode is None:
@@ -59,17 +58,17 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str | None]:
-        """Wait for its end; standard output and, where it was to be apart, standard error."""
+        """Wait for the end; return standard output and, with ``apart``, standard error."""
         self.wait(timeout)
         return _text(self._out), self._err and _text(self._err)
 
     def send_signal(self, number: int) -> None:
-        """Send it to the process alone."""
+        """Send a signal to the process alone."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it, and all the processes that it has started."""
+        """Kill the process and all that it started."""
         while alive := _session(self.pid):
             for pid in alive:
                 with contextlib.suppress(ProcessLookupError):
@@ -87,15 +86,15 @@ class Forked:
 
 
 def _text(file: IO[bytes]) -> str:
-    # Not by read(): the position is that of the process as well, which may have left others that still write.
+    # Not read(), which moves the position of processes that still write.
     return os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode()
 
 
 def _session(number: int) -> list[int]:
-    """The processes of a session that are still alive."""
+    """Return the processes of a session that are still alive."""
     members = []
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended
             state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
             if int(session) == number and state != "Z":
                 members.append(int(folder.name))
@@ -103,7 +102,7 @@ def _session(number: int) -> list[int]:
 
 
 class Forker:
-    """Starts processes. What they are forked from is started when the first one is, and ends with this process."""
+    """Starts processes. The process that forks is started with the first one, and ends with this process."""
 
     def __init__(self) -> None:
         self._orders: socket.socket | None = None
@@ -122,13 +121,13 @@ class Forker:
         Args:
             command: its file and its arguments.
             folder: where it runs.
-            environment: all its variables; PYTHONPATH has its meaning.
-            log: a file that is to get its outputs, at the end; otherwise ``communicate()`` returns them.
-            apart: whether standard error is kept apart from standard output.
+            environment: all environment variables; PYTHONPATH has its usual meaning.
+            log: a file to append the outputs to; by default ``communicate()`` returns them.
+            apart: whether standard error is separate from standard output.
         """
         if self._orders is None:
             self._orders = self._serve()
-        # Both are closed with what is returned.
+        # The returned process closes both.
         out = tempfile.TemporaryFile() if log is None else log.open("ab")  # noqa: SIM115
         err = tempfile.TemporaryFile() if apart else None  # noqa: SIM115
         ours, theirs = socket.socketpair()
@@ -141,11 +140,11 @@ class Forker:
 
     def _serve(self) -> socket.socket:
         ours, theirs = socket.socketpair()
-        # Without PYTHONPATH, which each order has its own of; in a session that Ctrl-C on a terminal does not reach.
+        # Without PYTHONPATH, which each order sets; in a session that Ctrl-C of a terminal does not reach.
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         process = subprocess.Popen(
             [sys.executable, "-P", __file__, str(theirs.fileno())],
-            env={**environment, "OMP_NUM_THREADS": "1"},  # threads of OpenMP's own would not survive a fork
+            env={**environment, "OMP_NUM_THREADS": "1"},  # OpenMP's threads would not survive a fork
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             start_new_session=True,
@@ -166,12 +165,12 @@ forker = Forker()
 
 
 def serve(orders: socket.socket) -> tuple[str, str] | None:
-    """Fork a process for each order; returns in each of them, as that process, and at the end of orders.
+    """Fork a process for each order. Returns in each forked process, and at the end of orders.
 
     Returns:
-        The script's file and its text, or None where there is nothing more to do.
+        The script's file and text, or None at the end of orders.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the keepers need not be waited for
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # do not wait for the keepers
     while True:
         message, files, _, _ = socket.recv_fds(orders, 1, 3)
         if not message:
@@ -185,7 +184,7 @@ def serve(orders: socket.socket) -> tuple[str, str] | None:
 
 
 def keep(channel: socket.socket, out: int, err: int) -> tuple[str, str] | None:
-    """Fork the process that runs the script, and tell its number and how it ended."""
+    """Fork the process that runs the script; report its number and its exit code."""
     with channel.makefile("rb") as lines:
         command, folder, environment = json.loads(lines.readline())
     pid = os.fork()
@@ -201,7 +200,7 @@ def keep(channel: socket.socket, out: int, err: int) -> tuple[str, str] | None:
 
 
 def prepare(command: list[str], folder: str, environment: dict[str, str], out: int, err: int) -> None:
-    """Make this process one that a shell has just started for the command."""
+    """Make this process look as if a shell had just started it for the command."""
     import numpy as np
 
     os.setsid()
@@ -216,12 +215,12 @@ def prepare(command: list[str], folder: str, environment: dict[str, str], out: i
     sys.argv = command
     paths = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[:0] = [os.path.dirname(os.path.abspath(command[0])), *paths]
-    np.random.seed()  # Python's own generator does so in each fork
+    np.random.seed()  # Python seeds its own generator in each fork
     sys.modules["__main__"] = types.ModuleType("__main__")
 
 
 def run(file: str, text: str) -> None:
-    """Run the script, and end as the interpreter does: threads are waited for, exit functions called."""
+    """Run the script, and exit as the interpreter does: wait for threads, call exit functions."""
     code = 0
     try:
         exec(compile(text, file, "exec"), vars(sys.modules["__main__"]))
@@ -236,11 +235,11 @@ def run(file: str, text: str) -> None:
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # the interpreter would take every object apart, for half a second
+    os._exit(code)  # the interpreter would free every object, which takes half a second
 
 
 def warm_up() -> None:
-    """Import what scripts may import, and what torch imports when it is first needed."""
+    """Import the modules of scripts, and those that torch imports lazily."""
     import gc
 
     import sklearn.datasets  # noqa: F401
@@ -253,7 +252,7 @@ def warm_up() -> None:
 
     import hookline.engine  # noqa: F401
 
-    gc.freeze()  # the collector does not write to pages that the processes share
+    gc.freeze()  # the collector then writes to no page that processes share
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # Blocks in these languages are not run: output, sessions at a prompt, other formats.
 RUN = {"python", "bash", "yaml"}
 SAMPLES = {"text", "console", "json", "mermaid"}
-# A full training is cut to so many iterations; a later one on the page gets as many more, so that a resume has work.
+# Trainings are cut to this many iterations; each later one on a page gets as many more, so that a resume trains.
 SHORT = 30
 
 
@@ -25,10 +25,10 @@ class Snippet:
     """A fenced block of a page.
 
     Attributes:
-        line: of its first line of content, from 1.
-        language: what the fence says.
+        line: number of the first line of content, from 1.
+        language: the word after the fence.
         text: the content.
-        file: the name in a first line such as ``# my_hook.py``: the block is that file's content.
+        file: the name in a first line such as ``# my_hook.py``, if any: the block is the content of that file.
     """
 
     line: int
@@ -39,7 +39,7 @@ class Snippet:
 
 @dataclass(frozen=True)
 class Ran:
-    """What came of a page's snippets: how many were run, and all they printed."""
+    """How many snippets of a page were run, and their output."""
 
     count: int
     output: str
@@ -48,11 +48,11 @@ class Ran:
 class Page:
     """A Markdown page whose snippets are run, in order, in a folder of their own with tools/ and configs/ beside them.
 
-    - python: all in one namespace. One that names a file is written there before anything runs, then run by itself,
-      or by a bash snippet of the page if it is a script with a ``__main__`` part.
+    - python: all in one namespace. One that names a file is written there before anything runs. Then it runs by itself,
+      or by a bash snippet of the page if it has a ``__main__`` part.
     - yaml: must hold known config keys. One that names a file is written there.
-    - bash: each command is run; trainings are cut to a few iterations. Commands that set up the repository or work on
-      all of it (pip, pytest, ruff, ...) are checked instead: the files, extras and programs that they name exist.
+    - bash: each command is run; trainings are cut to a few iterations. For commands that set up or check the repository
+      (pip, pytest, ruff, ...) only the files, extras and programs that they name are checked.
 
     Args:
         path: the page.
@@ -68,20 +68,20 @@ class Page:
 
     @property
     def runnable(self) -> list[Snippet]:
-        """The snippets that are to be run."""
+        """The snippets to run."""
         return [s for s in self.snippets if s.language in RUN]
 
     def run(self, folder: Path) -> Ran:
         """Run them.
 
         Args:
-            folder: empty; where they are run.
+            folder: an empty folder to run them in.
 
         Returns:
             How many were run, and their output.
 
         Raises:
-            AssertionError: one failed.
+            AssertionError: a snippet failed.
         """
         for name in ("tools", "configs"):
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
@@ -99,7 +99,7 @@ class Page:
         return Ran(len(ran), output)
 
     def _jobs(self, snippet: Snippet) -> list[list[object]]:
-        """The driver's orders for a snippet, each as [kind, line, text]."""
+        """Return the driver's jobs for a snippet, each as [kind, line, text]."""
         line, text = snippet.line, snippet.text
         if snippet.language == "yaml":
             return [["yaml", line, snippet.file or text]]
@@ -127,23 +127,23 @@ class Page:
 
 
 def shell_commands(text: str) -> list[str]:
-    """The commands of a shell snippet: lines, and what ``&&`` joins, without comments and line continuations."""
+    """Return the commands of a shell snippet, split at line ends and ``&&``, without comments."""
     lines = text.replace("\\\n", " ").splitlines()
     commands = [part.strip() for line in lines for part in re.split(r"&&", re.sub(r"(^|\s)#.*", "", line))]
     return [re.sub(r"\s+", " ", command) for command in commands if command]
 
 
 def check_command(command: str) -> bool:
-    """Check a command that is not to be run here: one that sets up the repository, or works on all of it.
+    """Check a command that sets up or checks the repository, without running it.
 
     Args:
         command: the command.
 
     Returns:
-        Whether it is such a command; otherwise it is one to run.
+        Whether it is such a command.
 
     Raises:
-        AssertionError: it names a file, an extra or a program that is not there.
+        AssertionError: it names a missing file, extra or program.
     """
     words = shlex.split(command)
     words[0] = words[0].removeprefix(".venv/bin/")
@@ -184,14 +184,14 @@ def _check_pip(words: list[str]) -> None:
 def _check_pytest(paths: list[str]) -> None:
     for path in paths:
         assert (ROOT / path).exists(), f"pytest {path}: no such file"
-    # In short form: what is named is collected; where everything is meant, one small file is run.
+    # Named tests are only collected; for the whole suite, one small file is run.
     words = ["--collect-only", *paths] if paths else ["tests/config/test_duration.py"]
     done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", *words], ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def run_python(arguments: list[str], folder: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
-    """Run Python in a folder, on one thread, with nothing on its path that a user would not have there."""
+    """Run Python in a folder, on one thread, without PYTHON* and PYTEST* variables."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
     environment |= {"OMP_NUM_THREADS": "1", "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
     return subprocess.run(
@@ -218,7 +218,7 @@ def _parse(path: Path) -> list[Snippet]:
     return snippets
 
 
-# Runs in the page's folder, in a process of its own.
+# Runs in the page's folder, in a separate process.
 _DRIVER = r"""
 import json, os, subprocess, sys
 

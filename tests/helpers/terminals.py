@@ -1,4 +1,4 @@
-"""A terminal for tests: a real pseudo-terminal, and what its screen shows."""
+"""A pseudo-terminal for tests, and the content of its screen."""
 
 import codecs
 import fcntl
@@ -15,7 +15,7 @@ _PIECES = re.compile(r"(\x1b\[[0-9;?]*[A-Za-z])|(.)", re.DOTALL)
 
 
 class Terminal:
-    """A pseudo-terminal of so many columns, as a context. ``stream`` is its text stream, ``text`` all that it got."""
+    """A context with a pseudo-terminal. ``stream`` is its text stream, ``text`` all output so far."""
 
     def __init__(self, columns=120, encoding="utf-8"):
         self.columns = columns
@@ -32,7 +32,7 @@ class Terminal:
         while True:
             try:
                 data = os.read(self.master, 65536)
-            except OSError:  # nobody holds the other side any more
+            except OSError:  # the other side is closed
                 return
             if not data:
                 return
@@ -42,7 +42,7 @@ class Terminal:
         return self
 
     def take_output(self):
-        """Be what this process prints to. Not for fixtures: after them pytest puts its own streams there."""
+        """Replace the standard streams. Not for fixtures: pytest replaces the streams after them."""
         for name in ("stdout", "stderr"):
             self.monkeypatch.setattr(sys, name, self.stream)
 
@@ -51,7 +51,7 @@ class Terminal:
         os.close(self.master)
 
     def close(self):
-        """No more is written here; wait until all of it has been read."""
+        """Close the stream, and wait until all output has been read."""
         if not self.stream.closed:
             self.stream.close()
         self._reader.join(30)
@@ -64,12 +64,12 @@ class Terminal:
             time.sleep(0.002)
 
     def screen(self):
-        """The lines that it shows, those that are scrolled off included."""
+        """The lines on the screen, including scrolled ones."""
         return screen(self.text, self.columns)
 
 
 def screen(text, columns):
-    """The lines that a terminal shows of a text; of escape codes it knows colours and the clearing of lines only."""
+    """Return the lines that a terminal shows for a text with colors and line clearing, but no other escape codes."""
     rows, row, column = [[]], 0, 0
     for code, char in _PIECES.findall(text):
         if code == "\x1b[2K":

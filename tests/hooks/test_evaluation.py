@@ -69,7 +69,7 @@ def test_no_evaluation_if_another_hooks_after_train_fails():
     trainer.register_hooks([EvalHook(0, evaluation), Fails()])
     with pytest.raises(RuntimeError, match="broken"):
         trainer.train(0, 3)
-    assert evaluation.at == [3]  # it came first, when nothing had failed yet
+    assert evaluation.at == [3]  # it ran first, before the failure
 
 
 def test_a_stopped_run_has_no_final_evaluation():

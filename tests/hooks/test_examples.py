@@ -36,7 +36,7 @@ def load(name):
 checking, evaluating, reporting, steering, stopping, watching = map(
     load, ("checking", "evaluating", "reporting", "steering", "stopping", "watching")
 )
-off(reporting.note_the_epoch)  # other tests' trainers do not want it
+off(reporting.note_the_epoch)  # so that it does not join trainers of other tests
 
 
 class Classifier(nn.Module):
@@ -320,7 +320,7 @@ def test_the_average_is_evaluated_while_the_weights_are_trained(tmp_path):
     evaluated, expected = [], []
 
     class Watch(HookBase):
-        """Recomputes the average, and notes what is evaluated."""
+        """Recomputes the average, and records the evaluated weights."""
 
         average = None
 

@@ -19,7 +19,7 @@ def benchmark(capsys, monkeypatch):
     def run(*arguments):
         capsys.readouterr()
         tool.main([*map(str, arguments), "--json"])
-        # The last line: other tests of this process may have had hookline's log shown on the console.
+        # The last line: other tests may have turned on hookline's console log.
         return json.loads(capsys.readouterr().out.splitlines()[-1])
 
     yield run
@@ -37,7 +37,7 @@ def test_overhead_compares_five_set_ups_on_two_models(benchmark):
 
 
 def test_overhead_reports_a_missing_compiler(benchmark, monkeypatch):
-    def no_compiler(graph, inputs):  # found out by inductor itself in some seconds
+    def no_compiler(graph, inputs):  # inductor takes seconds to find out
         raise RuntimeError("no working C++ compiler")
 
     from benchmarks import steps
@@ -124,7 +124,7 @@ def test_an_unknown_name_in_a_comparison_is_an_error(benchmark):
 def test_a_comparison_names_missing_and_failing_trainers(benchmark, monkeypatch):
     from benchmarks import compare
 
-    # "broken" is known here, and not to its worker.
+    # "broken" is known to this process only.
     monkeypatch.setattr(compare, "PEERS", dict.fromkeys(("hookline", "missing", "broken")))
     monkeypatch.setattr(compare, "installed", lambda name: "" if name == "missing" else "1.0")
     results = benchmark("--compare", "missing,broken", "--steps", 40, "--rounds", 1)

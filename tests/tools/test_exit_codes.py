@@ -1,4 +1,4 @@
-"""What the tools end with: real processes, which get real signals at each place of a run."""
+"""Exit codes of the tools: real processes that get real signals at each point of a run."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
 
-# A hook that has its process sent a signal at an event, and others.
+# A hook that sends a signal to its process at an event, and other parts.
 HOOK = """
 import os, signal, time
 from hookline.hooks import HookBase
@@ -49,7 +49,7 @@ class Fail(HookBase):
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a tool in a process (and a group) of its own; returns a function that waits for its end."""
+    """Start a tool in its own process group; returns a function that waits for its end."""
     (tmp_path / "hook.py").write_text(HOOK)
 
     def start(*arguments, hook=None, name="Send", tool="train_net.py"):
@@ -146,7 +146,7 @@ def test_a_signal_before_training_exits_with_75_and_leaves_nothing_to_resume(sta
     assert start("--resume")()[0] == 0
 
 
-# A module in the place of torch, whose import the signal comes in.
+# Replaces torch by a module that sends a signal while it is imported.
 SLOW_IMPORT = """
 import os, time
 open(f"importing.{os.getpid()}", "w").close()
@@ -166,7 +166,7 @@ def test_a_signal_during_the_imports_has_the_same_exit_code(start, tmp_path, nam
     assert "Traceback" not in err
 
 
-# What Python imports first; of the processes, the ranks that launch() starts take their time.
+# Imported first by Python. Ranks that launch() starts wait in it.
 SLOW_RANK = """
 import os, sys, time
 if "spawn_main" in " ".join(sys.orig_argv):
@@ -192,7 +192,7 @@ def test_a_signal_while_the_ranks_import_has_the_same_exit_code(start, tmp_path,
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
 def test_a_signal_to_the_process_group_lets_workers_finish_the_step(start, tmp_path, name):
-    """As schedulers and terminals send it: to the loader's workers as well."""
+    """The signal reaches the loader's workers too, as from schedulers and terminals."""
     finish = start("DATALOADER.NUM_WORKERS", 2, name="Wait")
     while not (tmp_path / "here").exists():
         time.sleep(0.02)

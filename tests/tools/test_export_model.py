@@ -1,4 +1,4 @@
-"""The command line of tools/export_model.py, on what a real run leaves."""
+"""The command line of tools/export_model.py, on the files of a real run."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ TOOL = ROOT / "tools" / "export_model.py"
 
 @pytest.fixture
 def tool(trained, monkeypatch, capsys):
-    """Run the tool in this process, in the folder of the runs; returns its exit code, output and errors."""
+    """Run the tool in this process, in the folder of the runs; return exit code, output and errors."""
 
     def run(*arguments):
         monkeypatch.chdir(trained)
@@ -55,7 +55,7 @@ def train(folder, name, *overrides):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a short run with an EMA in it."""
+    """A folder with a short run with EMA."""
     folder = tmp_path_factory.mktemp("trained")
     ema = '[{"NAME": "EMA", "ARGS": {"decay": 0.9}}]'
     train(folder, "run", "HOOKS", ema)

@@ -1,4 +1,4 @@
-"""The command line of tools/inspect_checkpoint.py, on what real runs leave."""
+"""The command line of tools/inspect_checkpoint.py, on the files of real runs."""
 
 import json
 import logging
@@ -20,7 +20,7 @@ TOOL = ROOT / "tools" / "inspect_checkpoint.py"
 
 @pytest.fixture
 def tool(trained, monkeypatch, capsys):
-    """Run the tool in this process, in the folder of the runs; returns its exit code, output and errors."""
+    """Run the tool in this process, in the folder of the runs; return exit code, output and errors."""
 
     def run(*arguments):
         monkeypatch.chdir(trained)
@@ -55,7 +55,7 @@ def train(folder, name, *overrides):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A folder with a run, with another of the same seed, and with one of another."""
+    """A folder with a run, one with the same seed, and one with another seed."""
     folder = tmp_path_factory.mktemp("trained")
     for name, seed in (("run", 1), ("same", 1), ("other", 2)):
         train(folder, name, "SEED", seed)

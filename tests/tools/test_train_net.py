@@ -23,7 +23,7 @@ DIGITS = ROOT / "configs" / "digits" / "convnet.yaml"
 SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
 TIMES = ("time", "data_time", "eta_seconds")
 
-# A hook that ends the process it is in, in the middle of a run.
+# A hook that ends its process in the middle of a run.
 SIGNALS = """
 import os, signal
 from hookline.hooks import HookBase
@@ -330,7 +330,7 @@ def test_a_killed_and_interrupted_run_resumes_to_the_uninterrupted_one(tmp_path)
         assert torch.equal(value, model[name]), name
 
 
-# ---------------------------------------------------------------------------- refused when the run is there
+# ---------------------------------------------------------------------------- refused in the folder of a run
 
 REFUSED = {
     "another optimizer": (

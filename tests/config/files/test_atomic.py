@@ -97,7 +97,7 @@ def test_the_content_can_be_read_before_the_rename(path):
 
 
 def killed(code):
-    """Run code in a process that then ends at once, as a killed one does."""
+    """Run code in a process that then exits at once, like a killed one."""
     code = f"import os\nfrom hookline.config.files.atomic import *\n{code}"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
 

@@ -16,7 +16,7 @@ def writes(name):
 
 @pytest.fixture
 def path(tmp_path):
-    """A folder that a run has taken, and that is given back."""
+    """A folder locked by a run, and released at the end."""
     path = tmp_path / "run"
     folder = run_folder(str(path))
     folder.take(resume=False, writes=writes)
@@ -132,7 +132,7 @@ def test_a_lock_of_another_host_is_respected_and_the_error_names_the_file(tmp_pa
         folder.release()
 
 
-# Kills a start at each of its operations on files in turn, until one is not killed.
+# Kills a start at each of its file operations in turn.
 KILLS = """
 import itertools, os, shutil, sys
 from hookline.config.files.run_folder import RunFolder

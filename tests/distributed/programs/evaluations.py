@@ -88,14 +88,14 @@ def main(folder):
             results[f"{name} {size} seen"] = seen.get("seen")
     cfg = config("synthetic", 7)
     trainer = DefaultTrainer(cfg)
-    # What is decided by results is decided on all ranks, wherever they were returned.
+    # Decisions that depend on results are the same on all ranks, whichever rank returned them.
     trainer.test = lambda cfg, model: {"synthetic": {"accuracy": 0.5}} if comm.is_main_process() else {}
     results["on all ranks"] = trainer.evaluate()
-    # What --eval-only does.
+    # As --eval-only does.
     cfg.TEST.EXPECTED_RESULTS = [["seen", "most", 2, 0]]
     seen = DefaultTrainer.test(cfg, trainer.model, Seen())
     results["met"] = [list(seen), verify_results(cfg, seen)]
-    # A user's function that returns results on the first rank, at the end of a run too.
+    # A user's function that returns results on rank 0 only, also at the end of a run.
     seen = []
     simple = Steps()
     evaluate = EvalHook(2, lambda: {"accuracy": 0.25} if comm.is_main_process() else {})

@@ -40,7 +40,7 @@ class Mishap(HookBase):
 
     def before_save(self, path):
         if self.what == "raise while saving" and self.trainer.iter >= self.at - 1:
-            # The disk never finishes: only an incomplete temporary file exists.
+            # The write never finishes: only an incomplete temporary file exists.
             os.fsync = os.fdatasync = lambda file: (Path("saving").write_text(path), time.sleep(100))
 
     def after_fetch(self, batch):

@@ -12,7 +12,7 @@ saver.RETRY_AFTER = 0.0
 
 
 class FolderGone(HookBase):
-    """Moves the run's folder away before the first save, and back once that has failed if ``comes_back``."""
+    """Moves the run's folder away before the first save; with ``comes_back``, moves it back after the failure."""
 
     def __init__(self, comes_back):
         self.comes_back = comes_back

@@ -1,4 +1,4 @@
-"""What trainers of several ranks decide together, and what their hooks see."""
+"""Joint decisions of several ranks, and the values that their hooks see."""
 
 import logging
 import time

@@ -1,4 +1,4 @@
-"""A process that saves, for tests that kill it: the first argument is a function here, the second its arguments."""
+"""A process that saves, for tests that kill it. Arguments: a function of this file, and its arguments."""
 
 import json
 import logging
@@ -33,7 +33,7 @@ class Nothing:
 
 
 def save_for_ever(folder, asynchronous, start):
-    """Saves weights filled with the iteration's number, iteration after iteration."""
+    """Saves weights filled with the number of the iteration, in each iteration."""
     model = nn.Linear(600, 600)
     checkpointer = Checkpointer(model, folder, asynchronous=asynchronous, counter=Nothing())
     for iteration in range(start, start + 100_000):

@@ -28,7 +28,7 @@ def path(tmp_path):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    """Small files take the paths of large ones."""
+    """Treat small files like large ones."""
     monkeypatch.setattr(disk_writer, "_LARGE", 1 << 12)
     monkeypatch.setattr(disk_writer, "_PIECE", 1 << 14)
     monkeypatch.setattr(disk_writer, "_STEP", 1 << 15)
@@ -155,7 +155,7 @@ def test_overlapping_records_are_refused_before_they_are_read(tmp_path):
     with zipfile.ZipFile(tmp_path / "model.pth") as archive:
         start = archive.start_dir
     end = content.index(b"PK\x05\x06")
-    directory, count = content[start:end], 500  # the directory says that all is there so many times
+    directory, count = content[start:end], 500  # the directory lists the same content many times
     directory = directory[: directory.index(b"PK\x06\x06")] if b"PK\x06\x06" in directory else directory
     entries = len(zipfile.ZipFile(tmp_path / "model.pth").infolist()) * count
     tail = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, entries, entries, len(directory) * count, start, 0)

@@ -121,10 +121,10 @@ def test_outdated_files_are_removed_and_then_is_called_after_last_checkpoint_is_
 
 
 def test_then_is_called_at_once_if_nothing_is_saved(folder):
-    told = []
-    Checkpointer(net(), str(folder), save_to_disk=False, asynchronous=True).save("model", then=told.append)
-    Checkpointer(net(), "", asynchronous=True).save("model", then=told.append)
-    assert told == [None, None]
+    reported = []
+    Checkpointer(net(), str(folder), save_to_disk=False, asynchronous=True).save("model", then=reported.append)
+    Checkpointer(net(), "", asynchronous=True).save("model", then=reported.append)
+    assert reported == [None, None]
     assert not folder.exists()
 
 
@@ -140,7 +140,7 @@ def test_only_temporary_files_of_killed_runs_are_removed(folder, log):
     assert any("model_1.pth" in message for message in messages(log, logging.INFO))
 
 
-# ---------------------------------------------------------------------------- disks that fail
+# ---------------------------------------------------------------------------- disk errors
 
 
 @pytest.fixture
@@ -185,10 +185,10 @@ def test_a_full_disk_stops_the_run_and_keeps_the_earlier_files(folder, log, full
     checkpointer.save("model_1", iteration=1)
     full("model_2.pth", 2)
     checkpointer.path_manager.rm = lambda path: pytest.fail("nothing may go")
-    told = []
+    reported = []
     with pytest.raises(CheckpointError, match=r"model_2\.pth: No space left on device; make room there"):
-        checkpointer.save("model_2", outdated=[str(folder / "model_1.pth")], then=told.append)
-    assert isinstance(told[0], CheckpointError)
+        checkpointer.save("model_2", outdated=[str(folder / "model_1.pth")], then=reported.append)
+    assert isinstance(reported[0], CheckpointError)
     assert names(folder) == ["last_checkpoint", "model_1.pth"]
     assert resumed(folder) == (1, 1.0)
 
@@ -236,10 +236,10 @@ def test_on_error_continue_skips_a_failed_checkpoint(folder, log, asynchronous):
     checkpointer.wait()
     shutil.rmtree(folder)
     folder.write_text("a file where the folder was")
-    told = []
-    checkpointer.save("model_2", then=told.append)
+    reported = []
+    checkpointer.save("model_2", then=reported.append)
     checkpointer.wait()
-    assert isinstance(told[0], CheckpointError)
+    assert isinstance(reported[0], CheckpointError)
     (message,) = messages(log, logging.ERROR)
     assert "Training continues" in message
     assert "model_2.pth" in message
@@ -257,7 +257,7 @@ def test_a_read_only_folder_is_an_error(folder, tmp_path):
     folder.chmod(0o555)
     user = os.geteuid()
     try:
-        if user == 0:  # whom no mode of a file keeps from anything
+        if user == 0:  # file modes do not restrict root
             os.seteuid(65534)
         with pytest.raises(CheckpointError, match=r"model_2\.pth: Permission denied; allow writing there"):
             checkpointer.save("model_2")
@@ -432,7 +432,7 @@ def test_errors_of_a_uris_handler_are_reported_as_disk_errors(memory, log):
     assert "cannot save memory://run/model_1.pth: KeyError: 'no such bucket'" in message
 
 
-# ---------------------------------------------------------------------------- while training goes on
+# ---------------------------------------------------------------------------- asynchronous saves
 
 
 def test_an_asynchronous_save_holds_the_state_at_the_call(folder):

@@ -375,7 +375,7 @@ def test_a_file_that_is_not_a_checkpoint_is_an_error_with_the_reason(folder, tmp
         Checkpointer(net(), str(folder)).resume_or_load(str(path), resume=False)
 
 
-# ---------------------------------------------------------------------------- files that somebody prepared
+# ---------------------------------------------------------------------------- malicious files
 
 
 @pytest.mark.parametrize("name", ["last_checkpoint", "model_b.pth"])

@@ -39,27 +39,27 @@ def errors(caplog, level):
 
 
 def test_a_synchronous_write_is_complete_and_reported_on_return():
-    saver, disk, told = Saver(), Disk(), []
-    saver.write("a.pth", disk, told.append)
-    assert (disk.calls, told, saver.pending) == (1, [None], None)
+    saver, disk, reported = Saver(), Disk(), []
+    saver.write("a.pth", disk, reported.append)
+    assert (disk.calls, reported, saver.pending) == (1, [None], None)
     assert disk.threads == [threading.current_thread()]
 
 
 def test_an_asynchronous_write_is_reported_on_the_calling_thread():
-    gate, told = threading.Event(), []
+    gate, reported = threading.Event(), []
     saver, disk = Saver(asynchronous=True), Disk(gate=gate)
-    saver.write("a.pth", disk, lambda error: told.append((error, threading.current_thread())))
+    saver.write("a.pth", disk, lambda error: reported.append((error, threading.current_thread())))
     saver.poll()
-    assert told == []
+    assert reported == []
     gate.set()
     saver.pending.join()
-    assert told == []
+    assert reported == []
     saver.poll()
-    assert told == [(None, threading.current_thread())]
+    assert reported == [(None, threading.current_thread())]
     assert disk.threads != [threading.current_thread()]
     saver.poll()
     saver.wait()
-    assert len(told) == 1
+    assert len(reported) == 1
 
 
 def test_only_one_write_runs_at_a_time():
@@ -73,10 +73,10 @@ def test_only_one_write_runs_at_a_time():
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_a_write_that_fails_once_is_retried(caplog, asynchronous):
-    saver, disk, told = Saver(asynchronous), Disk(failures=1), []
-    saver.write("a.pth", disk, told.append)
+    saver, disk, reported = Saver(asynchronous), Disk(failures=1), []
+    saver.write("a.pth", disk, reported.append)
     saver.wait()
-    assert (disk.calls, told) == (2, [None])
+    assert (disk.calls, reported) == (2, [None])
     (message,) = errors(caplog, logging.WARNING)
     assert "Retrying once: cannot save a.pth: No space left; make room" in message
 
@@ -84,10 +84,10 @@ def test_a_write_that_fails_once_is_retried(caplog, asynchronous):
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("on_error", ["stop", "continue"])
 def test_a_write_that_fails_twice_stops_the_run_or_is_logged(caplog, asynchronous, on_error):
-    saver, disk, told = Saver(asynchronous, on_error), Disk(failures=2), []
+    saver, disk, reported = Saver(asynchronous, on_error), Disk(failures=2), []
 
     def save():
-        saver.write("a.pth", disk, told.append)
+        saver.write("a.pth", disk, reported.append)
         saver.wait()
 
     if on_error == "stop":
@@ -100,18 +100,18 @@ def test_a_write_that_fails_twice_stops_the_run_or_is_logged(caplog, asynchronou
         assert "Training continues" in message
         assert "cannot save a.pth: No space left" in message
     assert disk.calls == 2
-    assert isinstance(told[0], CheckpointError)
-    assert told[0].errno == errno.ENOSPC
-    saver.write("b.pth", disk, told.append)  # and the next save is a new one
+    assert isinstance(reported[0], CheckpointError)
+    assert reported[0].errno == errno.ENOSPC
+    saver.write("b.pth", disk, reported.append)  # and the next save is a new one
     saver.wait()
-    assert told[1:] == [None]
+    assert reported[1:] == [None]
 
 
 def test_a_failed_write_is_reported_before_the_next_starts():
-    saver, disk, told = Saver(asynchronous=True), Disk(failures=2), []
-    saver.write("a.pth", disk, told.append)
+    saver, disk, reported = Saver(asynchronous=True), Disk(failures=2), []
+    saver.write("a.pth", disk, reported.append)
     with pytest.raises(CheckpointError, match=r"a\.pth"):
-        saver.write("b.pth", disk, told.append)
+        saver.write("b.pth", disk, reported.append)
     assert disk.calls == 2
     assert saver.pending is None
 

@@ -115,7 +115,7 @@ def test_damage_is_detected_and_the_file_is_named(folder, name, damage):
         path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         verify_folder(str(folder))
-    # Of checksums that are changed it is the file of theirs that is told.
+    # If the checksums are damaged, the error names their file.
     assert name in str(caught.value) or name == "checksums.json", caught.value
     assert str(folder) in str(caught.value)
 
@@ -148,7 +148,7 @@ def test_a_disk_error_in_a_shard_is_reported_as_one(folder, mesh):
     before = sorted(path.name for path in folder.parent.iterdir())
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     shards = {("model", str(i)): sharded(mesh, 64, 100) for i in range(8)}
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # as a disk that is full in the middle of a file
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # as if the disk were full in the middle of a file
     try:
         with pytest.raises(OSError, match="File too large") as caught:
             write_folder(str(folder), {}, shards, dist.group.WORLD)

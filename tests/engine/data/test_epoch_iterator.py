@@ -19,7 +19,7 @@ class Listener:
 
 
 class Sampled:
-    """A loader of which the epoch and the start are noted."""
+    """Records the calls of ``set_epoch``."""
 
     def __init__(self, length):
         self.length, self.epochs = length, []

@@ -79,7 +79,7 @@ def test_a_list_of_samples_is_split_between_samples():
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_a_list_of_collated_fields_is_split_in_each_field(size):
-    batch = [{"x": x(size)}, torch.arange(size)]  # what torch's collate makes of samples (dict, label)
+    batch = [{"x": x(size)}, torch.arange(size)]  # the batch of torch's collate for samples (dict, label)
     pieces = [piece for piece, _ in split_batch(batch, 2)]
     assert torch.cat([piece[0]["x"] for piece in pieces]).tolist() == x(size).tolist()
     assert torch.cat([piece[1] for piece in pieces]).tolist() == list(range(size))

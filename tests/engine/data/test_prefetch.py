@@ -1,4 +1,4 @@
-"""Copying ahead to a GPU."""
+"""Prefetching to a GPU."""
 
 import pytest
 import torch

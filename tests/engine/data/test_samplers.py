@@ -175,7 +175,7 @@ def test_repeat_factors_are_computed_from_annotations():
 
 
 class OnlyEven(TrainingSampler):
-    """A stream of its own, with detectron2's attributes."""
+    """A custom stream, with detectron2's attributes."""
 
     def __init__(self, size, seed=5):
         super().__init__(size, seed=seed)

@@ -1,4 +1,4 @@
-"""What samples draw depends on their place alone: not on kills, workers, ranks, or on what else the process draws."""
+"""Random draws of samples depend on their position only: not on kills, workers, ranks or other draws of the process."""
 
 import json
 import os
@@ -88,7 +88,7 @@ def read(iterator, number):
 
 
 def scramble():
-    """A process that has drawn other numbers than before."""
+    """Like a new process, whose generators have another state."""
     random.seed()
     np.random.seed()
     torch.seed()
@@ -154,7 +154,7 @@ def test_a_repeated_sample_is_augmented_differently():
 
 def test_reading_in_the_training_process_does_not_change_its_generators():
     loader = iter(make_loader(0, Mixing()))
-    np.random.randn()  # leaves a second one in store
+    np.random.randn()  # the generator caches a second number
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     list(loader)
     assert random.getstate() == states[0]

@@ -1,4 +1,4 @@
-"""Loaders with a state of their own, torchdata's among them."""
+"""Loaders with ``state_dict``, such as torchdata's."""
 
 from itertools import chain, islice
 
@@ -25,7 +25,7 @@ class Numbers(Dataset):
 
 
 class Stream(IterableDataset):
-    """Remembers where it is; starts from its beginning once it has ended."""
+    """Has a position; restarts after its end."""
 
     def __init__(self):
         self.next = 0
@@ -136,7 +136,7 @@ def test_a_trainer_resumes_to_the_same_weights(workers, killed_after):
 
 
 class Counting:
-    """A loader that reads ahead by nothing itself, and says how far it was read."""
+    """Does not read ahead, and reports its position."""
 
     num_workers = 1
 

@@ -1,4 +1,4 @@
-"""Iterable data sets: batches that do not depend on ranks and workers, and positions that are gone on from."""
+"""Iterable data sets: batches that do not depend on ranks and workers, and exact resumes."""
 
 import gc
 import logging
@@ -26,7 +26,7 @@ SIZE, BATCH = 23, 4
 
 
 class Plain:
-    """Yields numbers and what it draws; knows nothing of positions. Counts what is asked of it."""
+    """Yields numbers and random draws, without a position. Counts the samples that are read."""
 
     def __init__(self, size=SIZE):
         self.size, self.asked = size, 0
@@ -42,7 +42,7 @@ class Plain:
 
 
 class Seeking(Plain):
-    """Can begin anywhere."""
+    """Can start at any position."""
 
     deterministic = True
 
@@ -56,7 +56,7 @@ class Seeking(Plain):
 
 
 class Remembering(Plain):
-    """Shuffles through a buffer, and has a state."""
+    """Shuffles with a buffer, and has ``state_dict``."""
 
     def __init__(self, size=SIZE):
         super().__init__(size)
@@ -79,7 +79,7 @@ class Remembering(Plain):
 
 
 class Iterator:
-    """An iterator that has the state."""
+    """An iterator with ``state_dict``."""
 
     def __init__(self, size):
         self.size, self.next = size, 0
@@ -114,7 +114,7 @@ def sharded(source):
 
 
 class OwnShards(IterableDataset):
-    """Shares its numbers out itself."""
+    """Splits its numbers between ranks and workers."""
 
     shares_itself_out = True
 
@@ -162,7 +162,7 @@ def read(iterator, number):
 
 @pytest.fixture(autouse=True)
 def _scrambled():
-    """A process that has drawn other numbers than before."""
+    """Like a new process, whose generators have another state."""
     random.seed()
     np.random.seed()
     torch.seed()
@@ -184,7 +184,7 @@ def test_batches_are_the_same_with_any_number_of_workers(source):
 @pytest.mark.parametrize("source", SOURCES)
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_split_the_same_batches(source, world_size):
-    def numbers(**kwargs):  # without what is drawn a batch at a time, which depends on the part
+    def numbers(**kwargs):  # without the draws of the collate function, which depend on the rank's part
         return [
             [row[:-1] for row in batch] for batch in read(EpochIterator(make_loader(sharded(source), **kwargs)), 12)
         ]
@@ -316,7 +316,7 @@ def test_each_epoch_draws_other_numbers_and_calls_set_epoch():
     [
         ({}, [4, 4, 4, 4, 4, 3]),
         ({"drop_last": True}, [4] * 5),
-        ({"world_size": 4}, [1] * 5),  # three samples are none for the fourth rank: no rank takes that step
+        ({"world_size": 4}, [1] * 5),  # three samples are too few for four ranks: no rank takes that step
         ({"world_size": 4, "rank": 3, "keep_rest": True}, [1] * 6),
         ({"world_size": 4, "keep_rest": True}, [1] * 5),
     ],
@@ -394,7 +394,7 @@ def test_a_stream_that_ends_inside_a_counted_epoch_restarts_within_it():
             whole.next_epoch()
     assert places == [(number // 8, number % 8 + 1) for number in range(18)]
     assert Listener.heard == []
-    assert batches[0] != batches[6]  # its second pass: the numbers are the same, what is drawn is not
+    assert batches[0] != batches[6]  # the second pass has the same numbers and other draws
     assert [row[0] for row in batches[0]] == [row[0] for row in batches[6]]
     before = EpochIterator(make_loader(OwnShards()), length=8)
     read(before, 15)

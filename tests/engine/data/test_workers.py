@@ -1,4 +1,4 @@
-"""Loader workers and the signals that all processes of a job get."""
+"""Loader workers ignore signals that all processes of a job get."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def collate(samples):
     "dataset", [TensorDataset(torch.arange(8)[:, None]), Numbers(), Stream()], ids=["batches", "samples", "stream"]
 )
 def test_a_signal_before_a_worker_has_started_does_not_end_it(dataset, number, monkeypatch):
-    """Between torch's handler, which ends a worker at SIGTERM, and worker_init_fn it seeds its generators."""
+    """Sends a signal between torch's SIGTERM handler and worker_init_fn."""
     seed = torch.manual_seed
 
     def seed_in_time(value):

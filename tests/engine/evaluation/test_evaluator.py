@@ -25,7 +25,7 @@ class Collect(DatasetEvaluator):
 
 def make_model():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
-    model[1].eval()  # as a frozen layer has it
+    model[1].eval()  # like a frozen layer
     return model
 
 

@@ -103,7 +103,7 @@ def test_reset_clears_all_counts_and_an_empty_metric_is_nan():
 
 
 def test_ranks_with_unequal_shares_are_added_up(monkeypatch):
-    # this rank has seen two samples, one of them right; another one three, all right; a third one none
+    # correct of all samples: 1 of 2 on this rank, 3 of 3 and 0 of 0 on others
     monkeypatch.setattr(comm, "all_gather", lambda share: [share, (3.0, 3.0), (0.0, 0.0)])
     metric = Accuracy()
     metric.update(torch.tensor([1, 0]), torch.tensor([1, 1]))

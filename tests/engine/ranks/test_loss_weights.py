@@ -8,7 +8,7 @@ from hookline.engine.ranks.loss_weights import LossWeights
 
 
 class Loader:
-    """The batches of a batch sampler, as they are."""
+    """The batches of a batch sampler."""
 
     def __init__(self, batch_sampler):
         self.batch_sampler = batch_sampler

@@ -1,4 +1,4 @@
-"""What wins on a resume, the config or the checkpoint."""
+"""Changes of the config on a resume."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ from hookline.hooks import BestCheckpointer, CallbackHook, EarlyStopping, EvalHo
 
 @pytest.fixture
 def log():
-    """What hookline logs, also once its logger has been set up not to pass messages on."""
+    """The log records of hookline, also after setup_logger turned off propagation."""
 
     class Lines(logging.Handler):
         def __init__(self):
@@ -183,19 +183,19 @@ def test_a_resume_finishes_a_run_killed_after_its_last_step(make, tmp_path):
         json.loads(row)["iteration"] for row in rows
     ]
     written = final.stat().st_mtime_ns
-    make(resume=True).train()  # of a run that has ended nothing is left to do
+    make(resume=True).train()  # the run is over: nothing is trained
     assert final.stat().st_mtime_ns == written
 
 
-# ---------------------------------------------------------------------------- a run that had ended
+# ---------------------------------------------------------------------------- runs that are over
 
 
 class Killed(BaseException):
-    """A kill, as far as this process can have one."""
+    """Simulates a kill within this process."""
 
 
 def killed_at(trainer, name):
-    """Have a run killed when it begins to save a file."""
+    """Kill a run when it starts to save a file."""
     save = trainer.checkpointer.save
 
     def kill(what, **kwargs):
@@ -228,7 +228,7 @@ def final_state(folder):
 
 
 def assert_same_final(folder, other):
-    """Weights, random numbers, hooks and metrics are the same."""
+    """Assert equal weights, random states, hooks and metrics."""
 
     def comparable(folder):
         state = final_state(folder)
@@ -270,7 +270,7 @@ def test_an_early_stopped_run_does_not_train_after_a_resume(make, tmp_path, log)
 @pytest.mark.parametrize(
     ("changes", "iteration"),
     [
-        (["SOLVER.MAX_ITER", 44], 16),  # up to the next evaluation, at which the hook stops it again
+        (["SOLVER.MAX_ITER", 44], 16),  # until the hook stops it again at the next evaluation
         (stopping(patience=4), 20),
         (["HOOKS", []], 40),
         (["LOG.PERIOD", 5, "DATALOADER.NUM_WORKERS", 1], 12),
@@ -363,7 +363,7 @@ def test_resuming_a_complete_run_returns_its_results_and_writes_nothing(make, tm
     assert all(torch.equal(w, first.model.state_dict()[name]) for name, w in again.model.state_dict().items())
     assert content(tmp_path) == before
     again.max_iter = 44
-    with pytest.raises(ConfigError, match="LOAD_BEST_AT_END"):  # it has the best weights now
+    with pytest.raises(ConfigError, match="LOAD_BEST_AT_END"):  # the model has the best weights
         again.train()
     again.resume_or_load(resume=True)
     assert again.train().iteration == 44
@@ -464,7 +464,7 @@ def test_another_number_of_processes_is_logged():
 
 
 def samples_seen(trainer):
-    """The samples that a trainer is given, batch by batch, as their first number."""
+    """Records the samples of each batch by their first number."""
     seen = []
     note = CallbackHook(after_fetch=lambda t, batch: seen.append(batch[0][:, 0].tolist()))
     trainer.register_hooks([note])
@@ -481,7 +481,7 @@ def test_another_batch_size_still_sees_each_sample_once(make, size):
     result = second.train()
     seen = [sample for batch in before + after for sample in batch]
     assert len(seen) == len(set(seen)) == SIZE
-    # Iterations count updates: 5 of before, and those that the rest of the epoch makes now.
+    # Iterations count updates: 5 before the resume, and those of the rest of the epoch.
     assert result.iteration == 5 + -(-(SIZE - 5 * 32) // size) == second.max_iter
 
 
@@ -524,7 +524,7 @@ def test_a_length_in_iterations_counts_updates_of_any_batch_size(make):
     assert trainer.train().iteration == 10
 
 
-# ---------------------------------------------------------------------------- what goes on, end to end
+# ---------------------------------------------------------------------------- end to end
 
 
 def test_early_stopping_and_best_continue_after_a_resume(make):

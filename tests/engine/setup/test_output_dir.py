@@ -21,7 +21,7 @@ MINE = ["inference.py", "pretrained.pth", "notes.txt.old.1", "thesis.old.3", "ev
 
 @pytest.fixture
 def mine(tmp_path):
-    """Files of the user in the run's folder, with names much like a run's."""
+    """Files of the user in the run's folder, with names similar to those of a run."""
     folder = tmp_path / "run"
     for name in (*MINE, "inference/other/predictions.jsonl", "inference_server/run.py", "photos.old.2019/a.jpg"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ def test_a_folder_is_locked_while_a_run_trains_there(quick, tmp_path):
         for resume in (False, True):
             with pytest.raises(ConfigError, match=rf"in use by process {other.pid} on .*wait for it to end"):
                 train(quick(), resume=resume)
-        default_setup(quick(), arguments(eval_only=True))  # adds nothing but its log
+        default_setup(quick(), arguments(eval_only=True))  # adds only its log
         other.kill()
     train(quick())
     assert not lock.held

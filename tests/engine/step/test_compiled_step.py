@@ -355,7 +355,7 @@ def test_an_ordinary_step_between_compiled_steps_skips_nonfinite_updates_on_the_
     hook = CallbackHook(after_step=lambda t: flags.append(t.optimizer.__dict__.pop("found_inf", None)))
     made.register_hooks([hook])
     made.train(0, 3)
-    assert flags == [0.0, None, None]  # compiled steps undo their update themselves
+    assert flags == [0.0, None, None]  # compiled steps revert their update
 
 
 # ---------------------------------------------------------------------------- runs of a config
@@ -639,7 +639,7 @@ def test_a_config_with_unsupported_settings_is_refused(overrides, match):
         check_config(cfg)
 
 
-# ---------------------------------------------------------------------------- the rest
+# ---------------------------------------------------------------------------- other
 
 
 def test_the_trainer_and_its_model_are_freed():
@@ -682,7 +682,7 @@ DECAYED = {
 }
 
 
-# Wrong results that nothing tells of: SGD and Adam are looked at in every run of the tests.
+# Guards against silently wrong results of SGD and Adam.
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "optimizer",

@@ -265,7 +265,7 @@ def test_keep_must_be_at_least_1(make):
 
 @pytest.fixture
 def rewound(make):
-    """A run whose best, 0.9, came at 7, resumed from the checkpoint of 3, when 0.5, of 3, was the best."""
+    """A run whose best is 0.9, at 7, resumed from the checkpoint of 3, whose best is 0.5, at 3."""
 
     def rewound(metrics, stop=None, **kwargs):
         _, checkpointer, _ = run(make, [0.4, 0.5, 0.3, 0.9, 0.2], **kwargs)

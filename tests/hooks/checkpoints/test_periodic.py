@@ -311,7 +311,7 @@ def test_the_checkpoint_of_an_interrupted_run_counts_towards_max_to_keep(make):
 
 
 def test_outdated_files_of_a_killed_run_are_removed_with_the_next_checkpoint(make):
-    """Killed between the new checkpoint, which is whole, and the old one's removal."""
+    """Killed after the new checkpoint is complete and before the old one is removed."""
 
     class Killed(BaseException):
         pass

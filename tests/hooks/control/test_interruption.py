@@ -78,7 +78,7 @@ def test_a_signal_in_the_last_step_has_no_effect():
 
 def test_signals_are_caught_until_the_last_checkpoint_is_written():
     def send(trainer):
-        os.kill(os.getpid(), signal.SIGTERM)  # would end this process, had the handler been put back
+        os.kill(os.getpid(), signal.SIGTERM)  # would end this process if the old handler were restored
 
     trainer = Counting({})
     trainer.register_hooks([SignalHandler(), CallbackHook(after_train=send, on_write=send, after_run=None)])
@@ -220,7 +220,7 @@ def start(late=0.0):
     ids=["of a process that was forked", "of one that is killed", "of one that is killed before they look after it"],
 )
 def test_workers_exit_with_the_process(code, exit_code):
-    # A process that is left keeps the output open, and run() waits for it.
+    # A remaining process keeps the output open, and run() waits for it.
     command = [sys.executable, "-c", f"{WORKERS}\n{code}"]
     assert subprocess.run(command, capture_output=True, timeout=50, check=False).returncode == exit_code
 

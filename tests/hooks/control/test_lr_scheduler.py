@@ -26,7 +26,7 @@ def make_trainer(lr=1.0, param_groups=None):
 
 
 class Rates(HookBase):
-    """The rate each update is made with."""
+    """The learning rate of each update."""
 
     def __init__(self):
         self.used = []

@@ -72,7 +72,7 @@ class SampleTexts(HookBase):
 class PhaseTimer(HookBase):
     """Puts the seconds of each part of a step, as ``time/fetch`` etc., summed over micro-batches.
 
-    On a GPU it is the time to hand out the work; see torch.profiler for that of the work itself.
+    On a GPU this is the time to launch the work; use torch.profiler for the work itself.
     """
 
     def before_step(self) -> None:

@@ -40,7 +40,7 @@ def loader(samples=40, batch_size=8, **kwargs):
 
 
 class Clock:
-    """Every step takes half a second by the clock that the hook looks at."""
+    """Every step takes half a second of the hook's clock."""
 
     def __init__(self, monkeypatch):
         self.now = 0.0

@@ -49,7 +49,7 @@ def weights_of(model):
 
 
 class Note(HookBase):
-    """Notes the weights before training, and after each step."""
+    """Records the weights before training and after each step."""
 
     def __init__(self):
         self.seen = []
@@ -390,7 +390,7 @@ def test_the_model_in_a_checkpoint_is_never_the_average(make, tmp_path, name):
     checkpoint = load(tmp_path / "run", name)
     iteration = checkpoint["trainer"]["iteration"]
     assert torch.equal(checkpoint["model"]["classifier.weight"], note[iteration]["classifier.weight"])
-    # The state that the average is in after that very step.
+    # The state of the average after this step.
     again = make(folder="again", ema={"decay": 0.9})
     again.register_hooks([CallbackHook(after_step=lambda t: t.request_stop("here") if t.iter == iteration else None)])
     again.train()

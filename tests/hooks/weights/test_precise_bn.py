@@ -45,7 +45,7 @@ def test_statistics_are_those_of_the_data():
     torch.testing.assert_close(model.norm.running_mean, x.mean(0))
     torch.testing.assert_close(model.norm.running_var, x.var(0, unbiased=False))
     assert model.norm.momentum == 0.1
-    assert model.norm.num_batches_tracked == 3  # steps, and nothing else
+    assert model.norm.num_batches_tracked == 3  # only steps
 
 
 def test_statistics_are_computed_before_the_evaluation_of_the_same_step():

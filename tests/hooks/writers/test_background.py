@@ -106,7 +106,7 @@ def test_it_works_after_an_interrupted_close(then):
         signal.signal(signal.SIGALRM, before)
     for thread in threading.enumerate():
         if thread not in others:
-            thread.join(timeout=1)  # it may have ended or not
+            thread.join(timeout=1)  # it may have ended
     for number in (1, 2):
         background.submit(lambda n=number: done.append(n))
         if number == 2:

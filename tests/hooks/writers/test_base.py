@@ -488,7 +488,7 @@ def test_a_writer_made_for_detectron2_reads_images_and_histograms(tmp_path):
 
 
 def test_a_resumed_writer_writes_no_value_twice(path):
-    """The storage's state has the latest values; only the writer's state says which are written."""
+    """The storage's state has the latest values; the writer's state has those that are written."""
     first, second = JSONWriter(str(path)), JSONWriter(str(path))
     with EventStorage() as storage:
         storage.put_scalar("accuracy", 0.5, smoothing_hint=False, cur_iter=10)

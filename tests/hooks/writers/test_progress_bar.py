@@ -42,18 +42,18 @@ def terminal(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_console(monkeypatch):
-    """The logger as it is before a run sets it up; other tests of this process may have."""
+    """Restore the logger to its state before a run sets it up."""
     monkeypatch.setattr(logging.getLogger("hookline"), "handlers", [])
 
 
 @pytest.fixture
 def log(no_console):
-    """Sets the logger up as at the start of a run; its console is what ``sys.stdout`` is then."""
+    """Set up the logger as at the start of a run, with the current ``sys.stdout``."""
     return setup_logger
 
 
 class Trainer(TrainerBase):
-    """Its steps do nothing; a test makes them wait for what the terminal shows."""
+    """A trainer with empty steps, which a test makes wait for the terminal."""
 
     def run_step(self):
         self.storage.put_scalar("total_loss", 1 / (self.iter + 1))
@@ -210,13 +210,13 @@ def test_a_failure_shows_the_full_traceback_and_restores_the_terminal(terminal, 
         train(bar(), CallbackHook(before_step=fail))
     assert sys.stdout is terminal.stream
     terminal.close()
-    lines = terminal.screen()  # which allows no codes that would have to be undone
-    told = [number for number, line in enumerate(lines) if "at iteration 4" in line]
-    assert told
+    lines = terminal.screen()  # which has no escape codes to undo
+    shown = [number for number, line in enumerate(lines) if "at iteration 4" in line]
+    assert shown
     assert " 4/10 " in lines[-2]
     assert len(bars(lines)) == 1
     if isinstance(error, ValueError):
-        assert "Traceback (most recent call last):" in lines[told[0] + 1]
+        assert "Traceback (most recent call last):" in lines[shown[0] + 1]
         assert "ValueError: the real error" in lines
         assert "    raise error" in lines
 
@@ -379,7 +379,7 @@ def test_invalid_values_are_refused():
 
 
 def test_two_ranks_in_a_terminal_show_one_bar_and_ctrl_c_ends_both(tmp_path):
-    """The tool in a terminal of its own, as a person runs it."""
+    """Run the tool in a terminal."""
     hook = tmp_path / "slow_steps.py"
     hook.write_text(
         "import os, time\n"
@@ -417,7 +417,7 @@ def test_two_ranks_in_a_terminal_show_one_bar_and_ctrl_c_ends_both(tmp_path):
     lines = screen(text, 80)
     assert "\x1b" in text
     assert "rank 0 prints" in lines
-    # Beside the bar that stays there may be the one that Ctrl-C was typed behind, whose echo is the terminal's.
+    # Besides the final bar there may be one with the terminal's echo of Ctrl-C.
     typed = next((number for number, line in enumerate(lines) if line.startswith("Ctrl-C: ")), None)
     assert typed is not None, text
     bars = [number for number, line in enumerate(lines) if re.match(r"epoch .* \d+/5000 ", line)]
