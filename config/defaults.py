@@ -6,6 +6,7 @@ keyword arguments, checked against its signature). A *duration* is an int (itera
 """
 
 from .duration import Duration
+from .new_keys import declare_defaults
 from .node import CfgNode as CN
 from .node import Typed, components, one_of
 
@@ -261,6 +262,8 @@ _C.PARALLEL.TIMEOUT = Typed("30min", Duration.parse_time)
 # Names of these keys in detectron2.
 _C.register_renamed_key("MODEL.META_ARCHITECTURE", "MODEL.NAME")
 _C.register_renamed_key("SOLVER.IMS_PER_BATCH", "DATALOADER.BATCH_SIZE")
+
+declare_defaults(_C)
 
 
 def get_cfg() -> CN:

@@ -10,6 +10,7 @@ from .components import args_key
 from .errors import ConfigError, UnknownKeyError, suggest
 from .kinds import coerce
 from .literals import Plain, literal
+from .new_keys import takes_name
 from .yaml_files import BASE_KEY
 
 Node = Any
@@ -104,9 +105,10 @@ class Merge:
         if section is not None and node.takes_anything(key):
             node.put(key, node.new_section())
             return self.mapping(node[key], section, (*path, key))
-        if node.is_section(key) and not node.takes_anything(key):
+        is_name = isinstance(value, str) and takes_name(node, key)
+        if node.is_section(key) and not node.takes_anything(key) and not is_name:
             return self._fail(f"{full_key}: expected a mapping of keys, got {value!r} ({_type_name(value)})")
-        expected = object if node.takes_anything(key) else type(node.get(key))
+        expected = object if node.takes_anything(key) else str if is_name else type(node.get(key))
         try:
             value = coerce(value, node.declared(key), expected)
         except ConfigError as error:

@@ -16,6 +16,7 @@ from .errors import ConfigError, UnknownKeyError, suggest
 from .kinds import Typed, one_of
 from .literals import clean
 from .merging import Merge, merge_mappings, pairs_of
+from .new_keys import check_new_key, complete_section, link_renamed, renamed_key
 from .yaml_files import dump_text, load_layers, load_text, refuse_python
 
 __all__ = ["MISSING", "CfgNode", "Typed", "components", "global_cfg", "one_of", "set_global_cfg"]
@@ -88,7 +89,7 @@ class CfgNode(_FvcoreCfgNode):
     # ------------------------------------------------------------------ reading and writing keys
 
     def __getattr__(self, name: str) -> Any:
-        if name in self:
+        if name in self or renamed_key(self, name):
             return self[name]
         # Copying, pickling and displaying look up many private names: no suggestions for these.
         hint = "" if name.startswith("_") else suggest(name, self.full_keys())
@@ -106,6 +107,13 @@ class CfgNode(_FvcoreCfgNode):
                 )
         self[name] = value
 
+    def __missing__(self, key: Any) -> Any:
+        place = renamed_key(self, key)
+        if place is None:
+            raise KeyError(key)
+        node, name = place
+        return node[name]
+
     def __delattr__(self, name: str) -> None:
         if name not in self:
             raise AttributeError(f"no config key '{name}' here")
@@ -115,7 +123,14 @@ class CfgNode(_FvcoreCfgNode):
         if isinstance(key, str) and key.startswith("COMPUTED_"):
             self._set_computed(key, value)
             return
+        place = renamed_key(self, key, note=True)
+        if place is not None:
+            node, key = place
+            node[key] = value
+            return
         self._check_mutable(key)
+        if key not in self:
+            check_new_key(self, key, value)
         declared = self.declared(key)
         if isinstance(value, Typed):
             declared, value = value, copy.deepcopy(value.default)
@@ -127,7 +142,12 @@ class CfgNode(_FvcoreCfgNode):
             self._declarations[key] = declared
         if isinstance(value, _YacsCfgNode) and not isinstance(value, CfgNode):
             value = type(self)(value, new_allowed=value.is_new_allowed())
+        replaces = key in self
+        if replaces:
+            complete_section(self, key, value)
         super().__setitem__(key, value)
+        if replaces and isinstance(value, CfgNode):
+            link_renamed(self)
 
     def _set_computed(self, key: str, value: Any) -> None:
         """Set a ``COMPUTED_`` key: as in fvcore, allowed once, also in a frozen config."""
@@ -180,7 +200,10 @@ class CfgNode(_FvcoreCfgNode):
         return self._copied(dict(self), copy.copy)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CfgNode:
-        return self._copied({key: copy.deepcopy(value, memo) for key, value in self.items()}, copy.deepcopy)
+        def copied(value: Any) -> Any:
+            return copy.deepcopy(value, memo)
+
+        return self._copied({key: copied(value) for key, value in self.items()}, copied)
 
     def _copied(self, items: dict[str, Any], copy_state: Any) -> CfgNode:
         node = type(self).__new__(type(self))

@@ -92,6 +92,12 @@ class Registry(_FvcoreRegistry):
         """
         return self._resolve(name, f"{key}: " if key else "")
 
+    def in_any_case(self, name: str) -> str:
+        """Return the registered name that equals ``name`` except for upper and lower case; without one, ``name``."""
+        return (
+            name if name in self._obj_map else {known.lower(): known for known in self._obj_map}.get(name.lower(), name)
+        )
+
     def check(
         self,
         name: str,

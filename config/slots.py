@@ -37,9 +37,15 @@ class Slot:
         """Return name, arguments and the arguments' full key of each component."""
         *section, last = self.key.split(".")
         node, args = reduce(getitem, section, cfg), args_key(last)
+        if isinstance(node, str):  # code written for detectron2 sets SOLVER.OPTIMIZER to a name
+            return [(self.registry.in_any_case(node), {}, self.key)]
         if args is None:
             return [(*component(entry), f"{self.key}[{i}].ARGS") for i, entry in enumerate(node[last])]
         return [(node[last], node[args], ".".join([*section, args]))]
+
+    def is_named(self, cfg: CfgNode) -> bool:
+        """Whether the key has a name, or at least one component."""
+        return any(name for name, _, _ in self.entries(cfg))
 
     def check(self, cfg: CfgNode) -> list[Any]:
         """Check names and arguments without building anything. Empty names are skipped.

@@ -116,7 +116,8 @@ def _describe_optimizer(state: Any, config: CfgNode | None) -> dict[str, Any] | 
     if not isinstance(state, Mapping):
         return None
     tensors = [value for _, value in _leaves(state.get("state", {})) if isinstance(value, torch.Tensor)]
-    kind = config.SOLVER.OPTIMIZER.NAME if config is not None else None
+    kind = None if config is None else config.SOLVER.OPTIMIZER
+    kind = kind.NAME if isinstance(kind, CfgNode) else kind
     return {"kind": kind, "tensors": len(tensors), "megabytes": _megabytes(tensors)}
 
 

@@ -62,6 +62,8 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
     if overridden:
         cfg = cfg.clone()
         cfg.defrost()
+        if "build_optimizer" in overridden:  # the subclass's own optimizer may be a string
+            cfg.SOLVER.OPTIMIZER = get_cfg().SOLVER.OPTIMIZER
         cfg.merge_from_list([part for name in overridden for part in _BUILT_FROM.get(name, ())])
     for check in (
         _check_ranges,
@@ -112,7 +114,7 @@ def _check_builds(cfg: CfgNode) -> None:
         _try_model(cfg)
     if cfg.MODEL.LOSS.NAME:
         LOSS_SLOT.try_build(cfg)
-    if cfg.SOLVER.OPTIMIZER.NAME:
+    if OPTIMIZER_SLOT.is_named(cfg):
         OPTIMIZER_SLOT.try_build(cfg, [torch.nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
 
 

@@ -62,7 +62,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         ConfigError: name or arguments are wrong, a key is set that the optimizer does not use, there is nothing to
             train, or the optimizer cannot update sharded parameters.
     """
-    solver, args = cfg.SOLVER, cfg.SOLVER.OPTIMIZER.ARGS
+    solver = cfg.SOLVER
+    ((name, args, _),) = OPTIMIZER_SLOT.entries(cfg)
     target = _check_optimizer(cfg)
     decays = _takes(target, "weight_decay")
     groups = get_default_optimizer_params(
@@ -88,7 +89,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         if error is not None:
             reason = str(error).partition("\n")[0].partition(". ")[0]
             raise ConfigError(
-                f"SOLVER.OPTIMIZER: {solver.OPTIMIZER.NAME} with ARGS {dict(args)} cannot update parameters that are "
+                f"SOLVER.OPTIMIZER: {name} with ARGS {dict(args)} cannot update parameters that are "
                 f"sharded over ranks ({type(error).__name__}: {reason}); use another optimizer, such as "
                 'AdamW, or set PARALLEL.NAME to "ddp"'
             )
@@ -102,7 +103,7 @@ def check_solver(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first problem found.
     """
-    if cfg.SOLVER.OPTIMIZER.NAME:
+    if OPTIMIZER_SLOT.is_named(cfg):
         _check_optimizer(cfg)
     if cfg.SOLVER.LR_SCHEDULER_NAME:
         check_scheduler(cfg)
@@ -112,8 +113,8 @@ def check_solver(cfg: CfgNode) -> None:
 def _check_optimizer(cfg: CfgNode) -> Any:
     """Check the optimizer's settings and return its class."""
     solver, key = cfg.SOLVER, "SOLVER.OPTIMIZER.ARGS"
-    name = solver.OPTIMIZER.NAME
-    if "lr" in solver.OPTIMIZER.ARGS:
+    ((name, args, _),) = OPTIMIZER_SLOT.entries(cfg)
+    if "lr" in args:
         raise ConfigError(f"{key}.lr: set the learning rate with SOLVER.BASE_LR, so that the schedule knows it")
     target = OPTIMIZER_REGISTRY.get(name, "SOLVER.OPTIMIZER.NAME")
     OPTIMIZER_SLOT.check(cfg)
