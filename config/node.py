@@ -52,6 +52,7 @@ class CfgNode(_FvcoreCfgNode):
       and functions to call.
     - A frozen tree cannot be changed in any way.
     - Setting another ``NAME`` of a component clears its ``ARGS``.
+    - Code may add keys to a config of ``get_cfg()``, unless a name looks like a typing error (``new_keys.py``).
 
     A key takes values of the type of its default (also an int for a float, a list for a tuple). :class:`Typed`
     declares other types. A key whose default is None takes any value, and so do keys that merges add to a node made
@@ -143,6 +144,8 @@ class CfgNode(_FvcoreCfgNode):
         if isinstance(value, _YacsCfgNode) and not isinstance(value, CfgNode):
             value = type(self)(value, new_allowed=value.is_new_allowed())
         replaces = key in self
+        if replaces and type(value) is dict and self.is_section(key):
+            value = type(self)(value)
         if replaces:
             complete_section(self, key, value)
         super().__setitem__(key, value)

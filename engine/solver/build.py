@@ -124,8 +124,8 @@ def _check_optimizer(cfg: CfgNode) -> Any:
     defaults = get_cfg().SOLVER
     for argument in ("weight_decay", "momentum", "nesterov"):
         other = argument.upper()
-        value = solver.OPTIMIZER.ARGS.get(argument, defaults[other])
-        if solver[other] not in (defaults[other], value) and argument in solver.OPTIMIZER.ARGS:
+        value = args.get(argument, defaults[other])
+        if solver[other] not in (defaults[other], value) and argument in args:
             raise ConfigError(
                 f"SOLVER.{other} is {solver[other]}, but {key}.{argument} is {value}: set one of them "
                 f"({defaults[other]} is the default of SOLVER.{other})"

@@ -34,6 +34,7 @@ HOMES: dict[str, dict[str, str]] = {
     "detectron2.checkpoint.detection_checkpoint": {"hookline.engine.checkpoint": "DetectionCheckpointer"},
     "detectron2.config": {"hookline.config": _CONFIG},
     "detectron2.config.config": {"hookline.config": _CONFIG},
+    "detectron2.config.defaults": {"hookline.config.defaults": "_C"},
     "detectron2.data": {"hookline.engine.data": f"{_DATA_SETS} build_batch_data_loader"},
     "detectron2.data.build": {"hookline.engine.data": f"{_LOADERS} {_DATA_SETS} AspectRatioGroupedDataset {_SAMPLERS}"},
     "detectron2.data.common": {"hookline.engine.data": f"{_DATA_SETS} AspectRatioGroupedDataset"},

@@ -69,6 +69,16 @@ def test_a_setting_with_two_different_values_is_refused(argument, value):
     check_solver(cfg)
 
 
+def test_the_optimizer_may_be_named_in_capitals():
+    cfg = make_cfg()
+    cfg.SOLVER.OPTIMIZER = "ADAMW"
+    check_solver(cfg)
+    assert type(build_optimizer(cfg, make_model())) is torch.optim.AdamW
+    cfg.SOLVER.OPTIMIZER = "ADAMV"
+    with pytest.raises(ConfigError, match=r"SOLVER\.OPTIMIZER.*unknown optimizer 'ADAMV'; did you mean 'AdamW'"):
+        build_optimizer(cfg, make_model())
+
+
 def test_biases_have_separate_settings():
     cfg = make_cfg(BASE_LR=0.1, BIAS_LR_FACTOR=2.0, WEIGHT_DECAY_BIAS=0.0, WEIGHT_DECAY_NORM=None, WEIGHT_DECAY=0.5)
     groups = build_optimizer(cfg, make_model()).param_groups
