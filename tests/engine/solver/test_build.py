@@ -75,7 +75,7 @@ def test_the_optimizer_may_be_named_in_capitals():
     check_solver(cfg)
     assert type(build_optimizer(cfg, make_model())) is torch.optim.AdamW
     cfg.SOLVER.OPTIMIZER = "ADAMV"
-    with pytest.raises(ConfigError, match=r"SOLVER\.OPTIMIZER.*unknown optimizer 'ADAMV'; did you mean 'AdamW'"):
+    with pytest.raises(ConfigError, match=r"SOLVER\.OPTIMIZER.*unknown optimizer 'ADAMV'; did you mean 'Adam'"):
         build_optimizer(cfg, make_model())
 
 
