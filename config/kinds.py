@@ -1,4 +1,4 @@
-"""The values that a key takes: of its default's type, or as declared with :class:`Typed`."""
+"""Types of config keys: that of the default, or one declared with :class:`Typed`."""
 
 import math
 from collections.abc import Callable

@@ -168,7 +168,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter] | None:
 
 
 def _resolved(annotation: Any, names: dict[str, Any]) -> Any:
-    """An annotation that is written as a string, evaluated where its module stands."""
+    """Return the annotation; one written as a string is evaluated in its module."""
     if not isinstance(annotation, str):
         return annotation
     try:

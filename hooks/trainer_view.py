@@ -149,7 +149,7 @@ class TrainerView(Protocol):
     def hook_costs(self) -> dict[str, tuple[float, int]]:
         """Return seconds and number of calls of each hook."""
 
-    # Of DefaultTrainer only.
+    # DefaultTrainer only.
 
     @property
     def cfg(self) -> CfgNode:

@@ -32,7 +32,7 @@ def parse_args() -> argparse.Namespace:
 
 def describe(report: dict[str, Any]) -> str:
     """Format a report of inspect_checkpoint()."""
-    lines = [f"{report['file']}: whole, {report['megabytes']:.3g} MB"]
+    lines = [f"{report['file']}: undamaged, {report['megabytes']:.3g} MB"]
     lines += [f"{name}: {report[name]}" for name in ("iteration", "epoch") if report[name] is not None]
     for name in ("weights", "averaged"):
         if report[name]:

@@ -374,7 +374,7 @@ class RunFolder:
             if os.path.lexists(os.path.join(self.path, name)):
                 raise ConfigError(
                     f"OUTPUT_DIR: a start was killed while it moved {name} to {source}; it cannot be moved back, since "
-                    f"{os.path.join(self.path, name)} exists now; move that one away"
+                    f"{os.path.join(self.path, name)} exists now; move it away"
                 )
         for name in there:
             _move(source, self.path, name)

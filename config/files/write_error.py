@@ -34,7 +34,7 @@ class WriteError(OSError):
 _GENERAL_ADVICE = "see to the disk or choose another folder (OUTPUT_DIR)"
 _NO_SPACE = "make room there, keep fewer checkpoints (CHECKPOINT.MAX_TO_KEEP) or choose another folder (OUTPUT_DIR)"
 _NOT_ALLOWED = "allow writing there, or choose another folder (OUTPUT_DIR)"
-_NO_FOLDER = "its folder is gone; make it again, or choose another one (OUTPUT_DIR)"
+_NO_FOLDER = "its folder was removed; create it again, or choose another one (OUTPUT_DIR)"
 _ADVICE = {
     errno.ENOSPC: _NO_SPACE,
     errno.EDQUOT: _NO_SPACE,

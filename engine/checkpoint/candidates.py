@@ -75,15 +75,15 @@ def _find_resumable(checkpointer: Any) -> str:
             other_model |= isinstance(error, OtherModelError)
             continue
         if candidate != last:
-            logger.warning("Resuming from %s, the newest that is whole", candidate)
+            logger.warning("Resuming from %s, the newest undamaged checkpoint", candidate)
         return candidate
     if tagged and other_model:
         raise ConfigError(
-            f"{folder}: no checkpoint of this model is whole there; resume with the model that the run had (MODEL), "
-            "or start without --resume, from its weights (MODEL.WEIGHTS) if you like"
+            f"{folder}: there is no undamaged checkpoint of this model; resume with the run's MODEL, or start without "
+            "--resume, from its weights (MODEL.WEIGHTS) if you like"
         )
     if tagged:
-        raise ConfigError(f"{folder}: no checkpoint there is whole; start without --resume")
+        raise ConfigError(f"{folder}: there is no undamaged checkpoint; start without --resume")
     return ""
 
 

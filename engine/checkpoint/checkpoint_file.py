@@ -1,4 +1,4 @@
-"""The file of a checkpoint: what ``torch.save`` writes, with a checksum of every byte in the zip archive's comment.
+"""The file of a checkpoint: a file of ``torch.save`` with a checksum of every byte in the zip archive's comment.
 
 The checksum is computed while the file is written. It does not depend on how torch lays out its archive. Torch's own
 CRC32s are switched off (the zip records hold 0): they take about as long as writing the file. ``torch.load`` ignores
@@ -110,7 +110,7 @@ def _problem_in_archive(path: str, archive: zipfile.ZipFile) -> str:
         return "" if _checksum(path, end) == int(match[1], 16) else "damaged: the checksum of the file is wrong"
     if archive.comment and not archive.comment.startswith(_COMMENT_0_1):
         return "damaged: its checksum cannot be read"
-    if not any(record.CRC for record in records):  # torch.save was told to write none
+    if not any(record.CRC for record in records):  # torch.save wrote no CRC32
         return ""
     wrong = archive.testzip()
     return f"damaged: the checksum of {printable(wrong)} is wrong" if wrong else ""

@@ -91,7 +91,7 @@ class ShardedCheckpointer(Checkpointer):
         return compact({name: to_plain(value, name) for name, value in rest.items()}), shards
 
     def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
-        """Read a file or folder. Of sharded tensors it reads this rank's shards."""
+        """Read a file or folder, with this rank's shards of sharded tensors."""
         like = like_model(self.model, self._optimizers())
         if is_sharded_folder(f):
             return read_checkpoint(f, mmap=mmap, like=like)

@@ -301,7 +301,7 @@ def _read_shards(index: str, mmap: bool) -> dict[str, Any]:
         raise ConfigError(f"{index} is damaged, or is not an index of weights ({first_line(error)})") from error
     folder = os.path.dirname(index)
     if gone := [name for name in files if not os.path.isfile(os.path.join(folder, name))]:
-        raise ConfigError(f"{index} names files that are not there: {', '.join(gone)}")
+        raise ConfigError(f"{index} names missing files: {', '.join(gone)}")
     weights: dict[str, Any] = {}
     for name in files:
         weights.update(_read_file(os.path.join(folder, name), mmap)["model"])

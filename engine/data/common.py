@@ -51,7 +51,7 @@ class DatasetFromList(Dataset[Any]):
 class MapDataset(Dataset[Any]):
     """A data set whose samples are ``map_func(sample)`` of another.
 
-    If ``map_func`` returns None, another sample is drawn at random; an iterable data set goes on with its next one.
+    If ``map_func`` returns None, another sample is drawn at random; an iterable data set continues with its next one.
 
     Args:
         dataset: map-style, or iterable: then this is an iterable data set too.

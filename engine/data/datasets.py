@@ -86,7 +86,7 @@ def concat_datasets(datasets: Sequence[Dataset[Any]]) -> Dataset[Any]:
     if len(datasets) == 1:
         return datasets[0]
     if any(isinstance(dataset, IterableDataset) for dataset in datasets):
-        raise ConfigError("DATASETS.TRAIN: an iterable data set cannot be joined with others; name only that one")
+        raise ConfigError("DATASETS.TRAIN: an iterable data set cannot be concatenated with others; name it alone")
     if not all(isinstance(dataset, ArrayDataset) for dataset in datasets):
         return ConcatDataset(datasets)
     columns = [dataset.tensors for dataset in cast(Sequence[ArrayDataset], datasets)]

@@ -122,7 +122,7 @@ class _SeededReader(Dataset[Any]):
 
 
 def _reads_batches(dataset: Any) -> bool:
-    """Whether the data set has ``__getitems__``. A Subset always has it, so its data set is asked."""
+    """Whether the data set has ``__getitems__``. A Subset always has it, so its data set decides."""
     while isinstance(dataset, Subset):
         dataset = dataset.dataset
     return hasattr(dataset, "__getitems__")

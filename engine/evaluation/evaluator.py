@@ -90,7 +90,7 @@ def inference_on_dataset(
 ) -> dict[str, Any]:
     """Run a model over all batches of a loader and evaluate its predictions.
 
-    The model is in eval mode meanwhile. Afterwards every submodule is in its previous mode.
+    The model is in eval mode. Afterwards every submodule is in its previous mode.
 
     Args:
         model: a module, or any callable.

@@ -56,7 +56,7 @@ def predict_dataset(
     """Run a model over a data set and write its predictions to ``<folder>/predictions.<format>``.
 
     Args:
-        model: a module (in eval mode meanwhile), or any callable.
+        model: a module (put into eval mode), or any callable.
         data_loader: batches of this rank, a contiguous part of the data set as from ``build_test_loader``.
         folder: shared by all machines.
         format: one of :data:`FORMATS`.

@@ -1,4 +1,4 @@
-"""What is done with evaluation results: printed, flattened, compared with what is expected."""
+"""Print, flatten and compare evaluation results."""
 
 import logging
 import math
@@ -17,7 +17,7 @@ def print_csv_format(results: Mapping[str, Any]) -> None:
     """Log results in lines that can be pasted into a spreadsheet.
 
     Args:
-        results: metrics by task, ``{"digits_test": {"accuracy": 0.99}}``; a number beside the tasks stands alone.
+        results: metrics by task, ``{"digits_test": {"accuracy": 0.99}}``; or a number beside the tasks.
     """
     for task, values in results.items():
         if not isinstance(values, Mapping):
@@ -37,7 +37,7 @@ def verify_results(cfg: CfgNode, results: Mapping[str, Any]) -> bool:
         results: metrics by set.
 
     Returns:
-        True if each expected metric is there, finite and within its tolerance.
+        True if each expected metric exists, is finite and within its tolerance.
     """
     flat = flatten_results_dict(results)
     misses = []

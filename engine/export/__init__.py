@@ -1,1 +1,1 @@
-"""What is done with a trained model: export to one file, inspection, prediction."""
+"""After training: export to one file, inspection, prediction."""

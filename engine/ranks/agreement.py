@@ -157,7 +157,7 @@ class Agreement:
             work.wait(timedelta(seconds=_WAIT))
         except RuntimeError as error:
             raise RuntimeError(
-                f"{_ONE_RANK}: those of rank {comm.get_rank()} asked for something at iteration {iteration}, and those "
+                f"{_ONE_RANK}: those of rank {comm.get_rank()} made a request at iteration {iteration}, and those "
                 f"of other ranks did not within {_WAIT:g} s ({error}). {_ALL_RANKS}"
             ) from None
 

@@ -3,7 +3,7 @@
 The ranks share a key-value store. The launcher (``launch`` or torchrun) keeps it, so it outlives the ranks. The first
 rank that fails writes its failure there.
 
-A collective that times out or loses its connection fails on a healthy rank. That rank asks the others for their
+A collective that times out or loses its connection fails on a healthy rank. That rank requests the others'
 status. A rank that does not answer, has left early or hangs is then reported as the one that failed first.
 """
 

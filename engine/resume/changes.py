@@ -1,4 +1,4 @@
-"""Resume with a changed config: what comes from the config, and what from the checkpoint.
+"""Resume with a changed config: which values come from the config, and which from the checkpoint.
 
 :data:`EFFECTS` has one entry for each row of the table in ``docs/checkpoints.md``.
 """
@@ -155,7 +155,7 @@ def apply_changes(
 ) -> None:
     """Apply the config's changes to an optimizer and scheduler that have the checkpoint's state.
 
-    Only changed values are applied. What hooks or schedules changed during training is kept.
+    Only changed values are applied. Changes by hooks or schedules during training are kept.
 
     Args:
         optimizer, scheduler: with the checkpoint's state.

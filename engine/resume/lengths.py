@@ -124,8 +124,8 @@ def segments_since(
     Args:
         saved: the parts up to the checkpoint; empty if the epoch length was unknown.
         iteration: the first iteration of the resumed run.
-        epoch, position: where in the data it begins; ``position`` counts iterations of the present length.
-        iters_per_epoch: the present epoch length; None if unknown.
+        epoch, position: its position in the data; ``position`` counts iterations of the new length.
+        iters_per_epoch: the new epoch length; None if unknown.
 
     Returns:
         The parts, the present one last; empty if none is known.

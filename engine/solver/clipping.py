@@ -27,7 +27,7 @@ def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
 
     "value" limits each element to [-CLIP_VALUE, CLIP_VALUE]. "norm" scales all gradients by one factor so that their
     global norm is at most CLIP_VALUE (Pascanu et al., arXiv:1211.5063). "param_norm" scales the gradient of each
-    parameter by itself. Norms are of order NORM_TYPE. With ``LOG.GRAD_NORM`` the clipper always returns the global
+    parameter separately. Norms are of order NORM_TYPE. With ``LOG.GRAD_NORM`` the clipper always returns the global
     norm.
 
     Raises:

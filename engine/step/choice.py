@@ -19,7 +19,7 @@ def whole_step(compile_step: bool | Mapping[str, Any], cuda_graph: bool) -> Whol
         cuda_graph: whether a step is captured in a CUDA graph.
 
     Raises:
-        ConfigError: both are asked for.
+        ConfigError: both keys are set.
     """
     if compile_step is False:
         return GraphedStep() if cuda_graph else None

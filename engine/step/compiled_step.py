@@ -208,5 +208,5 @@ def _explain(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (
         f"{KEY}: torch cannot make one graph of this step: {lines[0] if lines else type(error).__name__}. Set {KEY} to "
-        "False, or change what is in the way (the traceback above, and TORCH_LOGS=graph_breaks, tell more)"
+        "False, or change the code that prevents it (see the traceback above, and TORCH_LOGS=graph_breaks)"
     )

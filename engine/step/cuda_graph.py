@@ -49,10 +49,10 @@ class CudaGraphs:
         return result
 
     def capture(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Capture what it does, without doing it. The default generator's random numbers go on with each replay.
+        """Capture the function's work without running it. The default generator advances with each replay.
 
         Returns:
-            A function that does it, and returns the tensors it fills each time.
+            A function that replays the work, and returns the same tensors each time.
         """
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -128,7 +128,7 @@ class GraphedStep(WholeStep):
         return self._replayed()
 
     def _state(self, trainer: Any) -> Any:
-        """Return what a graph depends on beside the shape of the batch, as far as it is cheap to find out."""
+        """Return the settings, besides the shape of the batch, that a graph depends on and that are cheap to read."""
         groups = [
             {name: value for name, value in group.items() if name not in ("params", "lr", "initial_lr")}
             for group in trainer.optimizer.param_groups
@@ -156,7 +156,7 @@ class GraphedStep(WholeStep):
                 )
         if self._seen[key] <= self.WARM_UP:
             return False
-        # One graph, for the first shape that is frequent; another one only if that one can no longer be used.
+        # One graph, for the first frequent shape. It is replaced only if it can no longer be used.
         return self._captured is None or self._captured[1] != key[1]
 
     def _capture(self, trainer: Any, optimizer: Any, leaves: list[Any], form: Any) -> None:

@@ -62,7 +62,7 @@ class GradientCheck:
 
         Args:
             tensors: the tensors to check.
-            device: where the result is wanted.
+            device: the device of the result.
             gradients: whether gradients are among the tensors; the ranks then exchange what they find if they have to.
 
         Returns:
@@ -137,7 +137,7 @@ def find_nonfinite(tensors: Iterable[torch.Tensor], found: torch.Tensor) -> torc
 
     Args:
         tensors: tensors of any type; of sharded ones this rank's part is checked. Their values do not change.
-        found: the flag, float32 of shape (); it is set to 1 or left as it is.
+        found: the flag, float32 of shape (); it is set to 1 or not changed.
 
     Returns:
         ``found``

@@ -1,4 +1,4 @@
-"""Steps that run as one unit, compiled or captured: what they share."""
+"""Base of steps that run as one unit, compiled or captured."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

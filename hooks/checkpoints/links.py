@@ -12,7 +12,7 @@ __all__ = ["link"]
 
 
 def link(source: str, target: str, path_manager: Any) -> None:
-    """Make ``target`` a second name of ``source``, replacing what is there. A missing ``source`` is ignored.
+    """Make ``target`` a second name of ``source``, replacing an existing file. A missing ``source`` is ignored.
 
     Files are hard links, or copies where the file system has none; in a folder each file is linked. A process killed
     in between leaves either the old ``target`` or the new one.

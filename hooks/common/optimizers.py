@@ -12,7 +12,7 @@ BEFORE_END = 1 - 2 * ParamScheduler.WHERE_EPSILON
 
 @runtime_checkable
 class TimmScheduler(Protocol):
-    """The interface of timm's schedulers, which are told the number of the epoch and of the update."""
+    """The interface of timm's schedulers, whose methods take the number of the epoch and of the update."""
 
     def step(self, epoch: int) -> None:
         """Set the rates for an epoch, if the scheduler counts epochs."""

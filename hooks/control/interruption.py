@@ -139,7 +139,7 @@ def announce_exit_to_workers() -> None:
     global _exiting, _finalizer, _process
     if _process != os.getpid() or _finalizer is None or not _finalizer.still_active():
         _process = os.getpid()
-        _exiting = mmap.mmap(-1, 1)  # not the one of the process that this one was forked from
+        _exiting = mmap.mmap(-1, 1)  # not that of the parent process
         # A high priority, so that it runs before multiprocessing terminates its workers.
         _finalizer = multiprocessing.util.Finalize(None, _announce_exit, exitpriority=100)
 

@@ -1,4 +1,4 @@
-"""``Metric``: what the storage keeps of one scalar."""
+"""``Metric``: the values of one scalar in the storage."""
 
 import math
 from collections.abc import Iterator

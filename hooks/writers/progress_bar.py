@@ -94,7 +94,7 @@ class ProgressBar(HookBase):
 
 
 def _is_terminal() -> bool:
-    """Return whether ``sys.stdout`` is a terminal whose cursor moves, whatever FORCE_COLOR and the like say."""
+    """Return whether ``sys.stdout`` is a terminal whose cursor moves, regardless of variables such as FORCE_COLOR."""
     try:
         if not os.isatty(sys.stdout.fileno()):
             return False
@@ -161,7 +161,7 @@ class _Bar:
 
     def _update(self) -> None:
         hook, trainer = self._hook, self._hook.trainer
-        # rich asks the standard streams for the width, which may be another terminal's. One without a size says 0.
+        # rich reads the width of the standard streams, which may be another terminal. 0 means that it is unknown.
         self._console.width = os.get_terminal_size(self._console.file.fileno()).columns or 80
         self._progress.update(
             self._task, total=max(trainer.max_iter, 1), completed=trainer.iter, state=hook.state(), loss=hook.loss()

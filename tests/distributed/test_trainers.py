@@ -93,7 +93,7 @@ def test_a_request_of_a_hook_registered_on_one_rank_only_is_an_error(tmp_path):
     code, output = alone(tmp_path, "hook")
     assert code == 1
     last = output.rstrip().splitlines()[-1]
-    assert "hooks were registered or removed on some ranks only: those of rank 1 asked for something" in last
+    assert "hooks were registered or removed on some ranks only: those of rank 1 made a request" in last
     assert "of other ranks did not within 1 s" in last
 
 

@@ -65,7 +65,7 @@ def trained(tmp_path_factory):
 def test_the_content_of_a_run_is_printed(tool):
     code, out, err = tool("run")
     assert (code, err) == (0, "")
-    assert out.startswith("run/model_final.pth: whole, ")
+    assert out.startswith("run/model_final.pth: undamaged, ")
     for line in ("iteration: 4", "optimizer: ", "  LRScheduler: ", "  MODEL.NAME = 'MLP'", "  SEED = 1"):
         assert f"\n{line}" in out
     assert re.search(r"\nweights: \d+ \([\d,]+ numbers, [\d.]+ MB, float32\)\n  sha256 [0-9a-f]{64}\n", out)

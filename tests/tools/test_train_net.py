@@ -197,7 +197,7 @@ def test_eval_only_with_resume_falls_back_to_the_newest_checkpoint(tool, tmp_pat
     (folder / "last_checkpoint").unlink()
     code, out, _ = tool(*tiny(folder), "--eval-only", "--resume")
     assert code == 0
-    assert f"Resuming from {folder / 'model_final.pth'}, the newest that is whole" in out
+    assert f"Resuming from {folder / 'model_final.pth'}, the newest undamaged checkpoint" in out
     assert re.search(rf"digits_test +accuracy +{last:.5g}\n", out)
 
 

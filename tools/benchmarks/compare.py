@@ -1,4 +1,4 @@
-"""Other trainers and hookline on the tiny model, each in a process of its own, in turns."""
+"""Other trainers and hookline on the tiny model, each in its own process, in turns."""
 
 import argparse
 import gc

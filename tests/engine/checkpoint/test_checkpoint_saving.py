@@ -209,7 +209,7 @@ def test_a_removed_folder_is_an_error_and_is_not_created_again(folder, saved_bef
     if saved_before:
         checkpointer.save("model_1")
     shutil.rmtree(folder)
-    with pytest.raises(CheckpointError, match=r"model_2\.pth: No such file.*its folder is gone; make it again"):
+    with pytest.raises(CheckpointError, match=r"model_2\.pth: No such file.*its folder was removed; create it again"):
         checkpointer.save("model_2", iteration=2)
     assert not folder.exists()
     folder.mkdir()
@@ -243,7 +243,7 @@ def test_on_error_continue_skips_a_failed_checkpoint(folder, log, asynchronous):
     (message,) = messages(log, logging.ERROR)
     assert "Training continues" in message
     assert "model_2.pth" in message
-    assert "its folder is gone" in message
+    assert "its folder was removed" in message
     folder.unlink()
     folder.mkdir()
     checkpointer.save("model_3", iteration=3)

@@ -355,7 +355,7 @@ def test_a_resume_with_only_damaged_checkpoints_is_an_error(folder):
     checkpointer = Checkpointer(net(), str(folder))
     checkpointer.save("model_1")
     damage(folder / "model_1.pth", "cut")
-    with pytest.raises(ConfigError, match="no checkpoint there is whole"):
+    with pytest.raises(ConfigError, match="there is no undamaged checkpoint"):
         Checkpointer(net(1), str(folder)).resume_or_load("")
 
 

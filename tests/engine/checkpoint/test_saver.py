@@ -130,7 +130,7 @@ def test_other_errors_are_raised_with_any_on_error(asynchronous):
         (errno.ENOSPC, "make room"),
         (errno.EROFS, "allow writing there"),
         (errno.EFBIG, "ulimit"),
-        (errno.ENOENT, "its folder is gone"),
+        (errno.ENOENT, "its folder was removed"),
         (errno.EIO, "see to the disk"),
     ],
 )

@@ -167,7 +167,7 @@ def test_an_index_that_does_not_fit_its_files_is_refused(tmp_path):
     second = folder / "model-00002-of-00002.safetensors"
     whole = second.read_bytes()
     second.unlink()
-    assert "names files that are not there: model-00002-of-00002.safetensors" in refused(folder)
+    assert "names missing files: model-00002-of-00002.safetensors" in refused(folder)
     save_file({"other": torch.ones(1)}, second)
     assert "its files lack 1.bias" in refused(folder)
     second.write_bytes(whole)
