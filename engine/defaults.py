@@ -3,7 +3,7 @@
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from .. import hooks
 from ..config import CfgNode, Duration
+from ..hooks.checkpoints.adapter import adapt
 from ..hooks.writers.progress_bar import rich_is_installed
 from . import comm
 from .checkpoint import Checkpointer, unwrap_model
@@ -34,7 +35,7 @@ from .resume.resumable import ResumableTrainer
 from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
 from .setup.command_line import default_argument_parser
 from .setup.seeding import seed_all_rng
-from .setup.start import RunStart, begin_look, default_setup, prepared_start
+from .setup.start import RunStart, begin_look, default_setup, prepared_start, take_start
 from .solver import build_grad_clipper, build_lr_scheduler, build_optimizer
 from .train_loop import TrainResult
 
@@ -130,15 +131,17 @@ class DefaultTrainer(ResumableTrainer):
         """
         self._saved_run = {}
         self._resume = resume
-        model = self.cfg.MODEL
-        self.checkpointer.resume_or_load(
+        model, checkpointer = self.cfg.MODEL, adapt(self.checkpointer)
+        content = checkpointer.resume_or_load(
             model.WEIGHTS, resume=resume, strict=model.WEIGHTS_STRICT, weights_from=model.WEIGHTS_FROM
         )
-        if self.checkpointer.resumed_from:
+        if checkpointer.resumed_from:
+            if not self._has_state:
+                self._continue_without_state(content)
             self.start_iter = self.finished_iter + 1
             if self._saved_run:
                 self._apply_changes(self._saved_run)
-            self.emit("after_load", self.checkpointer.loaded_from)
+            self.emit("after_load", checkpointer.resumed_from)
             if self.start_iter > self.max_iter:
                 logger.warning("Nothing to train: SOLVER.MAX_ITER, %d, is before the resumed iteration", self.max_iter)
         elif resume:
@@ -160,9 +163,7 @@ class DefaultTrainer(ResumableTrainer):
             SystemExit: an expected result was missed.
         """
         end = self._previous_end()
-        trains = end is None or not end["complete"]
-        # A subclass that does not call __init__ has no start.
-        with nullcontext() if self._start is None else self._start.running(self._resume, trains):
+        with self._in_output_dir(trains=end is None or not end["complete"]):
             result = self._result = self._train_to_end(end)
             if self._last_eval_results:  # the same on all ranks
                 if comm.is_main_process():
@@ -170,6 +171,11 @@ class DefaultTrainer(ResumableTrainer):
                 if result.reason == "completed" and not verify_results(self.cfg, self._last_eval_results):
                     raise SystemExit(1)
         return result
+
+    def _in_output_dir(self, trains: bool = True) -> AbstractContextManager[None]:
+        if self._start is None:  # a subclass that does not call __init__
+            self._start = take_start(self.cfg)
+        return nullcontext() if self._start is None else self._start.running(self._resume, trains)
 
     # ------------------------------------------------------------------ parts
 

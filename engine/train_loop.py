@@ -106,13 +106,15 @@ class TrainerBase(RunState):
         """Train; with ``stop``, only repeat the end of a run that was stopped before."""
         logger.info("Starting training from iteration %d", start_iter)
         self._prepare(start_iter, max_iter, stop)
+        self._use_storage(EventStorage(start_iter))
         with self.storage:
             try:
                 try:
                     self.before_train()
+                    run_step = self.run_step
                     while self.iter < self.max_iter and self._stop is None:
                         self.before_step()
-                        self.run_step()
+                        run_step()
                         self.after_step()
                         self.iter += 1
                 except StopTraining as error:  # raised by a step; in a hook it is a request
@@ -147,9 +149,13 @@ class TrainerBase(RunState):
         self._start_hooks()
         self._start_agreement()
         logger.debug("Hooks, in the order they are called in:\n%s", self.describe_hooks())
-        self.storage, self._state_at_end = EventStorage(start_iter), None
+        self._state_at_end = None
+
+    def _use_storage(self, storage: EventStorage) -> None:
+        """Put metrics into ``storage``, which continues that of a resumed run."""
+        self.storage = storage
         if self._storage_state is not None:
-            self.storage.load_state_dict(self._storage_state)
+            storage.load_state_dict(self._storage_state)
             self._storage_state = None
 
     def before_train(self) -> None:

@@ -11,7 +11,7 @@ from ...hooks.common.rng import capture_rng
 from ...hooks.host import arguments_of
 from ...hooks.storage.event_storage import EventStorage
 from .. import comm
-from ..compat.inner_trainer import PortedTrainer
+from ..compat.ported_trainer import PortedTrainer
 from ..modeling import model_summary
 from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
@@ -40,7 +40,8 @@ class ResumableTrainer(PortedTrainer):
     """A trainer that saves its config with its state, and applies changes of the config when it resumes.
 
     Subclasses set ``cfg``, ``scheduler`` and ``checkpointer``, call :meth:`_record_build`, and define
-    ``build_lr_scheduler``.
+    ``build_lr_scheduler``. If :meth:`_record_build` was not called, the config is not saved, and its changes are not
+    applied.
     """
 
     cfg: CfgNode
@@ -48,8 +49,8 @@ class ResumableTrainer(PortedTrainer):
     checkpointer: Any
     _config: str  # cfg as YAML
     _unresolved: CfgNode  # cfg before lengths were resolved
-    _built: list[dict[str, Any]]  # hyperparameters as the config set them
-    _segments: list[Segment]
+    _built: list[dict[str, Any]] | None = None  # hyperparameters as the config set them
+    _segments: list[Segment] = []
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
     _last_eval_results: Mapping[str, Any] = {}
     _result: TrainResult | None = None  # of the last train()
@@ -69,6 +70,8 @@ class ResumableTrainer(PortedTrainer):
 
     def state_dict(self) -> dict[str, Any]:
         """Add to the trainer's state what :meth:`_apply_changes` needs."""
+        if self._built is None:
+            return super().state_dict()
         run = {
             "config": self._config,
             "built": self._built,
@@ -80,18 +83,29 @@ class ResumableTrainer(PortedTrainer):
         return {**super().state_dict(), "run": run}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._saved_run = state_dict.get("run", {})
+        self._saved_run = {} if self._built is None else state_dict.get("run", {})
         self._last_eval_results = self._saved_run.get("results", {})
         self._result, self._rng_after_train = None, None
         if self._saved_run:
+            report = getattr(self.checkpointer, "load_report", None)  # fvcore's Checkpointer has none
             check_changes(
-                self.checkpointer.loaded_from,
+                getattr(self.checkpointer, "loaded_from", "the checkpoint"),
                 self._saved_run.get("kinds", {}),
                 kinds(self.optimizer, self.scheduler),
                 self.cfg,
-                self.checkpointer.load_report.differences(),
+                report.differences() if report else [],
             )
         super().load_state_dict(state_dict)
+
+    def _continue_without_state(self, content: Mapping[str, Any]) -> None:
+        """Continue after the iteration of a checkpoint that does not hold the trainer's state."""
+        self.iter = self._finished = content.get("iteration", -1)
+        logger.warning(
+            "The checkpoint holds no state of the trainer: training continues at iteration %d, but the optimizer (if "
+            "the checkpointer does not save it), hooks, data and random numbers start fresh. To save them, build the "
+            "checkpointer with trainer=weakref.proxy(self)",
+            self.finished_iter + 1,
+        )
 
     def _apply_changes(self, saved: Mapping[str, Any]) -> None:
         """Apply the config where it differs from the checkpoint's."""
@@ -109,7 +123,7 @@ class ResumableTrainer(PortedTrainer):
         changes = changes_since(saved["config"], self.cfg)
         for text in describe_changes(changes, (saved.get("world_size", 1), comm.get_world_size())):
             logger.warning("%s", text)
-        apply_changes(self.optimizer, self.scheduler, self._built, saved["built"], changes)
+        apply_changes(self.optimizer, self.scheduler, self._built or [], saved["built"], changes)
 
     # ------------------------------------------------------------------ training
 
@@ -124,12 +138,12 @@ class ResumableTrainer(PortedTrainer):
             self._log_nothing_to_train(end)
             return self._result or self._previous_result(end)
         self._continue_run()
-        if self.max_iter != self.cfg.SOLVER.MAX_ITER:
+        if self._built is not None and self.max_iter != self.cfg.SOLVER.MAX_ITER:
             self._apply_max_iter()
         logger.info("Model:\n%s", model_summary(unwrap_model(self.model)))
         epochs = f" ({epochs_at(self.max_iter, self._segments):.4g} epochs)" if self._segments else ""
-        samples = self.cfg.DATALOADER.BATCH_SIZE
-        logger.info("Training for %d iterations%s, %d samples each, on %s", self.max_iter, epochs, samples, self.device)
+        samples, device = self.cfg.DATALOADER.BATCH_SIZE, self.device or self._device_type()
+        logger.info("Training for %d iterations%s, %d samples each, on %s", self.max_iter, epochs, samples, device)
         stop = None
         if end is not None and end["reason"] != "completed":
             stop = StopRequest(end["reason"], by=end["by"])

@@ -27,7 +27,7 @@ from .output_dir import OutputDir, RunKind
 from .report import describe_config, describe_environment
 from .seeding import choose_seed, seed_all_rng
 
-__all__ = ["RunStart", "begin_look", "begin_run", "default_setup", "prepared_start"]
+__all__ = ["RunStart", "begin_look", "begin_run", "default_setup", "prepared_start", "take_start"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +76,14 @@ def begin_run(cfg: CfgNode) -> None:
     Raises:
         ConfigError: OUTPUT_DIR cannot be used.
     """
-    start = _prepared.pop(os.path.abspath(cfg.OUTPUT_DIR), None)
+    start = take_start(cfg)
     if start is not None:
         start.begin()
+
+
+def take_start(cfg: CfgNode) -> "RunStart | None":
+    """Return the start that :func:`default_setup` prepared for OUTPUT_DIR, and that nobody has taken; or None."""
+    return _prepared.pop(os.path.abspath(cfg.OUTPUT_DIR), None)
 
 
 def begin_look(cfg: CfgNode) -> None:
@@ -101,14 +106,14 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
     Raises:
         ConfigError: as for :func:`default_setup`.
     """
-    start = _prepared.pop(os.path.abspath(cfg.OUTPUT_DIR), None)
+    start = take_start(cfg)
     if start is None or not start.is_for(cfg):
         check_config(cfg, overridden)
         check_same_config(cfg, {})
         cfg = cfg.clone()
         start = RunStart(cfg, "train", resume=None)
         start.prepare()
-        _prepared.pop(os.path.abspath(cfg.OUTPUT_DIR), None)
+        take_start(cfg)
     if cfg.DATASETS.TEST and {"build_evaluator", "test"}.isdisjoint(overridden):
         check_metrics(cfg)
     return cfg, start

@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ...config import ConfigError
+
 __all__ = ["FvcoreAdapter", "adapt"]
 
 
@@ -53,6 +55,23 @@ class FvcoreAdapter:
     def load(self, path: str, checkpointables: list[str] | None = None, *, weights_from: str = "model") -> Any:
         """Load a checkpoint. ``weights_from`` is ignored: fvcore's files hold one set of weights."""
         return self._checkpointer.load(path, checkpointables)
+
+    def resume_or_load(
+        self, path: str, *, resume: bool = True, strict: bool = False, weights_from: str = "model"
+    ) -> dict[str, Any]:
+        """Resume from the last checkpoint, or load ``path``. ``weights_from`` is ignored, as in :meth:`load`.
+
+        Raises:
+            ConfigError: ``strict``, which fvcore's Checkpointer does not have, is set.
+        """
+        if strict:
+            raise ConfigError(
+                f"MODEL.WEIGHTS_STRICT needs hookline's Checkpointer; the trainer's is {type(self._checkpointer)}"
+            )
+        inner = self._checkpointer
+        self.resumed_from = inner.get_checkpoint_file() if resume and inner.has_checkpoint() else ""
+        content: dict[str, Any] = inner.resume_or_load(path, resume=resume)
+        return content
 
     def poll(self) -> bool:
         """Return False: no save is under way."""

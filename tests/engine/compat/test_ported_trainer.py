@@ -76,9 +76,12 @@ def test_a_run_step_that_calls_the_inner_trainers_runs(cfg):
     assert trainer._trainer.model is trainer.model
 
 
-def test_the_inner_trainer_is_the_trainer(cfg):
+def test_the_inner_trainer_shares_its_parts_with_the_trainer(cfg):
     trainer = DefaultTrainer(cfg)
-    assert trainer._trainer is trainer
+    trainer.model = Net()
+    assert trainer._trainer.model is trainer.model
+    trainer._trainer.iter = 3
+    assert trainer.iter == 3
 
 
 def test_the_data_iterator_may_be_replaced():

@@ -1,0 +1,448 @@
+"""The usual shapes of trainers written for detectron2. Each is trained, saved, resumed and evaluated."""
+
+import json
+import logging
+import os
+import time
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import get_cfg
+from hookline.engine import AMPTrainer, DefaultTrainer, HookBase, SimpleTrainer, TrainerBase, comm, hooks
+from hookline.engine.checkpoint import DetectionCheckpointer
+from hookline.engine.compat.ported_trainer import PARTS
+from hookline.engine.evaluation import DatasetEvaluator
+from hookline.hooks import EventStorage, get_event_storage
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 2)
+
+    def forward(self, x, branch=""):
+        if not self.training:
+            return self.fc(x)
+        losses = {"loss_a": self.fc(x).pow(2).mean(), "loss_b": self.fc(x).abs().mean()}
+        return (losses, branch) if branch else losses
+
+
+class Count(DatasetEvaluator):
+    def reset(self):
+        self.samples = 0
+
+    def process(self, inputs, outputs):
+        self.samples += len(inputs)
+
+    def evaluate(self):
+        return {"count": {"samples": self.samples}}
+
+
+def batches():
+    generator = torch.Generator().manual_seed(0)
+    while True:
+        yield torch.rand(4, 3, generator=generator)
+
+
+class Parts:
+    """What a project overrides to bring its own model, data and evaluator."""
+
+    @classmethod
+    def build_model(cls, cfg):
+        return Net()
+
+    @classmethod
+    def build_train_loader(cls, cfg):
+        return batches()
+
+    @classmethod
+    def build_test_loader(cls, cfg, dataset_name):
+        return [torch.ones(4, 3)] * 2
+
+    @classmethod
+    def build_evaluator(cls, cfg, dataset_name):
+        return Count()
+
+
+class WithoutInit(Parts, DefaultTrainer):
+    """Builds its parts itself. Subclasses say where they go."""
+
+    saves_trainer = True
+
+    def __init__(self, cfg):
+        super(DefaultTrainer, self).__init__()
+        cfg = DefaultTrainer.auto_scale_workers(cfg, comm.get_world_size())
+        model = self.build_model(cfg)
+        optimizer = self.build_optimizer(cfg, model)
+        self.put(model, self.build_train_loader(cfg), optimizer)
+        self.scheduler = self.build_lr_scheduler(cfg, optimizer)
+        saved = {"trainer": weakref.proxy(self)}
+        if not self.saves_trainer:
+            saved = {"optimizer": optimizer, "scheduler": self.scheduler}
+        self.checkpointer = DetectionCheckpointer(model, cfg.OUTPUT_DIR, **saved)
+        self.start_iter = 0
+        self.max_iter = cfg.SOLVER.MAX_ITER
+        self.cfg = cfg
+        self.register_hooks(self.build_hooks())
+
+    def put(self, model, data_loader, optimizer):
+        self.model, self.data_loader, self.optimizer = model, data_loader, optimizer
+
+
+class WithBaseInit(WithoutInit):
+    def __init__(self, cfg):
+        model = self.build_model(cfg)
+        TrainerBase.__init__(self)
+        self._trainer = SimpleTrainer(model, self.build_train_loader(cfg), self.build_optimizer(cfg, model))
+        self.model, self.optimizer = model, self._trainer.optimizer
+        self.scheduler = self.build_lr_scheduler(cfg, self.optimizer)
+        self.checkpointer = DetectionCheckpointer(model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
+        self.start_iter, self.max_iter, self.cfg = 0, cfg.SOLVER.MAX_ITER, cfg
+        self.register_hooks(self.build_hooks())
+
+
+class InnerSimple(WithoutInit):
+    def put(self, model, data_loader, optimizer):
+        self._trainer = SimpleTrainer(model, data_loader, optimizer)
+
+
+class InnerAMP(WithoutInit):
+    def put(self, model, data_loader, optimizer):
+        cls = AMPTrainer if self.amp else SimpleTrainer
+        self._trainer = cls(model, data_loader, optimizer, precision=torch.bfloat16)
+
+    amp = True
+
+
+class Accumulating(SimpleTrainer):
+    """Two batches for each update; counts them in its state."""
+
+    batches_read = 0
+
+    def run_step(self):
+        assert self.model.training
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        for _ in range(self.parts):
+            losses = self.model(next(self._data_loader_iter))
+            (sum(losses.values()) / self.parts).backward()
+            self.after_backward()
+            self.batches_read += 1
+        self._write_metrics(losses, time.perf_counter() - start)
+        self.optimizer.step()
+
+    def _write_metrics(self, loss_dict, data_time, prefix=""):
+        super()._write_metrics(loss_dict, data_time, prefix)
+        self.storage.put_scalar("batches_read", self.batches_read, smoothing_hint=False)
+
+    def state_dict(self):
+        return {**super().state_dict(), "batches_read": self.batches_read}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.batches_read = state_dict["batches_read"]
+
+
+class InnerAccumulating(WithoutInit):
+    def put(self, model, data_loader, optimizer):
+        self._trainer = Accumulating(model, data_loader, optimizer)
+        self._trainer.parts = 2
+
+
+class InnerReplaced(Parts, DefaultTrainer):
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self._trainer = Accumulating(model=self.model, data_loader=self.data_loader, optimizer=self.optimizer)
+        self._trainer.parts = 2
+
+
+class InnerWithMore(InnerAccumulating):
+    """Adds to the inner trainer's step, by super()."""
+
+    def run_step(self):
+        super().run_step()
+        get_event_storage().put_scalar("more", self.iter, smoothing_hint=False)
+
+
+class OuterStep(InnerSimple):
+    """Calls the inner trainer's step, as detectron2's DefaultTrainer does."""
+
+    def run_step(self):
+        self._trainer.iter = self.iter
+        self._trainer.run_step()
+
+
+class OuterStepWithInit(Parts, DefaultTrainer):
+    def run_step(self):
+        self._trainer.iter = self.iter
+        self._trainer.run_step()
+
+    def state_dict(self):
+        return {**super().state_dict(), "_trainer": self._trainer.state_dict()}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self._trainer.load_state_dict(state_dict["_trainer"])
+
+
+class Raw(TrainerBase):
+    """A step without a SimpleTrainer."""
+
+    def __init__(self, model, data_loader, optimizer):
+        super().__init__()
+        self.model, self.optimizer = model, optimizer
+        self._data_loader_iter = iter(data_loader)
+
+    def run_step(self):
+        losses = self.model(next(self._data_loader_iter))
+        self.optimizer.zero_grad()
+        sum(losses.values()).backward()
+        get_event_storage().put_scalars(**{name: loss.item() for name, loss in losses.items()})
+        self.optimizer.step()
+
+
+class InnerRaw(WithoutInit):
+    def put(self, model, data_loader, optimizer):
+        self._trainer = Raw(model, data_loader, optimizer)
+
+
+class OwnLoop(InnerSimple):
+    """Has its own loop, step, metrics and hooks."""
+
+    def train(self):
+        self.train_loop(self.start_iter, self.max_iter)
+        return self._last_eval_results
+
+    def train_loop(self, start_iter, max_iter):
+        self.iter = self.start_iter = start_iter
+        self.max_iter = max_iter
+        with EventStorage(start_iter) as self.storage:
+            try:
+                self.before_train()
+                for self.iter in range(start_iter, max_iter):
+                    self.before_step()
+                    self.run_step()
+                    self.after_step()
+            finally:
+                self.after_train()
+
+    def run_step(self):
+        self._trainer.iter = self.iter
+        assert self.model.training
+        start = time.perf_counter()
+        data = next(self._trainer._data_loader_iter)
+        record, _ = self.model(data, branch="supervised")
+        losses = sum(record.values())
+        record["data_time"] = time.perf_counter() - start
+        self._write_metrics(record)
+        self.optimizer.zero_grad()
+        losses.backward()
+        self.optimizer.step()
+
+    def _write_metrics(self, metrics_dict):
+        metrics = {name: float(torch.as_tensor(value).detach()) for name, value in metrics_dict.items()}
+        (metrics,) = comm.gather(metrics)
+        self.storage.put_scalar("data_time", metrics.pop("data_time"))
+        self.storage.put_scalars(total_loss=sum(metrics.values()), **metrics)
+
+    def build_hooks(self):
+        def evaluate():
+            self._last_eval_results = self.test(self.cfg, self.model)
+            return self._last_eval_results
+
+        return [
+            hooks.IterationTimer(),
+            hooks.LRScheduler(self.optimizer, self.scheduler),
+            None,
+            hooks.PeriodicCheckpointer(self.checkpointer, self.cfg.SOLVER.CHECKPOINT_PERIOD),
+            hooks.EvalHook(self.cfg.TEST.EVAL_PERIOD, evaluate),
+            hooks.PeriodicWriter(self.build_writers(), period=2),
+        ]
+
+
+class OwnLoopSavesParts(OwnLoop):
+    saves_trainer = False
+
+
+SHAPES = [
+    WithoutInit,
+    WithBaseInit,
+    InnerSimple,
+    InnerAMP,
+    InnerAccumulating,
+    InnerReplaced,
+    InnerWithMore,
+    OuterStep,
+    OuterStepWithInit,
+    InnerRaw,
+    OwnLoop,
+    OwnLoopSavesParts,
+]
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(shape, *opts):
+        cfg = get_cfg()
+        cfg.MODEL.DEVICE = "cpu"
+        cfg.OUTPUT_DIR = str(tmp_path)
+        cfg.DATASETS.TEST = ("val",)
+        cfg.TEST.EVAL_PERIOD = 3
+        cfg.SOLVER.MAX_ITER, cfg.SOLVER.CHECKPOINT_PERIOD = 6, 4
+        cfg.SOLVER.STEPS, cfg.SOLVER.WARMUP_ITERS = (), 0
+        cfg.SEED = 1
+        cfg.merge_from_list(list(opts))
+        torch.manual_seed(0)
+        return shape(cfg)
+
+    return make
+
+
+def rows(folder):
+    return [json.loads(line) for line in (folder / "metrics.json").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.__name__)
+def test_a_shape_is_trained_saved_resumed_and_evaluated(make, tmp_path, shape):
+    trainer = make(shape)
+    before = trainer.model.fc.weight.clone()
+    trainer.resume_or_load(resume=False)
+    trainer.train()
+    weights, rate = trainer.model.fc.weight, trainer.scheduler.last_epoch
+    assert not torch.equal(weights, before)
+    assert (trainer.iter, rate) == (6, 6)
+    assert {"model_0000003.pth", "model_final.pth"} <= set(os.listdir(tmp_path))
+    assert rows(tmp_path)[-1]["iteration"] == 6
+    assert rows(tmp_path)[-1]["count/samples"] == 8
+    assert {"loss_a", "loss_b", "lr"} <= {name for row in rows(tmp_path) for name in row}
+
+    again = make(shape, "SOLVER.MAX_ITER", 9)
+    again.resume_or_load(resume=True)
+    assert again.start_iter == 6
+    assert torch.equal(again.model.fc.weight, weights)
+    assert again.scheduler.last_epoch == 6
+    again.train()
+    assert again.iter == 9
+    assert again.scheduler.last_epoch == 9
+    iterations = [row["iteration"] for row in rows(tmp_path)]
+    assert iterations == sorted(set(iterations))
+    assert iterations[-1] == 9
+    assert shape.test(again.cfg, again.model) == {"count": {"samples": 8}}
+
+
+@pytest.mark.parametrize("shape", [WithoutInit, InnerSimple, InnerAMP, InnerAccumulating, InnerReplaced, OuterStep])
+def test_the_events_of_the_inner_step_reach_the_hooks(make, shape):
+    class Gradients(HookBase):
+        seen = 0
+
+        def after_backward(self):
+            assert self.trainer.model.fc.weight.grad is not None
+            self.seen += 1
+
+    trainer, hook = make(shape), Gradients()
+    trainer.register_hooks([hook])
+    trainer.train()
+    assert hook.seen == 6 * getattr(trainer._trainer, "parts", 1)
+
+
+@pytest.mark.parametrize("shape", [InnerAccumulating, InnerReplaced, InnerWithMore])
+def test_the_inner_trainers_step_metrics_and_state_are_used(make, tmp_path, shape):
+    make(shape).train()
+    assert rows(tmp_path)[-2]["batches_read"] == 12
+    again = make(shape, "SOLVER.MAX_ITER", 9)
+    again.resume_or_load(resume=True)
+    assert again._trainer.batches_read == 12
+    again.train()
+    assert again._trainer.batches_read == 18
+    assert again.iter == again._trainer.iter
+
+
+def test_the_inner_step_trains_as_the_same_trainer_alone(make):
+    torch.manual_seed(0)
+    alone = InnerAccumulating.build_model(None)
+    inner = Accumulating(alone, batches(), torch.optim.SGD(alone.parameters(), 0.1))
+    inner.parts = 2
+    inner.train(0, 6)
+    trainer = make(InnerAccumulating, "SOLVER.BASE_LR", 0.1, "SOLVER.MOMENTUM", 0.0, "SOLVER.WEIGHT_DECAY", 0.0)
+    trainer.train()
+    assert torch.equal(trainer.model.fc.weight, alone.fc.weight)
+
+
+def test_an_attribute_of_either_trainer_is_that_of_both(make):
+    trainer = make(InnerAccumulating)
+    trainer.model = Net()
+    assert trainer._trainer.model is trainer.model
+    trainer._trainer.reset_data_loader(lambda: iter([torch.ones(1, 3)] * 12))
+    assert trainer.data_loader is trainer._trainer.data_loader
+    trainer.train()
+
+
+def test_both_trainers_are_freed_without_the_garbage_collector(make):
+    trainer = make(InnerAccumulating)
+    trainer.train()
+    model = weakref.ref(trainer.model)
+    del trainer
+    assert model() is None
+
+
+def test_an_inner_trainer_that_is_none_is_refused(make):
+    with pytest.raises(TypeError, match="_trainer must be a trainer"):
+        make(WithoutInit)._trainer = Net()
+
+
+def test_all_parts_of_a_simple_trainer_can_be_missing():
+    loop = vars(TrainerBase())
+    parts = set(vars(SimpleTrainer(nn.Identity(), iter(()), ()))) - set(loop)
+    assert parts == {*PARTS, "model", "data_loader", "optimizer", "_given_length"}
+
+
+def test_a_failure_in_an_own_loop_leaves_no_final_checkpoint(make, tmp_path):
+    class Failing(OwnLoop):
+        def run_step(self):
+            if self.iter == 5:
+                raise ValueError("broken")
+            super().run_step()
+
+    trainer = make(Failing)
+    with pytest.raises(ValueError, match="broken"):
+        trainer.train()
+    assert trainer.failed
+    assert "model_0000003.pth" in os.listdir(tmp_path)
+    assert "model_final.pth" not in os.listdir(tmp_path)
+
+
+def test_an_own_loop_ends_when_it_should_stop(make, tmp_path):
+    class Stop(HookBase):
+        def __init__(self, exit_code):
+            self.exit_code = exit_code
+
+        def after_step(self):
+            if self.trainer.iter == 1:
+                self.trainer.request_stop("enough", exit_code=self.exit_code)
+
+    trainer = make(OwnLoop)
+    trainer.register_hooks([Stop(75)])
+    with pytest.raises(SystemExit) as exit_code:
+        trainer.train()
+    assert exit_code.value.code == 75
+    assert os.listdir(tmp_path).count("model_0000001.pth") == 1
+    assert "model_final.pth" not in os.listdir(tmp_path)
+    again = make(OwnLoop)
+    again.resume_or_load(resume=True)
+    assert again.start_iter == 2
+    again.register_hooks([Stop(0)])
+    again._hooks[-1].after_step = lambda: again.request_stop("enough")
+    with pytest.raises(RuntimeError, match="has a training loop of its own"):
+        again.train()
+    assert "model_final.pth" in os.listdir(tmp_path)
+
+
+def test_a_checkpoint_without_the_trainer_is_continued_with_a_warning(make, caplog):
+    make(OwnLoopSavesParts).train()
+    again = make(OwnLoopSavesParts, "SOLVER.MAX_ITER", 9)
+    with caplog.at_level(logging.WARNING):
+        again.resume_or_load(resume=True)
+    assert "holds no state of the trainer: training continues at iteration 6" in caplog.text
