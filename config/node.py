@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import IO, Any
 
-from fvcore.common.config import CfgNode as _FvcoreCfgNode
 from yacs.config import CfgNode as _YacsCfgNode
 
 from .components import components
@@ -17,7 +16,8 @@ from .kinds import Typed, one_of
 from .literals import clean
 from .merging import Merge, merge_mappings, pairs_of
 from .new_keys import check_new_key, complete_section, link_renamed, renamed_key
-from .yaml_files import dump_text, load_layers, load_text, refuse_python
+from .tree import MISSING, ConfigTree
+from .yaml_files import load_layers, load_text, refuse_python
 
 __all__ = ["MISSING", "CfgNode", "Typed", "components", "global_cfg", "one_of", "set_global_cfg"]
 
@@ -30,20 +30,7 @@ _DECLARED = "__declared__"
 _FREE = Typed(None, object)
 
 
-class _Missing:
-    """The value of a key that does not exist."""
-
-    def __repr__(self) -> str:
-        return "MISSING"
-
-    def __reduce__(self) -> str:
-        return "MISSING"
-
-
-MISSING = _Missing()
-
-
-class CfgNode(_FvcoreCfgNode):
+class CfgNode(ConfigTree):
     """A tree of settings: yacs's node with strict checks.
 
     - An unknown key is an error that suggests the nearest key. A value of the wrong type is an error that names the
@@ -325,91 +312,6 @@ class CfgNode(_FvcoreCfgNode):
         renamed = self.__dict__[self.RENAMED_KEYS][full_key]
         new_name, note = renamed if isinstance(renamed, tuple) else (renamed, "")
         raise UnknownKeyError(f"{full_key} was renamed to {new_name}" + (f": {note}" if note else ""))
-
-    # ------------------------------------------------------------------ the whole tree
-
-    def walk(self) -> Iterator[CfgNode]:
-        """This node and all nodes below it."""
-        yield self
-        for value in self.values():
-            if isinstance(value, CfgNode):
-                yield from value.walk()
-
-    def full_keys(self) -> list[str]:
-        """The full keys of everything below this node, sections included."""
-        keys = []
-        for key, value in self.items():
-            keys.append(str(key))
-            if isinstance(value, CfgNode):
-                keys += [f"{key}.{below}" for below in value.full_keys()]
-        return keys
-
-    def flatten(self) -> dict[str, Any]:
-        """All values by their full keys, in order.
-
-        Returns:
-            ``{"SOLVER.BASE_LR": 0.1, ...}``; empty sections are left out.
-        """
-        flat: dict[str, Any] = {}
-        for key, value in self.items():
-            if isinstance(value, CfgNode):
-                flat.update({f"{key}.{below}": leaf for below, leaf in value.flatten().items()})
-            else:
-                flat[str(key)] = value
-        return flat
-
-    def diff(self, other: CfgNode) -> dict[str, tuple[Any, Any]]:
-        """Compare with another config, such as the defaults.
-
-        Args:
-            other: the config to compare with.
-
-        Returns:
-            ``{full key: (value in other, value here)}`` of keys that differ, in order; :data:`MISSING` if a side does
-            not have the key.
-        """
-        old, new = other.flatten(), self.flatten()
-        pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in [*new, *old]}
-        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the tree as nested dicts, a deep copy.
-
-        Raises:
-            ConfigError: a key holds something that a config file cannot; the message names it.
-        """
-        return self._exported(for_yaml=False)
-
-    def dump(self, **kwargs: Any) -> str:
-        """Return the tree as YAML. Merged into the defaults, it gives an equal tree. ``COMPUTED_`` keys are left out.
-
-        Args:
-            kwargs: options of ``yaml.dump``.
-
-        Returns:
-            The text.
-
-        Raises:
-            ConfigError: a key holds something that a config file cannot; the message names it.
-        """
-        return dump_text(self._exported(for_yaml=True), **kwargs)
-
-    def _exported(self, for_yaml: bool, path: str = "") -> dict[str, Any]:
-        exported: dict[str, Any] = {}
-        for key, value in self.items():
-            if for_yaml and str(key).startswith("COMPUTED_"):
-                continue
-            if isinstance(value, CfgNode):
-                exported[key] = value._exported(for_yaml, f"{path}{key}.")
-                continue
-            try:
-                exported[key] = clean(value)
-            except ConfigError as error:
-                raise ConfigError(f"{path}{key}: {error}") from None
-            # A list is easier to read, and a key of type tuple converts it back.
-            if for_yaml and type(value) is tuple and not self.takes_anything(key) and not self.is_new_allowed():
-                exported[key] = list(exported[key])
-        return exported
 
     # ------------------------------------------------------------------ used by Merge
 

@@ -10,9 +10,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,38 +82,36 @@ def is_main_process() -> bool:
 # ---------------------------------------------------------------------- ranks that share a batch
 
 
-@dataclass(frozen=True)
-class _DataRanks:
-    world: Any  # the default group; a new one starts with the default values
+class _DataRanks(NamedTuple):
     rank: int
     size: int
     is_first: bool
 
 
-_data_ranks: _DataRanks | None = None
+# With the default group that they are of: a new one starts with the default values.
+_set_data_ranks: tuple[Any, _DataRanks] = (None, _DataRanks(0, 1, True))
 
 
-def _current_data_ranks() -> _DataRanks | None:
-    found = _data_ranks
-    return found if found is not None and _initialized() and found.world is dist.group.WORLD else None
+def _data_ranks() -> _DataRanks:
+    world, found = _set_data_ranks
+    if _initialized() and world is dist.group.WORLD:
+        return found
+    return _DataRanks(get_rank(), get_world_size(), True)
 
 
 def get_data_rank() -> int:
     """Return which share of each global batch this rank computes. Ranks that share a batch return the same number."""
-    found = _current_data_ranks()
-    return get_rank() if found is None else found.rank
+    return _data_ranks().rank
 
 
 def get_data_size() -> int:
     """Return the number of shares of a global batch, by default the number of ranks."""
-    found = _current_data_ranks()
-    return get_world_size() if found is None else found.size
+    return _data_ranks().size
 
 
 def is_first_of_data_rank() -> bool:
     """Whether this is the first of the ranks that share a batch, whose predictions count. By default always true."""
-    found = _current_data_ranks()
-    return found is None or found.is_first
+    return _data_ranks().is_first
 
 
 def set_data_ranks(rank: int, size: int) -> None:
@@ -130,7 +127,7 @@ def set_data_ranks(rank: int, size: int) -> None:
     Raises:
         ConfigError: the numbers of the ranks are inconsistent.
     """
-    global _data_ranks
+    global _set_data_ranks
     pairs: list[tuple[int, int]] = all_gather((rank, size))
     shares = [share for share, _ in pairs]
     per_share = len(shares) // size if size > 0 else 0
@@ -142,7 +139,7 @@ def set_data_ranks(rank: int, size: int) -> None:
     if list(dict.fromkeys(shares)) != list(range(size)):  # predictions are written in the order of ranks
         raise ConfigError(f"data ranks of the strategy: {shares} must be numbered in the order of their first ranks")
     if _initialized():
-        _data_ranks = _DataRanks(dist.group.WORLD, rank, size, shares.index(rank) == get_rank())
+        _set_data_ranks = dist.group.WORLD, _DataRanks(rank, size, shares.index(rank) == get_rank())
 
 
 # ---------------------------------------------------------------------- groups
@@ -170,10 +167,8 @@ def create_local_process_group(num_workers_per_machine: int) -> None:
     Args:
         num_workers_per_machine: number of processes on each machine. Ranks are numbered machine by machine.
     """
-    if not _initialized():
-        return
-    _check_local_size(num_workers_per_machine)
-    _local_group(dist.group.WORLD, num_workers_per_machine)
+    if _initialized():
+        _local_group(dist.group.WORLD, num_workers_per_machine)
 
 
 def get_local_process_group() -> "dist.ProcessGroup | None":
@@ -184,15 +179,11 @@ def get_local_process_group() -> "dist.ProcessGroup | None":
     return _local_group(dist.group.WORLD, get_local_size()) if _initialized() else None
 
 
-def _check_local_size(size: int) -> None:
-    if size < 1 or get_world_size() % size:
-        raise ValueError(f"{get_world_size()} ranks cannot be divided into machines with {size} each")
-
-
 @functools.lru_cache(maxsize=1)
 def _local_group(world: Any, size: int) -> "dist.ProcessGroup | None":
     # world is part of the cache key: a new default group gets new local groups.
-    _check_local_size(size)
+    if size < 1 or get_world_size() % size:
+        raise ValueError(f"{get_world_size()} ranks cannot be divided into machines with {size} each")
     mine = None
     for first in range(0, dist.get_world_size(), size):
         group = new_group(list(range(first, first + size)))
@@ -243,14 +234,14 @@ class BarrierTimeoutError(TimeoutError):
     """Some ranks did not reach a barrier in time."""
 
 
-def barrier(name: str, timeout: timedelta | float | None = None) -> None:
+def barrier(name: str, timeout: float | None = None) -> None:
     """Wait until every rank has reached the barrier of this name. The error names missing ranks.
 
     It uses the store, not the devices, and works on any thread.
 
     Args:
         name: of the place in the program. A name may be used many times.
-        timeout: how long to wait, in seconds if it is a number; by default the run's :func:`timeout`.
+        timeout: seconds to wait; by default the run's :func:`timeout`.
 
     Raises:
         TimeoutError: some ranks did not reach the barrier; the message has their numbers.
@@ -258,21 +249,19 @@ def barrier(name: str, timeout: timedelta | float | None = None) -> None:
     store, world_size = get_store(), get_world_size()
     if store is None or world_size == 1:
         return
-    if timeout is None:
-        timeout = store.timeout  # type: ignore[attr-defined]
-    limit = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+    seconds = store.timeout.total_seconds() if timeout is None else timeout  # type: ignore[attr-defined]
     turns = _turns(dist.group.WORLD)
     turns[name] += 1
     turn = turns[name]
     keys = [f"hookline/barrier/{name}/{turn}/{rank}" for rank in range(world_size)]
     store.set(keys[get_rank()], "here")
     # store.wait() would block the connection for other threads.
-    end, pause = time.monotonic() + limit.total_seconds(), 0.001
+    end, pause = time.monotonic() + seconds, 0.001
     while not store.check(keys):
         if time.monotonic() > end:
             missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
             raise BarrierTimeoutError(
-                f"barrier {name!r}: rank(s) {', '.join(missing)} did not come within {limit.total_seconds():g} s "
+                f"barrier {name!r}: rank(s) {', '.join(missing)} did not come within {seconds:g} s "
                 f"(rank {get_rank()} waited)"
             )
         time.sleep(pause)
@@ -376,9 +365,6 @@ def all_reduce_sum(value: Any) -> Any:
     Args:
         value: an int, a float or a scalar tensor, of the same type on every rank. A tensor on a GPU stays there,
             without synchronization.
-
-    Returns:
-        The sum, of the same type.
     """
     if get_world_size() == 1:
         return value
@@ -392,14 +378,11 @@ def all_reduce_sum(value: Any) -> Any:
 
 
 def reduce_dict(input_dict: Mapping[str, torch.Tensor], average: bool = True) -> dict[str, torch.Tensor]:
-    """Average or sum a dict of scalar tensors over the ranks. The result is valid on rank 0.
+    """Return the mean (or sum) over the ranks of each of some scalar tensors. The result is valid on rank 0.
 
     Args:
         input_dict: scalar tensors on one device, the same keys on every rank.
         average: divide by the number of ranks.
-
-    Returns:
-        A dict with the same keys.
     """
     world_size = get_world_size()
     if world_size == 1:

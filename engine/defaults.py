@@ -12,10 +12,10 @@ from torch import nn
 from .. import hooks
 from ..config import CfgNode, Duration
 from ..hooks.checkpoints.adapter import adapt
+from ..hooks.common.tensors import has_shards
 from ..hooks.writers.progress_bar import rich_is_installed
 from . import comm
 from .checkpoint import Checkpointer, unwrap_model
-from .checkpoint.sharded import is_sharded
 from .checkpoint.sharded_checkpointer import ShardedCheckpointer
 from .compat.writers import default_writers
 from .data import build_test_loader, build_train_loader
@@ -109,7 +109,7 @@ class DefaultTrainer(ResumableTrainer):
         self.cfg = cfg
         self.scheduler = self.build_lr_scheduler(cfg, optimizer)
         self._record_build(unresolved)
-        make = ShardedCheckpointer if is_sharded(model) else Checkpointer
+        make = ShardedCheckpointer if has_shards(model) else Checkpointer
         self.checkpointer = make(
             model,
             cfg.OUTPUT_DIR,

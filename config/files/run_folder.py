@@ -3,8 +3,8 @@
 A run keeps records in ``OUTPUT_DIR/.hookline/``:
 
 ``manifest``
-    JSON lines: the names of the run's files and folders, relative to OUTPUT_DIR. A name is added before the file is
-    created. Other files of OUTPUT_DIR are never replaced, moved or removed.
+    the names of the run's files, see :class:`~hookline.config.files.manifest.Manifest`. Other files of OUTPUT_DIR are
+    never replaced, moved or removed.
 ``lock``
     held by the run's main process, see :class:`~hookline.config.files.folder_lock.FolderLock`.
 ``moving``
@@ -14,8 +14,6 @@ Call :func:`claim` before writing a file of a run. In a folder that no run of th
 so that writers and checkpointers also work without a run.
 """
 
-import errno
-import fnmatch
 import json
 import os
 import threading
@@ -26,10 +24,9 @@ from typing import Any
 from ..errors import ConfigError
 from .atomic import put_back, remove_leftovers, replace_text, sync_directory
 from .folder_lock import FolderLock
+from .manifest import RECORDS, Manifest, is_inside
 
 __all__ = ["RunFolder", "claim", "claim_pattern", "is_claimed", "run_folder"]
-
-_OWN = ".hookline"
 
 _folders: dict[str, "RunFolder"] = {}
 
@@ -100,33 +97,22 @@ class RunFolder:
     def __init__(self, path: str) -> None:
         self.path = path
         self.before_first_claim: Callable[[], Any] | None = None
-        self._names: set[str] = set()
-        self._patterns: set[str] = set()
+        self._manifest = Manifest(path, self._own("manifest"))
         self._taken = False
         self._lock = FolderLock(self._own("lock"), f"OUTPUT_DIR: {path}")
         self._mutex = threading.RLock()  # writers claim on threads of their own
 
     def _own(self, name: str) -> str:
-        return os.path.join(self.path, _OWN, name)
+        return os.path.join(self.path, RECORDS, name)
 
     @property
     def is_open(self) -> bool:
         """Whether claims are recorded: a run has the folder, or is about to take it."""
         return self._taken or self.before_first_claim is not None
 
-    @property
-    def has_manifest(self) -> bool:
-        """Whether a run has recorded files here."""
-        return os.path.isfile(self._own("manifest"))
-
     def __contains__(self, name: str) -> bool:
         """Whether a name is a file of the run, or in a folder of the run."""
-        name = os.path.normpath(name)
-        while name not in ("", os.sep):
-            if name in self._names or any(fnmatch.fnmatchcase(name, pattern) for pattern in self._patterns):
-                return True
-            name = os.path.dirname(name)
-        return False
+        return name in self._manifest
 
     # ------------------------------------------------------------------ claims
 
@@ -141,12 +127,12 @@ class RunFolder:
             if self.before_first_claim is not None:
                 self.before_first_claim()
             name = os.path.normpath(name)
-            if name in self or (pattern and name in self._patterns):
-                self._check_there()
+            if name in self or (pattern and name in self._manifest.patterns):
+                self._manifest.check_exists()
                 return
             if not pattern and os.path.lexists(os.path.join(self.path, name)):
                 raise ConfigError(f"OUTPUT_DIR: {self._foreign(name)}")
-            self._append({"pattern" if pattern else "name": name})
+            self._manifest.add(name, pattern)
 
     def check_names(self, *, resume: bool, writes: Callable[[str], bool]) -> None:
         """Check that no file of the user has the name of a file of the run.
@@ -198,13 +184,12 @@ class RunFolder:
             self._lock.acquire()
             try:
                 self._recover()
-                self._read()
+                self._manifest.read()
                 if resume and self._is_unrecorded():
                     self._adopt(writes)
                 self.check_names(resume=resume, writes=writes)
                 moved = "" if resume else self._move_earlier_run()
-                if not self.has_manifest:
-                    self._start_manifest()
+                self._manifest.ensure()
             except BaseException:
                 self.release()
                 raise
@@ -215,17 +200,16 @@ class RunFolder:
         """Open the folder for a program that only adds files, such as predictions: no lock is taken, nothing moves."""
         with self._mutex:
             os.makedirs(self._own(""), exist_ok=True)
-            self._read()
-            if not self.has_manifest:
-                self._start_manifest()
+            self._manifest.read()
+            self._manifest.ensure()
             self._taken, self.before_first_claim = True, None
 
     def continue_here(self) -> None:
         """Take the folder again after :meth:`release`, without moving anything."""
         with self._mutex:
-            self._check_there()
+            self._manifest.check_exists()
             self._lock.acquire()
-            self._read()
+            self._manifest.read()
 
     def release(self) -> None:
         """Release the folder, if this process has it."""
@@ -257,75 +241,23 @@ class RunFolder:
         """Whether a start was killed while it moved an earlier run away."""
         return os.path.lexists(self._own("moving"))
 
+    def existing(self) -> list[str]:
+        """Return the names of the run's existing files and folders."""
+        return self._manifest.existing()
+
     def read_claims(self) -> None:
         """Read the manifest, without taking the folder."""
         with self._mutex:
-            self._read()
-
-    # ------------------------------------------------------------------ the manifest
-
-    def _read(self) -> None:
-        self._names, self._patterns = set(), set()
-        try:
-            with open(self._own("manifest"), encoding="utf-8", errors="replace") as file:
-                lines = file.read().splitlines()
-        except FileNotFoundError:
-            return
-        for line in lines:
-            try:
-                entries = json.loads(line).items()
-            except (ValueError, AttributeError):  # an incomplete line of a killed process
-                continue
-            for kind, name in entries:
-                if not isinstance(name, str) or not _is_inside(name):
-                    continue
-                if kind == "name":
-                    self._names.add(name)
-                elif kind == "pattern":
-                    self._patterns.add(name)
-
-    def _append(self, entry: dict[str, str]) -> None:
-        # No O_CREAT: a removed folder is not created again. A single write, so that lines of two processes do not mix.
-        # It starts with a newline, since the last line may be incomplete.
-        (kind, name), *_ = entry.items()
-        descriptor = os.open(self._own("manifest"), os.O_WRONLY | os.O_APPEND)
-        try:
-            os.write(descriptor, f"\n{json.dumps(entry)}\n".encode())
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        (self._names if kind == "name" else self._patterns).add(name)
-
-    def _start_manifest(self) -> None:
-        replace_text(self._own("manifest"), "")
-        self._names, self._patterns = set(), set()
+            self._manifest.read()
 
     def _adopt(self, writes: Callable[[str], bool]) -> None:
         """Claim the files of a resumed run of a version without a manifest."""
-        if not self.has_manifest:
-            self._start_manifest()
+        self._manifest.ensure()
         for name in sorted(os.listdir(self.path)):
             if (writes(name) or name.startswith("events.out.tfevents.")) and name not in self:
-                self._append({"name": name})
-
-    def _check_there(self) -> None:
-        """Raise if the folder was removed or replaced since it was taken."""
-        path = self._own("manifest")
-        if not os.path.exists(path):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+                self._manifest.add(name)
 
     # ------------------------------------------------------------------ an earlier run
-
-    def existing(self) -> list[str]:
-        """The names of the run's existing files and folders."""
-        found = {name for name in self._names if os.path.lexists(os.path.join(self.path, name))}
-        for pattern in self._patterns:
-            folder = os.path.dirname(pattern)
-            with suppress(OSError):
-                names = (os.path.join(folder, name) for name in os.listdir(os.path.join(self.path, folder)))
-                found.update(name for name in names if fnmatch.fnmatchcase(name, pattern))
-        # Content of the run's folders is moved with them.
-        return sorted(name for name in found if os.path.dirname(name) not in self)
 
     def _move_earlier_run(self) -> str:
         """Move the run in the folder to ``previous_001`` (002, ...).
@@ -333,9 +265,9 @@ class RunFolder:
         ``moving`` exists from before the first move until after the last. If the process is killed in between, the next
         start moves everything back.
         """
-        names = self.existing()
+        names = self._manifest.existing()
         if not names:
-            self._start_manifest()
+            self._manifest.start()
             return ""
         number = 1
         while os.path.lexists(target := os.path.join(self.path, f"previous_{number:03d}")):
@@ -344,11 +276,11 @@ class RunFolder:
         try:
             for name in names:
                 _move(self.path, target, name)
-            _move(self.path, target, os.path.join(_OWN, "manifest"))
-            self._start_manifest()
+            _move(self.path, target, os.path.join(RECORDS, "manifest"))
+            self._manifest.start()
         except BaseException:
             self._recover()
-            self._read()
+            self._manifest.read()
             raise
         sync_directory(target)
         os.remove(self._own("moving"))
@@ -363,7 +295,7 @@ class RunFolder:
             with open(self._own("moving"), encoding="utf-8") as file:
                 moving = json.load(file)
             source, names = os.path.join(self.path, moving["to"]), [str(name) for name in moving["names"]]
-            if not _is_inside(moving["to"]) or not all(map(_is_inside, names)):
+            if not is_inside(moving["to"]) or not all(map(is_inside, names)):
                 raise ValueError(f"names outside of {self.path}")
         except FileNotFoundError:
             return back
@@ -378,18 +310,12 @@ class RunFolder:
                 )
         for name in there:
             _move(source, self.path, name)
-        if os.path.lexists(os.path.join(source, _OWN, "manifest")):
-            _move(source, self.path, os.path.join(_OWN, "manifest"))
+        if os.path.lexists(os.path.join(source, RECORDS, "manifest")):
+            _move(source, self.path, os.path.join(RECORDS, "manifest"))
         back += there
         _remove_empty(source)
         os.remove(self._own("moving"))
         return back
-
-
-def _is_inside(name: str) -> bool:
-    """Whether a name is inside the folder, and not one of its records."""
-    parts = os.path.normpath(name).split(os.sep)
-    return bool(name) and not os.path.isabs(name) and parts[0] not in (os.pardir, os.curdir, _OWN)
 
 
 def _move(source: str, target: str, name: str) -> None:
@@ -398,7 +324,7 @@ def _move(source: str, target: str, name: str) -> None:
     os.makedirs(os.path.dirname(new), exist_ok=True)
     os.rename(old, new)
     parent = os.path.dirname(name)
-    while parent and parent != _OWN:
+    while parent and parent != RECORDS:
         with suppress(OSError):
             os.rmdir(os.path.join(source, parent))
         parent = os.path.dirname(parent)

@@ -18,15 +18,14 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException  # which is no Exception
 from torch.distributed.checkpoint.filesystem import FileSystem
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from ...config.errors import ConfigError, first_line
 from ...config.files.atomic import displaced, replace_file, replace_text, sync_directory, temporary_path
@@ -34,122 +33,26 @@ from ...config.files.run_folder import claim
 from .. import comm
 from .checkpoint_file import verify_checkpoint, write_checkpoint
 from .distributed_files import load_tensors, read_metadata, tensor_places
+from .shards import SHARD, Keys, Like, is_mark, nested, walk
 from .torch_files import load_torch_file
 
 __all__ = [
     "STATE_FILE",
-    "Keys",
-    "Like",
     "fail_together",
-    "is_sharded",
     "is_sharded_folder",
-    "like_model",
-    "local_parts",
     "read_folder",
-    "shard",
-    "split_shards",
     "verify_folder",
-    "with_parts",
     "write_folder",
 ]
 
 STATE_FILE = "state.pth"
 _CHECKSUMS = "checksums.json"
-# Marks a tensor in state.pth that is in DCP's files.
-_SHARD = "__sharded_tensor__"
 _BLOCK = 1 << 22
-
-Keys = tuple[str, ...]
-"""A place in nested dicts and lists."""
-
-Like = Callable[[Keys, torch.Size], "DTensor | None"]
-"""Returns a tensor that is sharded like the one at a place; None if that one is not sharded."""
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Return whether a model's parameters are sharded over the ranks."""
-    return any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def is_sharded_folder(path: str) -> bool:
     """Return whether a path is a folder that :func:`write_folder` wrote."""
     return os.path.isfile(os.path.join(path, STATE_FILE)) and os.path.isfile(os.path.join(path, _CHECKSUMS))
-
-
-# ---------------------------------------------------------------------------- sharding
-
-
-def split_shards(state: Any) -> tuple[Any, dict[Keys, "DTensor"]]:
-    """Separate the sharded tensors of a state from the rest.
-
-    Args:
-        state: plain data and tensors, in nested dicts, lists and tuples.
-
-    Returns:
-        The state with marks in place of the sharded tensors, and the tensors by their place.
-    """
-    shards: dict[Keys, DTensor] = {}
-
-    def visit(keys: Keys, value: Any) -> Any:
-        if isinstance(value, DTensor):
-            shards[keys] = cast(DTensor, value.detach())
-            return {_SHARD: list(value.shape)}
-        return value
-
-    return _walk(state, visit), shards
-
-
-def local_parts(shards: Mapping[Keys, "DTensor"]) -> dict[Keys, torch.Tensor]:
-    """Return this rank's shard of each tensor."""
-    return {keys: tensor.to_local() for keys, tensor in shards.items()}
-
-
-def with_parts(shards: Mapping[Keys, "DTensor"], parts: Mapping[Keys, torch.Tensor]) -> dict[Keys, "DTensor"]:
-    """Return the same tensors with other local shards, such as copies in host memory."""
-    return {keys: DTensor(parts[keys], tensor._spec, requires_grad=False) for keys, tensor in shards.items()}
-
-
-def like_model(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Like:
-    """Return how the tensors of a run's state are sharded: weights, averaged weights and optimizer state.
-
-    Args:
-        model: the model.
-        optimizers: its optimizers, in the order in which their states are saved.
-    """
-    own = {name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)}
-    numbered = [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
-
-    def like(keys: Keys, shape: torch.Size) -> "DTensor | None":
-        # {"state": {0: {"exp_avg": ...}}}, or a weight by its name.
-        of_optimizer = len(keys) >= 3 and keys[-3] == "state" and keys[-2].isdecimal()
-        found: Any
-        if of_optimizer:
-            found = numbered[int(keys[-2])] if int(keys[-2]) < len(numbered) else None
-        else:
-            found = own.get(keys[-1])
-        return found if isinstance(found, DTensor) and found.shape == shape else None
-
-    return like
-
-
-def shard(state: Any, like: Like) -> Any:
-    """Shard the whole tensors of a state, which are the same on all ranks.
-
-    Args:
-        state: the content of a checkpoint of one file.
-        like: how tensors are sharded in this run.
-    """
-
-    def visit(keys: Keys, value: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or isinstance(value, DTensor) or not keys:
-            return value
-        one = like(keys, value.shape)
-        if one is None:
-            return value
-        whole = value.to(one.device_mesh.device_type)
-        return distribute_tensor(whole, one.device_mesh, one.placements, src_data_rank=None)
-
-    return _walk(state, visit)
 
 
 # ---------------------------------------------------------------------------- writing
@@ -193,7 +96,7 @@ def _write_parts(
     rank = dist.get_rank(group)
     writer = dcp.FileSystemWriter(folder, sync_files=True)
     writer.fs = _FileSystem()
-    dcp.save(_nested(shards), storage_writer=writer, process_group=group, no_dist=False)
+    dcp.save(nested(shards), storage_writer=writer, process_group=group, no_dist=False)
     names = [name for name in os.listdir(folder) if name.startswith(f"__{rank}_")]
     if rank == 0:
         names += [".metadata", STATE_FILE]
@@ -331,10 +234,10 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
     tensors: dict[Keys, torch.Tensor] = {}
 
     def place(keys: Keys, value: Any) -> Any:
-        if not _is_mark(value) or not (wanted is None or wanted(keys)):
+        if not is_mark(value) or not (wanted is None or wanted(keys)):
             return value
         entry = there[keys][1] if keys in there else None
-        if entry is None or list(entry.size) != value[_SHARD]:
+        if entry is None or list(entry.size) != value[SHARD]:
             raise ConfigError(f"{path} is damaged: its files do not hold {'.'.join(keys)} as {STATE_FILE} says")
         one = None if like is None else like(keys, entry.size)
         dtype = entry.properties.dtype
@@ -343,9 +246,9 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
         )
         return value
 
-    _walk(state, place)
-    load_tensors(path, metadata, _nested(tensors))
-    return _walk(state, lambda keys, value: tensors.get(keys) if _is_mark(value) else value)
+    walk(state, place)
+    load_tensors(path, metadata, nested(tensors))
+    return walk(state, lambda keys, value: tensors.get(keys) if is_mark(value) else value)
 
 
 def _verify_for_all(path: str) -> None:
@@ -359,39 +262,7 @@ def _verify_for_all(path: str) -> None:
         raise ConfigError(problem)
 
 
-def _is_mark(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys() == {_SHARD}
-
-
 # ---------------------------------------------------------------------------- helpers
-
-
-def _walk(value: Any, visit: Callable[[Keys, Any], Any], keys: Keys = ()) -> Any:
-    """Copy nested data, with ``visit(place, value)`` in place of each value that it changes."""
-    new = visit(keys, value)
-    if new is not value:
-        return new
-    if _is_mark(value):
-        return value
-    if isinstance(value, dict):
-        return {key: _walk(item, visit, (*keys, str(key))) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        # Skip long lists of numbers, such as a generator's state.
-        if all(type(item) in (int, float, str, bool) for item in value):
-            return value
-        return type(value)(_walk(item, visit, (*keys, str(index))) for index, item in enumerate(value))
-    return value
-
-
-def _nested(flat: Mapping[Keys, Any]) -> dict[str, Any]:
-    """Build nested dicts, which DCP flattens to places."""
-    nested: dict[str, Any] = {}
-    for (*parents, last), value in flat.items():
-        place = nested
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[last] = value
-    return nested
 
 
 def _checksums(folder: str, names: Iterable[str]) -> dict[str, int]:

@@ -11,17 +11,8 @@ from ...config import ConfigError
 from .. import comm
 from .checkpointer import Checkpointer
 from .matching import plain_name
-from .sharded import (
-    Keys,
-    fail_together,
-    is_sharded_folder,
-    like_model,
-    local_parts,
-    shard,
-    split_shards,
-    with_parts,
-    write_folder,
-)
+from .sharded import fail_together, is_sharded_folder, write_folder
+from .shards import Keys, like_model, local_parts, shard, split_shards, with_parts
 from .staging import compact
 from .state import to_plain
 from .weights import read_checkpoint

@@ -16,7 +16,7 @@ from .folder import read_tag
 from .torch_files import load_torch_file
 
 if TYPE_CHECKING:
-    from .sharded import Like
+    from .shards import Like
 
 __all__ = [
     "averaged_weights",

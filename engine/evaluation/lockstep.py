@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...hooks.common.tensors import is_sharded
+from ...hooks.common.tensors import has_shards
 from .. import comm
 
 __all__ = ["counted", "in_step", "needs_all_ranks"]
@@ -32,7 +32,7 @@ def needs_all_ranks(model: Any) -> bool:
     """Whether the model's forward pass gathers parameters from other ranks (FSDP2)."""
     if comm.get_world_size() == 1 or not isinstance(model, nn.Module):
         return False
-    return any(map(is_sharded, model.parameters()))
+    return has_shards(model)
 
 
 def in_step(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

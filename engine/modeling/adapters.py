@@ -1,7 +1,7 @@
 """The adapter that calls a model with a batch and reads losses or predictions from its output."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from ...config.errors import suggest
 from ...config.signatures import Taken, what_it_takes
 from ...hooks.common.models import unwrap_model
 from .inputs import INPUT_FORMS, caller, check_names, describe, forward_of, required_positions
+from .outputs import entries_of, is_scalar, losses_of, with_count
 
 __all__ = ["ModelAdapter"]
 
@@ -146,7 +147,7 @@ class ModelAdapter:
         else:
             output = plan.run(batch)
             if plan.target is None:
-                return _losses_of(output)
+                return losses_of(output)
             target = plan.target(batch)
         if self.output_mapping or (self._takes_tensor and type(output) is not Tensor):
             loss = self._compute_loss(output, target)
@@ -154,8 +155,8 @@ class ModelAdapter:
             loss = self.loss(output, target)  # type: ignore[misc]
         if isinstance(loss, Tensor) and not loss.dim():
             return {"loss": loss}
-        if isinstance(loss, tuple) and len(loss) == 2 and _is_scalar(loss[0]):
-            return _with_count({"loss": loss[0]}, loss[1])
+        if isinstance(loss, tuple) and len(loss) == 2 and is_scalar(loss[0]):
+            return with_count({"loss": loss[0]}, loss[1])
         raise TypeError(
             "MODEL.LOSS must return a scalar tensor, or that and the number of items of its mean, not "
             f"{describe(loss)}; use reduction='mean'"
@@ -317,7 +318,7 @@ class ModelAdapter:
         return self.loss(self._select_output(output), target)
 
     def _rename_outputs(self, output: Any) -> dict[str, Any]:
-        entries = _entries(output)
+        entries = entries_of(output)
         if entries is None:
             raise TypeError(f"MODEL.OUTPUT_MAPPING needs outputs with names; the model returned {describe(output)}")
         for name in self.output_mapping:
@@ -331,7 +332,7 @@ class ModelAdapter:
 
     def _select_output(self, output: Any) -> Any:
         """Return the output for a loss that takes one tensor."""
-        entries = None if isinstance(output, Tensor) else _entries(output)
+        entries = None if isinstance(output, Tensor) else entries_of(output)
         if entries is None:
             return output
         if len(entries) == 1:
@@ -376,50 +377,3 @@ def _target_parameter(loss: Any, output_mapping: Mapping[str, str]) -> str:
         if name not in output_mapping.values():
             return name
     raise ConfigError(f"MODEL.OUTPUT_MAPPING leaves no parameter of {_name_of(loss)} for the target")
-
-
-def _entries(output: Any) -> Mapping[Any, Any] | None:
-    """Return an output's parts by name; None if they have no names."""
-    if isinstance(output, Mapping):
-        return output
-    if is_dataclass(output) and not isinstance(output, type):
-        return {field.name: getattr(output, field.name) for field in fields(output)}
-    if isinstance(output, tuple) and hasattr(output, "_asdict"):
-        return output._asdict()
-    return None
-
-
-def _is_scalar(value: Any) -> bool:
-    return isinstance(value, Tensor) and not value.dim()
-
-
-def _losses_of(output: Any) -> dict[str, Any]:
-    """Return the losses in the output of a model without ``MODEL.LOSS``."""
-    count: Any = None
-    losses: dict[str, Any] = {}
-    if isinstance(output, Tensor):
-        losses = {} if output.dim() else {"total_loss": output}
-    elif type(output) is not dict and _is_scalar(loss := getattr(output, "loss", None)):
-        losses, count = {"loss": loss}, getattr(output, "num_items", None)
-    elif type(output) is dict or isinstance(output, Mapping):
-        losses = output if type(output) is dict else dict(output)
-        if "num_items" in losses:
-            losses = dict(losses)
-            count = losses.pop("num_items")
-        for value in losses.values():
-            if not isinstance(value, Tensor) or value.dim():  # not only losses: {"loss": ..., "logits": ...}
-                losses = {"loss": output["loss"]} if _is_scalar(output.get("loss")) else {}
-                break
-    if losses:
-        return losses if count is None else _with_count(losses, count)
-    raise TypeError(
-        "without MODEL.LOSS the model must return its losses in training mode: a dict of scalar tensors, one scalar "
-        "tensor, an object whose .loss is one, or a dict with one named 'loss' among other entries. It returned "
-        f"{describe(output)}. If these are predictions, set MODEL.LOSS.NAME"
-    )
-
-
-def _with_count(losses: dict[str, Any], count: Any) -> dict[str, Any]:
-    if not (isinstance(count, int) or _is_scalar(count)):
-        raise TypeError(f"num_items must be an int or a scalar tensor, not {describe(count)}")
-    return {**losses, "num_items": count}

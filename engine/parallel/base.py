@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from ...config import CfgNode, ConfigError, Registry
 from ...config.slots import Slot
-from ...hooks.common.tensors import is_sharded
+from ...hooks.common.tensors import has_shards
 from .. import comm
 
 __all__ = ["DDP", "STRATEGY_REGISTRY", "Strategy", "build_strategy", "check_parallel"]
@@ -222,7 +222,7 @@ def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> No
     name = type(strategy).__name__
     if comm.get_world_size() == 1:
         return
-    sharded = any(map(is_sharded, model.parameters()))
+    sharded = has_shards(model)
     if sharded and not strategy.averages and strategy.data_size > 1:
         raise ConfigError(
             f"PARALLEL.NAME: the model's parameters are sharded over ranks, and the strategy {name} neither averages "

@@ -168,7 +168,7 @@ class Agreement:
             RuntimeError: some ranks did not, and may wait in the middle of the step. The message has their numbers.
         """
         try:
-            comm.barrier(f"hookline stop {self._number}, iteration {iteration}", timedelta(seconds=_WAIT))
+            comm.barrier(f"hookline stop {self._number}, iteration {iteration}", _WAIT)
         except TimeoutError as missing:
             raise RuntimeError(
                 f"StopTraining({reason!r}) was raised in step {iteration} of rank {comm.get_rank()}, and not on "

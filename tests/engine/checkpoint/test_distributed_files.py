@@ -21,7 +21,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.distributed_files import read_metadata, read_tensors
-from hookline.engine.checkpoint.sharded import split_shards, write_folder
+from hookline.engine.checkpoint.sharded import write_folder
+from hookline.engine.checkpoint.shards import split_shards
 from hookline.engine.checkpoint.weights import averaged_weights, check_weights, read_checkpoint
 from hookline.engine.export.export import export_weights
 from hookline.engine.export.inspection import compare_checkpoints, hash_weights, inspect_checkpoint

@@ -13,15 +13,11 @@ from hookline.config import ConfigError
 from hookline.engine.checkpoint.sharded import (
     fail_together,
     is_sharded_folder,
-    like_model,
-    local_parts,
     read_folder,
-    shard,
-    split_shards,
     verify_folder,
-    with_parts,
     write_folder,
 )
+from hookline.engine.checkpoint.shards import like_model, local_parts, shard, split_shards, with_parts
 
 
 @pytest.fixture(scope="module")

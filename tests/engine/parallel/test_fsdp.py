@@ -7,16 +7,16 @@ import torch
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine.checkpoint.sharded import is_sharded
 from hookline.engine.evaluation.lockstep import in_step, needs_all_ranks
 from hookline.engine.parallel.fsdp import FSDP2
+from hookline.hooks.common.tensors import has_shards
 
 
 def test_one_process_does_not_shard_the_model_and_logs_it(caplog):
     model = nn.Linear(2, 2)
     with caplog.at_level(logging.INFO, "hookline"):
         assert FSDP2(modules=["Nothing"]).wrap(model, torch.device("cpu")) is model
-    assert not is_sharded(model)
+    assert not has_shards(model)
     assert not needs_all_ranks(model)
     assert "fsdp2 does not shard the model" in caplog.text
 
@@ -28,7 +28,7 @@ def test_clipping_in_one_process_returns_the_norm():
     model = nn.BatchNorm1d(2)
     strategy.before_evaluation(model)  # nobody to exchange with
     with strategy.no_sync(model):
-        assert not is_sharded(model)
+        assert not has_shards(model)
 
 
 def test_in_step_yields_all_items_in_one_process():

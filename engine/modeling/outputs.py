@@ -1,0 +1,60 @@
+"""Reads losses and named parts from what a model returns."""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .inputs import describe
+
+__all__ = ["entries_of", "is_scalar", "losses_of", "with_count"]
+
+
+def entries_of(output: Any) -> Mapping[Any, Any] | None:
+    """Return an output's parts by name; None if they have no names."""
+    if isinstance(output, Mapping):
+        return output
+    if is_dataclass(output) and not isinstance(output, type):
+        return {field.name: getattr(output, field.name) for field in fields(output)}
+    if isinstance(output, tuple) and hasattr(output, "_asdict"):
+        return output._asdict()
+    return None
+
+
+def is_scalar(value: Any) -> bool:
+    """Return whether a value is a tensor without dimensions."""
+    return isinstance(value, Tensor) and not value.dim()
+
+
+def losses_of(output: Any) -> dict[str, Any]:
+    """Return the losses in the output of a model without ``MODEL.LOSS``."""
+    count: Any = None
+    losses: dict[str, Any] = {}
+    if isinstance(output, Tensor):
+        losses = {} if output.dim() else {"total_loss": output}
+    elif type(output) is not dict and is_scalar(loss := getattr(output, "loss", None)):
+        losses, count = {"loss": loss}, getattr(output, "num_items", None)
+    elif type(output) is dict or isinstance(output, Mapping):
+        losses = output if type(output) is dict else dict(output)
+        if "num_items" in losses:
+            losses = dict(losses)
+            count = losses.pop("num_items")
+        for value in losses.values():
+            if not isinstance(value, Tensor) or value.dim():  # not only losses: {"loss": ..., "logits": ...}
+                losses = {"loss": output["loss"]} if is_scalar(output.get("loss")) else {}
+                break
+    if losses:
+        return losses if count is None else with_count(losses, count)
+    raise TypeError(
+        "without MODEL.LOSS the model must return its losses in training mode: a dict of scalar tensors, one scalar "
+        "tensor, an object whose .loss is one, or a dict with one named 'loss' among other entries. It returned "
+        f"{describe(output)}. If these are predictions, set MODEL.LOSS.NAME"
+    )
+
+
+def with_count(losses: dict[str, Any], count: Any) -> dict[str, Any]:
+    """Add the number of items that the losses are means of, as ``num_items``."""
+    if not (isinstance(count, int) or is_scalar(count)):
+        raise TypeError(f"num_items must be an int or a scalar tensor, not {describe(count)}")
+    return {**losses, "num_items": count}
