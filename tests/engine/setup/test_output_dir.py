@@ -145,7 +145,7 @@ def test_a_removed_folder_is_not_recreated_by_a_save(quick, tmp_path):
 
     trainer = DefaultTrainer(quick("SOLVER.MAX_ITER", 1, "LOG.WRITERS", []))
     trainer.register_hooks([Remove()])
-    with pytest.raises(CheckpointError, match="its folder is gone"):
+    with pytest.raises(CheckpointError, match="its folder was removed"):
         trainer.train()
     assert not (tmp_path / "run").exists()
 
