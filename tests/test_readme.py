@@ -2,12 +2,14 @@
 
 import importlib
 import json
+import os
 import re
 import shlex
 import sys
 
 import pytest
-from snippets import ROOT, Page, check_command, run_python, shell_commands
+from forker import forker
+from snippets import ROOT, Page, check_command, shell_commands
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
@@ -84,8 +86,8 @@ def test_sessions_in_the_readme_print_what_is_shown(tmp_path):
             command, *answer = part.splitlines()
             program, *arguments = shlex.split(command)
             assert program == "python"
-            done = run_python(arguments, tmp_path)
-            assert (done.stdout + done.stderr).splitlines() == answer
+            process = forker.start(arguments, tmp_path, dict(os.environ), apart=True)
+            assert "".join(process.communicate()).splitlines() == answer
     assert not (tmp_path / "output").exists()
 
 

@@ -105,7 +105,10 @@ def test_a_signal_to_the_launcher_stops_all_ranks_at_the_same_step_with_a_checkp
     tmp_path, command, number, exit_code
 ):
     arguments = options("run", "SOLVER.MAX_ITER", "20000")
-    process = start(tool(*arguments, "--num-gpus", "2") if command is tool else torchrun(2, *arguments), tmp_path)
+    if command is tool:
+        process = fork(tool(*arguments, "--num-gpus", "2"), tmp_path)
+    else:
+        process = start(torchrun(2, *arguments), tmp_path)
     wait_for(tmp_path / "run" / "metrics.json", process)
     process.send_signal(number)
     code, output = finish(process)
@@ -164,7 +167,7 @@ def test_a_run_stopped_by_one_rank_resumes_to_the_same_metrics(two, tmp_path):
 
 
 def test_an_exception_on_one_rank_is_first_and_last_in_the_log(tmp_path):
-    code, output = finish(start(tool(*options("run", "--num-gpus", "2", mishap={"what": "raise"})), tmp_path))
+    code, output = finish(fork(tool(*options("run", "--num-gpus", "2", mishap={"what": "raise"})), tmp_path))
     assert code == 1
     assert output.rstrip().splitlines()[-2:] == ["ValueError: the reason", LAST.format("raise", 30)]
     log = (tmp_path / "run" / "log.txt").read_text()

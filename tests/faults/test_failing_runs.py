@@ -33,6 +33,7 @@ def test_a_run_that_fails_does_not_wait_for_its_loader_workers(tmp_path, environ
     assert "a worker waits" not in output
 
 
+@pytest.mark.slow
 def test_ranks_that_are_interrupted_do_not_wait_for_their_loader_workers(tmp_path, environment):
     command = [sys.executable, ROOT / "tools/train_net.py", "--config-file", ROOT / "configs/digits/mlp.yaml"]
     command += ["--num-gpus", 2, "MODEL.DEVICE", "cpu", "OUTPUT_DIR", tmp_path / "run", "DATALOADER.NUM_WORKERS", 1]

@@ -331,7 +331,7 @@ def test_the_run_without_faults_is_deterministic(synchronous, asynchronous):
 
 
 def test_a_run_ends_the_same_after_a_sample_of_faults(synchronous, tmp_path):
-    sweep(tmp_path, CONFIG, synchronous, faults(synchronous.operations, every=31))
+    sweep(tmp_path, CONFIG, synchronous, faults(synchronous.operations, every=61))
 
 
 @pytest.mark.slow

@@ -27,11 +27,15 @@ def benchmark(capsys, monkeypatch):
         del sys.modules[name]
 
 
+SET_UPS = ["by hand", "lean", "default", "by hand, logging", "compiled step"]
+
+
+@pytest.mark.slow
 def test_overhead_compares_five_set_ups_on_two_models(benchmark):
     results = benchmark("overhead", "--steps", 20, "--rounds", 1, "--backend", "eager")
     assert set(results) == {"tiny", "digits"}
     for work in results.values():
-        assert list(work) == ["by hand", "lean", "default", "by hand, logging", "compiled step"]
+        assert list(work) == SET_UPS
         assert all(set(numbers) == {"us_per_step", "ratio"} for numbers in work.values())
         assert work["by hand"]["ratio"] == 1.0
 
@@ -47,6 +51,7 @@ def test_overhead_reports_a_missing_compiler(benchmark, monkeypatch):
     monkeypatch.setattr(steps, "WORKS", {"tiny": steps.WORKS["tiny"]})
     results = benchmark("overhead", "--steps", 20, "--rounds", 1)
     assert results["tiny"]["compiled step"]["status"].startswith("skipped: SOLVER.COMPILE_STEP")
+    assert list(results["tiny"]) == SET_UPS
     assert results["tiny"]["lean"]["ratio"] > 0
 
 
@@ -121,6 +126,7 @@ def test_an_unknown_name_in_a_comparison_is_an_error(benchmark):
         benchmark("--compare", "lightnin")
 
 
+@pytest.mark.slow
 def test_a_comparison_names_missing_and_failing_trainers(benchmark, monkeypatch):
     from benchmarks import compare
 

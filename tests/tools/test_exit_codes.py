@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forker import forker
 
 ROOT = Path(__file__).parents[2]
 SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
@@ -49,26 +50,26 @@ class Fail(HookBase):
 
 @pytest.fixture
 def start(tmp_path):
-    """Start a tool in its own process group; returns a function that waits for its end."""
+    """Start a tool in its own process group; returns a function that waits for its end.
+
+    It is forked, unless the test is about its imports.
+    """
     (tmp_path / "hook.py").write_text(HOOK)
 
-    def start(*arguments, hook=None, name="Send", tool="train_net.py"):
+    def start(*arguments, hook=None, name="Send", tool="train_net.py", forked=True):
         hooks = [{"NAME": f"hook:{name}", "ARGS": hook or {}}] if hook or name != "Send" else []
         command = [
-            *(sys.executable, str(ROOT / "tools" / tool), "--config-file", str(SYNTHETIC), "OUTPUT_DIR", "run"),
+            *(str(ROOT / "tools" / tool), "--config-file", str(SYNTHETIC), "OUTPUT_DIR", "run"),
             *("SOLVER.MAX_ITER", "40", "SOLVER.CHECKPOINT_PERIOD", "10", "LOG.WRITERS", '["JSONWriter"]'),
             *("HOOKS", repr(hooks), *map(str, arguments)),
         ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
-        process = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        if forked:
+            process = forker.start(command, tmp_path, environment, apart=True)
+        else:
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+            command = [sys.executable, *command]
+            process = subprocess.Popen(command, cwd=tmp_path, env=environment, start_new_session=True, **pipes)
 
         def finish():
             out, err = process.communicate(timeout=120)
@@ -157,7 +158,7 @@ time.sleep(60)
 @pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
 def test_a_signal_during_the_imports_has_the_same_exit_code(start, tmp_path, name, expected):
     (tmp_path / "torch.py").write_text(SLOW_IMPORT)
-    finish = start()
+    finish = start(forked=False)
     while not list(tmp_path.glob("importing.*")):
         time.sleep(0.02)
     os.kill(finish.pid, getattr(signal, name))
@@ -179,7 +180,7 @@ if "spawn_main" in " ".join(sys.orig_argv):
 @pytest.mark.parametrize(("name", "expected"), [("SIGTERM", 75), ("SIGUSR1", 75), ("SIGINT", 130)])
 def test_a_signal_while_the_ranks_import_has_the_same_exit_code(start, tmp_path, name, expected):
     (tmp_path / "sitecustomize.py").write_text(SLOW_RANK)
-    finish = start("--num-gpus", 2, "MODEL.DEVICE", "cpu")
+    finish = start("--num-gpus", 2, "MODEL.DEVICE", "cpu", forked=False)
     while len(list(tmp_path.glob("importing.*"))) < 2:
         time.sleep(0.02)
     os.killpg(finish.pid, getattr(signal, name))

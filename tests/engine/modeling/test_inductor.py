@@ -44,6 +44,7 @@ def outputs_and_gradients(model):
     return outputs.detach(), model.weight.grad, predictions
 
 
+@pytest.mark.slow
 def test_alpha_is_kept_in_training_and_prediction_and_a_custom_pass_runs():
     expected, own = outputs_and_gradients(Sums()), Counting()
     cfg = get_cfg()

@@ -378,6 +378,7 @@ def test_invalid_values_are_refused():
         check_config(config("HOOKS", '[{"NAME": "ProgressBar", "ARGS": {"refresh_per_second": 0}}]'))
 
 
+@pytest.mark.slow
 def test_two_ranks_in_a_terminal_show_one_bar_and_ctrl_c_ends_both(tmp_path):
     """Run the tool in a terminal."""
     hook = tmp_path / "slow_steps.py"
