@@ -8,10 +8,10 @@ import functools
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -39,12 +39,16 @@ __all__ = [
     "main_process_first",
     "new_group",
     "object_group",
+    "on_main_process",
     "reduce_dict",
     "set_data_ranks",
     "shared_random_seed",
     "synchronize",
     "timeout",
 ]
+
+
+_Result = TypeVar("_Result")
 
 
 def _initialized() -> bool:
@@ -164,8 +168,7 @@ def new_group(ranks: list[int] | None = None, backend: str | None = None) -> "di
 def create_local_process_group(num_workers_per_machine: int) -> None:
     """Create a group for each machine, see :func:`get_local_process_group`. Every rank must call it.
 
-    Args:
-        num_workers_per_machine: number of processes on each machine. Ranks are numbered machine by machine.
+    ``num_workers_per_machine`` is the number of processes on each machine. Ranks are numbered machine by machine.
     """
     if _initialized():
         _local_group(dist.group.WORLD, num_workers_per_machine)
@@ -279,11 +282,6 @@ def main_process_first(local: bool = True, name: str = "main process first") -> 
         local: run first in the first process of each machine. If False, only in rank 0, for folders that all
             machines share.
         name: of the barrier, for error messages.
-
-    Example::
-
-        with comm.main_process_first():
-            dataset = download_and_unpack(url)
     """
     first = (get_local_rank() if local else get_rank()) == 0
     if not first:
@@ -299,14 +297,11 @@ def main_process_first(local: bool = True, name: str = "main process first") -> 
 
 
 def all_gather(data: Any, group: "dist.ProcessGroup | None" = None) -> list[Any]:
-    """Collect a picklable object from every rank.
+    """Return a picklable object of every rank, in rank order, on every rank.
 
     Args:
         data: this rank's object.
         group: the ranks that take part; by default all.
-
-    Returns:
-        The objects of all ranks, in rank order, on every rank.
     """
     if get_world_size() == 1:
         return [data]
@@ -317,11 +312,7 @@ def all_gather(data: Any, group: "dist.ProcessGroup | None" = None) -> list[Any]
 
 
 def gather(data: Any, dst: int = 0, group: "dist.ProcessGroup | None" = None) -> list[Any]:
-    """Collect a picklable object from every rank on rank ``dst``.
-
-    Returns:
-        The objects of all ranks, in rank order, on ``dst``; an empty list on other ranks.
-    """
+    """Return a picklable object of every rank, in rank order, on rank ``dst``; an empty list on other ranks."""
     if get_world_size() == 1:
         return [data]
     group = group or object_group()
@@ -334,21 +325,32 @@ def gather(data: Any, dst: int = 0, group: "dist.ProcessGroup | None" = None) ->
 
 
 def broadcast_object(obj: Any, src: int = 0, group: "dist.ProcessGroup | None" = None) -> Any:
-    """Send a picklable object from rank ``src`` to every rank.
+    """Return rank ``src``'s object on every rank.
 
     Args:
-        obj: the object. It is ignored on other ranks.
+        obj: a picklable object; ignored on other ranks.
         src: the rank that sends it.
         group: the ranks that take part; by default all.
-
-    Returns:
-        The object of rank ``src``.
     """
     if get_world_size() == 1:
         return obj
     box = [obj if get_rank() == src else None]
     dist.broadcast_object_list(box, src=src, group=group or object_group())
     return box[0]
+
+
+def on_main_process(function: Callable[[], _Result]) -> _Result:
+    """Call a function on the main process, and return its result on every rank, or raise its ConfigError there."""
+    result, error = None, None
+    if is_main_process():
+        try:
+            result = function()
+        except ConfigError as found:
+            error = found
+    result, error = broadcast_object((result, error))
+    if error is not None:
+        raise error
+    return result
 
 
 def shared_random_seed() -> int:

@@ -9,10 +9,12 @@ rank may make a request; all ranks then serve it at the end of the same step.
 Stopping: ``trainer.request_stop(reason)`` ends the loop after the current step. A hook may raise StopTraining instead.
 A :class:`~hookline.hooks.SignalHandler` calls ``request_stop`` on the first Ctrl-C: the step is finished, and with it
 an evaluation that is running or due; a checkpoint is saved, and the program exits with 130. After the last step, such
-as in the final evaluation, the first Ctrl-C changes nothing: the run completes. The second Ctrl-C is a
-KeyboardInterrupt at once, also in an evaluation. Like any error, it goes to ``on_exception``; then ``after_train`` runs
-without saving, and it is raised again; the commands exit with 130. Without a SignalHandler the first Ctrl-C acts like
-the second.
+as in the final evaluation, the first Ctrl-C changes nothing: the run completes.
+
+The second Ctrl-C is a KeyboardInterrupt at once, in a step or an evaluation. Like any error, it goes to
+``on_exception``; then ``after_train`` runs, and it is raised again; the commands exit with 130. Nothing is saved,
+except after the last step: the final checkpoint is then, and a resume repeats the final evaluation. Without a
+SignalHandler the first Ctrl-C acts like the second.
 
 Metrics: ``storage.iter == trainer.iter`` during a step. In ``after_train`` both are the number of finished iterations,
 so a final evaluation is logged one iteration after the last step. Metrics put there are written by the ``on_write``

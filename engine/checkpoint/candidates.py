@@ -38,16 +38,7 @@ def find_resumable(checkpointer: Any) -> str:
     Raises:
         ConfigError: ``last_checkpoint`` exists, and no checkpoint can be resumed from.
     """
-    found = ("", "")
-    if comm.is_main_process():
-        try:
-            found = (_find_resumable(checkpointer), "")
-        except ConfigError as error:
-            found = ("", str(error))
-    path, message = comm.broadcast_object(found)
-    if message:
-        raise ConfigError(message)
-    return path
+    return comm.on_main_process(lambda: _find_resumable(checkpointer))
 
 
 def _find_resumable(checkpointer: Any) -> str:

@@ -227,7 +227,7 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
     Raises:
         ConfigError: it is damaged.
     """
-    _verify_for_all(path)
+    comm.on_main_process(lambda: verify_folder(path))
     state = load_torch_file(os.path.join(path, STATE_FILE))
     metadata = read_metadata(path)
     there = tensor_places(metadata)
@@ -249,17 +249,6 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
     walk(state, place)
     load_tensors(path, metadata, nested(tensors))
     return walk(state, lambda keys, value: tensors.get(keys) if is_mark(value) else value)
-
-
-def _verify_for_all(path: str) -> None:
-    problem = ""
-    if comm.is_main_process():
-        try:
-            verify_folder(path)
-        except ConfigError as error:
-            problem = str(error)
-    if problem := comm.broadcast_object(problem):
-        raise ConfigError(problem)
 
 
 # ---------------------------------------------------------------------------- helpers

@@ -112,17 +112,14 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
     """
     check_format(format)
     path = os.path.join(folder, f"predictions.{format}")
-    refusal = ""
-    if comm.is_main_process():
-        try:
-            claim(path)
-            os.makedirs(folder, exist_ok=True)
-            remove_leftovers(folder)
-        except ConfigError as error:
-            refusal = str(error)
-    base, refusal = comm.broadcast_object((temporary_path(path), refusal))
-    if refusal:
-        raise ConfigError(refusal)
+
+    def begin() -> str:
+        claim(path)
+        os.makedirs(folder, exist_ok=True)
+        remove_leftovers(folder)
+        return temporary_path(path)
+
+    base = comm.on_main_process(begin)
     part = _part(base, comm.get_rank())
     os.makedirs(part)
     try:

@@ -23,16 +23,17 @@ def choose_seed(cfg: CfgNode, resume: bool) -> None:
     """
     if cfg.SEED >= 0:
         return
-    seed = -1
-    if resume and comm.is_main_process():
+
+    def choose() -> int:
+        seed = -1
         path = os.path.join(cfg.OUTPUT_DIR, "config.yaml")
-        if os.path.isfile(path):
+        if resume and os.path.isfile(path):
             seed = CfgNode.load_yaml_with_base(path).get("SEED", -1)
-        elif saved := saved_config(cfg.OUTPUT_DIR):
+        elif resume and (saved := saved_config(cfg.OUTPUT_DIR)):
             seed = CfgNode.load_cfg(saved).get("SEED", -1)
-    if seed < 0:
-        seed = int.from_bytes(os.urandom(4), "little") % 2**31
-    seed = comm.broadcast_object(seed)
+        return seed if seed >= 0 else int.from_bytes(os.urandom(4), "little") % 2**31
+
+    seed = comm.on_main_process(choose)
     frozen = cfg.is_frozen()
     cfg.defrost()
     cfg.SEED = seed

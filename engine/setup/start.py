@@ -8,7 +8,7 @@ leaves the folder as it was.
 import logging
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -148,7 +148,7 @@ class RunStart:
     def prepare(self) -> None:
         """Check the folder, choose the seed and seed with it, and keep log lines in memory. All ranks call it."""
         cfg, rank = self._cfg, comm.get_rank()
-        _on_main_process(lambda: self._output.check(self._resume))
+        comm.on_main_process(lambda: self._output.check(self._resume))
         if self.kind != "dry" or self._resume:
             choose_seed(cfg, bool(self._resume))
         self._text = cfg.dump(sort_keys=False)
@@ -183,7 +183,7 @@ class RunStart:
         if resume is not None:
             self._resume = resume
         self._trains = trains
-        _on_main_process(self._begin_on_main_process)
+        comm.on_main_process(self._begin_on_main_process)
         if not comm.is_main_process():
             open_logs(self._cfg.OUTPUT_DIR, comm.get_rank())
         self._begun = True
@@ -221,16 +221,3 @@ def _compare_timeouts(cfg: CfgNode) -> None:
         logger.warning(
             "PARALLEL.TIMEOUT is %g s, but the ranks were launched with %g s: pass timeout= to launch()", wanted, actual
         )
-
-
-def _on_main_process(function: Callable[[], Any]) -> None:
-    """Call a function on the main process. If it raises a ConfigError, all ranks raise it."""
-    message: str | None = None
-    if comm.is_main_process():
-        try:
-            function()
-        except ConfigError as error:
-            message = str(error)
-    message = comm.broadcast_object(message)
-    if message is not None:
-        raise ConfigError(message)

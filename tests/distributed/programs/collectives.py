@@ -7,7 +7,7 @@ import torch
 from results import write_result
 from torch import nn
 
-from hookline.config import get_cfg
+from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm, default_setup
 from hookline.engine.checkpoint.sharded_checkpointer import ShardedCheckpointer
 
@@ -43,6 +43,15 @@ def collectives(folder):
             comm.barrier("the evaluation", timeout=0.5)
         except TimeoutError as error:
             results["missing"] = str(error)
+    results["main process"] = comm.on_main_process(lambda: rank)
+
+    def fail():
+        raise ConfigError(f"rank {rank} cannot read the file")
+
+    try:
+        comm.on_main_process(fail)
+    except ConfigError as error:
+        results["error of the main process"] = str(error)
     comm.synchronize()
     write_result(folder, results)
 
