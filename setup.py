@@ -16,6 +16,7 @@ for folder in FOLDERS:
 
 EXTRAS = {
     "digits": ["scikit-learn>=1.3"],
+    "lazy": ["omegaconf>=2.3"],
     "metrics": ["torchmetrics>=1.4"],
     "rich": ["rich>=13.4"],
     "safetensors": ["safetensors>=0.4"],

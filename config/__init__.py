@@ -5,7 +5,9 @@ from .configurable import configurable
 from .defaults import get_cfg
 from .duration import Duration
 from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
+from .instantiate import instantiate
 from .kinds import Typed, one_of
+from .lazy import LazyCall, LazyConfig
 from .node import MISSING, CfgNode, global_cfg, set_global_cfg
 from .registry import Registry, locate
 
@@ -14,6 +16,8 @@ __all__ = [
     "CfgNode",
     "ConfigError",
     "Duration",
+    "LazyCall",
+    "LazyConfig",
     "Registry",
     "Typed",
     "UnknownKeyError",
@@ -22,6 +26,7 @@ __all__ = [
     "configurable",
     "get_cfg",
     "global_cfg",
+    "instantiate",
     "locate",
     "one_of",
     "set_global_cfg",

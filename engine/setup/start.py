@@ -22,6 +22,7 @@ from ..evaluation import check_metrics
 from ..ranks.same_config import check_same_config
 from ..ranks.torchrun import restarted
 from .check import check_config
+from .lazy_start import folder_of, lazy_run
 from .logger import hold_logs, open_logs, setup_logger
 from .output_dir import OutputDir, RunKind
 from .report import describe_config, describe_environment
@@ -32,13 +33,15 @@ __all__ = ["RunStart", "begin_look", "begin_run", "default_setup", "prepared_sta
 logger = logging.getLogger(__name__)
 
 
-def default_setup(cfg: CfgNode, args: Any = None) -> None:
+def default_setup(cfg: Any, args: Any = None) -> None:
     """Check the config, seed the random number generators, and prepare the log.
 
     1. Runs :func:`check_config`, compares the configs of all ranks, and checks that OUTPUT_DIR is free: no other run
        writes there, and no file of the user has the name of a file that the run writes.
     2. Draws a seed if SEED is negative, puts it into ``cfg``, and seeds all generators.
     3. Logs the environment, the command line, and the config's differences from the defaults.
+
+    A LazyConfig is not checked. Its ``train.output_dir`` and ``train.seed`` are used as OUTPUT_DIR and SEED.
 
     Nothing is written yet. :meth:`DefaultTrainer.train`, :func:`begin_run`, or the first file that a writer or
     checkpointer of hookline writes creates or takes OUTPUT_DIR.
@@ -47,27 +50,32 @@ def default_setup(cfg: CfgNode, args: Any = None) -> None:
     ``args.resume`` is set to True.
 
     Args:
-        cfg: the full config.
+        cfg: the full config, or a config of :class:`~hookline.config.LazyConfig`.
         args: the parsed command line. The attributes ``resume``, ``eval_only``, ``predict`` and ``dry_run`` are used,
             if present.
 
     Raises:
         ConfigError: the config is invalid, or OUTPUT_DIR cannot be used.
     """
-    check_config(cfg)
     options = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only", "predict", "dry_run")}
-    compared = ("resume", "eval_only", "predict")
-    check_same_config(cfg, {f"--{name.replace('_', '-')}": options[name] for name in compared})
     look = options["eval_only"] or options["predict"]
-    if again := restarted(cfg.OUTPUT_DIR) and hasattr(args, "resume") and not look:
+    if again := restarted(folder_of(cfg)) and hasattr(args, "resume") and not look:
         args.resume = options["resume"] = True
+    text, lines = None, {}
+    if isinstance(cfg, CfgNode):
+        check_config(cfg)
+    else:
+        cfg, text = lazy_run(cfg, options["resume"])
+        lines = {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
+    compared = {f"--{name.replace('_', '-')}": options[name] for name in ("resume", "eval_only", "predict")}
+    check_same_config(cfg, {**compared, **lines})
     kind: RunKind = "dry" if options["dry_run"] else "look" if look else "train"
-    RunStart(cfg, kind, options["resume"]).prepare()
+    RunStart(cfg, kind, options["resume"], text).prepare()
     if again:
         logger.info("torchrun restarts this run: it resumes from its last checkpoint")
 
 
-def begin_run(cfg: CfgNode) -> None:
+def begin_run(cfg: Any) -> None:
     """Begin the run that :func:`default_setup` prepared: take OUTPUT_DIR, write ``config.yaml``, open the log.
 
     :class:`DefaultTrainer` calls it. A loop of your own calls it on every rank when everything that may fail is built.
@@ -81,9 +89,9 @@ def begin_run(cfg: CfgNode) -> None:
         start.begin()
 
 
-def take_start(cfg: CfgNode) -> "RunStart | None":
+def take_start(cfg: Any) -> "RunStart | None":
     """Return the start that :func:`default_setup` prepared for OUTPUT_DIR, and that nobody has taken; or None."""
-    return _prepared.pop(os.path.abspath(cfg.OUTPUT_DIR), None)
+    return _prepared.pop(os.path.abspath(folder_of(cfg)), None)
 
 
 def begin_look(cfg: CfgNode) -> None:
@@ -130,16 +138,17 @@ class RunStart:
         cfg: the full config. If a seed is drawn, it is put into it.
         kind: see :data:`~hookline.engine.setup.output_dir.RunKind`.
         resume: whether the run in OUTPUT_DIR is resumed; None if that is not known yet.
+        text: the content of ``config.yaml``. Default: the config's.
     """
 
-    def __init__(self, cfg: CfgNode, kind: RunKind, resume: bool | None) -> None:
+    def __init__(self, cfg: CfgNode, kind: RunKind, resume: bool | None, text: str | None = None) -> None:
         self._cfg = cfg
         self.kind = kind
         self._resume = resume
         self._begun = False
         self._trains = True
         self._output = OutputDir(cfg, kind)
-        self._text = ""
+        self._text = text or ""
 
     def is_for(self, cfg: CfgNode) -> bool:
         """Whether the start was prepared for this config."""
@@ -151,7 +160,7 @@ class RunStart:
         comm.on_main_process(lambda: self._output.check(self._resume))
         if self.kind != "dry" or self._resume:
             choose_seed(cfg, bool(self._resume))
-        self._text = cfg.dump(sort_keys=False)
+        self._text = self._text or cfg.dump(sort_keys=False)
         _prepared[self._output.path] = self
         for name in ("fvcore", "hookline"):
             setup_logger(distributed_rank=rank, name=name)

@@ -24,6 +24,7 @@ _COMM = """
 """
 _EVALUATOR = "DatasetEvaluator DatasetEvaluators inference_context inference_on_dataset"
 _CONFIG = "CfgNode configurable get_cfg global_cfg set_global_cfg"
+_LAZY = "LazyCall LazyConfig"
 _SAMPLERS = "InferenceSampler RandomSubsetTrainingSampler RepeatFactorTrainingSampler TrainingSampler"
 _LOADERS = "build_batch_data_loader trivial_batch_collator worker_init_reset_seed"
 _DATA_SETS = "DatasetFromList MapDataset ToIterableDataset"
@@ -32,9 +33,11 @@ HOMES: dict[str, dict[str, str]] = {
     "detectron2": {"hookline": "__version__"},
     "detectron2.checkpoint": {"hookline.engine.checkpoint": "Checkpointer DetectionCheckpointer PeriodicCheckpointer"},
     "detectron2.checkpoint.detection_checkpoint": {"hookline.engine.checkpoint": "DetectionCheckpointer"},
-    "detectron2.config": {"hookline.config": _CONFIG},
+    "detectron2.config": {"hookline.config": f"{_CONFIG} {_LAZY} instantiate"},
     "detectron2.config.config": {"hookline.config": _CONFIG},
     "detectron2.config.defaults": {"hookline.config.defaults": "_C"},
+    "detectron2.config.instantiate": {"hookline.config": "instantiate"},
+    "detectron2.config.lazy": {"hookline.config": _LAZY},
     "detectron2.data": {"hookline.engine.data": f"{_DATA_SETS} build_batch_data_loader"},
     "detectron2.data.build": {"hookline.engine.data": f"{_LOADERS} {_DATA_SETS} AspectRatioGroupedDataset {_SAMPLERS}"},
     "detectron2.data.common": {"hookline.engine.data": f"{_DATA_SETS} AspectRatioGroupedDataset"},

@@ -1,0 +1,258 @@
+"""Configs in Python: loading, saving, overrides, and the calls that they describe."""
+
+import functools
+import subprocess
+import sys
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import count
+
+import pytest
+
+from hookline.config import ConfigError, UnknownKeyError, instantiate
+
+omegaconf = pytest.importorskip("omegaconf")
+
+from hookline.config import LazyCall as L  # noqa: E402
+from hookline.config import LazyConfig  # noqa: E402
+
+
+@dataclass
+class Shape:
+    channels: int | None = None
+    width: int | None = None
+
+
+def area(width, height=1, *, scale=1):
+    return width * height * scale
+
+
+def saved(cfg, folder):
+    """What a config is after it was saved and loaded."""
+    LazyConfig.save(cfg, str(folder / "saved.yaml"))
+    return LazyConfig.load(str(folder / "saved.yaml"))
+
+
+# ---------------------------------------------------------------------- calls
+
+
+def test_a_call_is_described_changed_and_made(tmp_path):
+    cfg = L(area)(width=2, height=L(area)(width=3), scale="${width}")
+    cfg.width = 5
+    for same in (cfg, saved(cfg, tmp_path)):
+        assert instantiate(same) == 5 * 3 * 5
+
+
+def test_plain_dicts_and_lists_describe_calls_without_omegaconf():
+    assert instantiate({"_target_": "fractions.Fraction", "numerator": 1, "denominator": 2}) == Fraction(1, 2)
+    assert instantiate([1, {"_target_": area, "width": 2}]) == [1, 2]
+    unchanged = {"width": 2}
+    assert instantiate(unchanged) is unchanged
+
+
+def test_a_target_may_be_the_result_of_a_call():
+    assert instantiate(L(L(make_scaled)(scale=3))(width=2)) == 6
+
+
+def make_scaled(scale):
+    return functools.partial(area, scale=scale)
+
+
+def test_a_partial_call_is_made_later(tmp_path):
+    for cfg in (L(area)(_partial_=True, scale=4), L(dict)(f=functools.partial(area, scale=4))):
+        made = instantiate(saved(omegaconf.DictConfig({"x": cfg}, flags={"allow_objects": True}), tmp_path).x)
+        assert (made["f"] if isinstance(made, dict) else made)(width=2) == 8
+
+
+def test_dataclasses_are_targets_and_values(tmp_path):
+    cfg = L(dict)(made=L(Shape)(width=3), given=Shape(channels=1))
+    for same in (cfg, saved(cfg, tmp_path)):
+        assert instantiate(same) == {"made": Shape(width=3), "given": Shape(channels=1)}
+
+
+@pytest.mark.parametrize(
+    ("cfg", "message"),
+    [
+        (
+            {"_target_": area, "widht": 2},
+            r"_target_ .*area: takes no argument 'widht'; did you mean 'width'\? It takes",
+        ),
+        (
+            {"_target_": "fractions.Fracton"},
+            r"_target_ fractions.Fracton: there is no 'Fracton' in 'fractions'; did you",
+        ),
+        ({"_target_": 3}, "_target_ 3: is not callable, but int"),
+    ],
+)
+def test_a_call_that_cannot_be_made_is_named(cfg, message):
+    with pytest.raises(ConfigError, match=message):
+        instantiate(cfg)
+
+
+def test_an_error_inside_of_a_call_is_raised_as_it_is():
+    with pytest.raises(TypeError, match="unsupported operand"):
+        instantiate(L(area)(width=None))
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'width'") as caught:
+        instantiate(L(area)())
+    assert "area)" in caught.value.__notes__[0]
+
+
+def test_arguments_are_given_by_name():
+    with pytest.raises(TypeError, match="give all arguments by name, not 2"):
+        L(area)(2)
+    with pytest.raises(TypeError, match="must be callable, or the name of a callable, not 3"):
+        L(3)
+
+
+# ---------------------------------------------------------------------- files
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Config files that import each other."""
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common/base.py").write_text('name = "base"\nnumbers = {"a": 1, "b": 2}\n_hidden = {"c": 3}\n')
+    (tmp_path / "common/other.py").write_text(
+        "from hookline.config import LazyConfig\n"
+        'name, numbers = LazyConfig.load_rel("base.py", ("name", "numbers"))\n'
+        "assert numbers.a == 1\n"
+    )
+    (tmp_path / "main.py").write_text(
+        "from itertools import count\n"
+        "from hookline.config import LazyCall as L\n"
+        "from .common.base import name, numbers\n"
+        'numbers.a = "changed"\n'
+        "from .common.other import numbers as unchanged\n"
+        "call = L(count)(start=name)\n"
+        "def later():\n    from .common.base import name\n    return name\n"
+        "assert later() == 'base'\n"
+    )
+    return tmp_path
+
+
+def test_a_config_is_the_dicts_and_calls_of_a_file(project):
+    cfg = LazyConfig.load(str(project / "main.py"))
+    assert set(cfg) == {"numbers", "unchanged", "call"}
+    assert cfg.numbers == {"a": "changed", "b": 2}
+    assert cfg.unchanged.a == 1  # every import runs the file again
+    assert LazyConfig.load(str(project / "main.py"), "call")["_target_"] is count
+    assert LazyConfig.load(str(project / "main.py"), ("name", "numbers"))[0] == "base"
+
+
+def test_a_star_imports_the_names_of_another_config(project):
+    (project / "star.py").write_text("from .common.base import *\nnumbers.a = 7\n")
+    assert LazyConfig.load(str(project / "star.py")).numbers.a == 7
+
+
+def test_a_saved_config_has_targets_by_name(project):
+    cfg = LazyConfig.load(str(project / "main.py"))
+    again = saved(cfg, project)
+    assert again.call._target_ == "itertools.count"
+    again.call._target_ = cfg.call._target_
+    assert again == cfg
+
+
+def test_a_value_that_cannot_be_saved_is_named(tmp_path, log):
+    LazyConfig.save(L(area)(width=lambda: 3, height=area), str(tmp_path / "a.yaml"))
+    assert "does not reproduce this config: width cannot be written" in log.text
+    again = LazyConfig.load(str(tmp_path / "a.yaml"))
+    assert again.width.startswith("<function")
+    assert again.height is area
+
+
+def test_loading_yaml_runs_no_code(tmp_path):
+    (tmp_path / "a.yaml").write_text("x: !!python/object/apply:os.getcwd []\n")
+    with pytest.raises(ConfigError, match=r"line 1: the tag !!python/object/apply:os.getcwd runs code"):
+        LazyConfig.load(str(tmp_path / "a.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.txt", "", "a config file ends in .py, .yaml or .yml"),
+        ("a.py", "x = (\n", r"a.py:1: '\(' was never closed"),
+        ("nothing.py", None, "there is no such file; did you mean '.*/nothin.py'"),
+    ],
+)
+def test_a_file_that_cannot_be_loaded_is_named(tmp_path, name, text, message):
+    (tmp_path / "nothin.py").write_text("")
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        LazyConfig.load(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("from . import common", "is a folder. A relative import in a config file names another config file"),
+        ("from .common import base", "is a folder"),
+        ("from .nothing import x", "cannot import .nothing: .*nothing.py does not exist"),
+    ],
+)
+def test_relative_imports_name_config_files(project, statement, message):
+    (project / "bad.py").write_text(statement + "\n")
+    with pytest.raises(ImportError, match=message):
+        LazyConfig.load(str(project / "bad.py"))
+
+
+def test_a_missing_key_is_named(project):
+    with pytest.raises(UnknownKeyError, match="there is no 'number'; did you mean 'numbers'"):
+        LazyConfig.load(str(project / "main.py"), "number")
+
+
+# ---------------------------------------------------------------------- overrides
+
+
+@pytest.fixture
+def cfg():
+    return omegaconf.DictConfig(
+        {"train": {"max_iter": 10, "names": ["a"]}, "call": L(area)(width=2)}, flags={"allow_objects": True}
+    )
+
+
+def test_overrides_change_keys(cfg):
+    overrides = ["train.max_iter=20", 'train.names=["x",1]', "call.height=4", "+train.new.deep=1", "train.names[0]=y"]
+    assert LazyConfig.apply_overrides(cfg, overrides) is cfg
+    assert cfg.train == {"max_iter": 20, "names": ["y", 1], "new": {"deep": 1}}
+    assert instantiate(cfg.call) == 8
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "train.max_itr=1",
+            r"train.max_itr: there is no such key; did you mean 'train.max_iter'\? To add it, write \+",
+        ),
+        ("trian.max_iter=1", "trian.max_iter: there is no such key; did you mean 'train'?"),
+        ("train.max_iter.x=1", "train.max_iter has no keys; it is 10, of type int"),
+        ("call.hight=1", "call.hight: .*area takes no argument 'hight'; did you mean 'height'"),
+    ],
+)
+def test_a_key_that_is_not_there_is_an_error(cfg, override, message):
+    with pytest.raises(KeyError, match=message):
+        LazyConfig.apply_overrides(cfg, [override])
+
+
+# ---------------------------------------------------------------------- text
+
+
+def test_a_config_as_python_text():
+    cfg = omegaconf.DictConfig({"b": {"x": "a", "y": [1, 2.5]}, "a": L(count)(start=1)}, flags={"allow_objects": True})
+    assert LazyConfig.to_py(cfg) == 'cfg.a = itertools.count(start=1)\ncfg.b.x = "a"\ncfg.b.y = [1, 2.5]\n'
+    cfg = omegaconf.DictConfig(
+        {"a": L(count)(start=list(range(20)), step={"key": "v" * 40})}, flags={"allow_objects": True}
+    )
+    assert LazyConfig.to_py(cfg, prefix="") == (
+        "a = itertools.count(\n"
+        "    start=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19],\n"
+        f'    step={{"key": "{"v" * 40}"}},\n'
+        ")\n"
+    )
+
+
+def test_without_omegaconf_the_extra_is_named(tmp_path):
+    code = "import sys; sys.modules['omegaconf'] = None; from hookline.config import LazyCall as L; L(int)(x=1)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "ConfigError: LazyConfig and LazyCall need omegaconf: pip install 'hookline[lazy]'" in done.stderr
