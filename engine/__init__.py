@@ -4,6 +4,7 @@ from .. import hooks
 from ..hooks import *  # noqa: F403 (as detectron2.engine does)
 from .compat import aliases as _aliases  # noqa: F401 (imported for its side effect)
 from .compat.amp_trainer import AMPTrainer
+from .compat.ddp import create_ddp_model
 from .compat.writers import default_writers
 from .defaults import DefaultTrainer
 from .export.export import export_weights
@@ -31,6 +32,7 @@ __all__ = [
     "check_config",
     "choose_seed",
     "config_errors_exit",
+    "create_ddp_model",
     "default_argument_parser",
     "default_setup",
     "default_writers",

@@ -35,6 +35,7 @@ from collections.abc import Callable, Iterable
 from typing import IO, Any
 
 from fvcore.common.checkpoint import PeriodicCheckpointer
+from iopath.common.file_io import g_pathmgr
 from torch import nn
 
 from ...config.errors import ConfigError, loading
@@ -60,7 +61,8 @@ class Checkpointer(CheckpointReader):
 
     Args:
         model: the model.
-        save_dir: folder of the checkpoints, or a URI that ``path_manager`` knows; empty: nothing is saved.
+        save_dir: folder of the checkpoints, or a URI that ``path_manager`` knows; empty: nothing is saved. It knows
+            http, and what is registered with iopath's ``g_pathmgr`` before.
         save_to_disk: whether this process writes; by default only the main process does.
         asynchronous: :meth:`save` copies the state in memory, and a thread writes the file while training continues.
             The copy needs as much memory as the state.
@@ -83,6 +85,8 @@ class Checkpointer(CheckpointReader):
     ) -> None:
         save_to_disk = comm.is_main_process() if save_to_disk is None else save_to_disk
         super().__init__(unwrap_model(model), save_dir, save_to_disk=save_to_disk, **checkpointables)
+        for handler in dict.fromkeys(g_pathmgr._path_handlers.values()):  # those that configs are opened with
+            self.path_manager.register_handler(handler)
         self.resumed_from = ""
         """The checkpoint that :meth:`resume_or_load` resumed from; empty if there was none."""
         self._saver = Saver(asynchronous, on_error)

@@ -8,9 +8,9 @@ import sys
 import time
 from typing import IO, Any
 
-__all__ = ["close_logs", "hold_logs", "open_logs", "setup_logger"]
+__all__ = ["LOGGERS", "close_logs", "hold_logs", "open_logs", "setup_logger"]
 
-_LOGGERS = ("hookline", "fvcore", "detectron2")  # ported code logs to the last one
+LOGGERS = ("hookline", "fvcore", "detectron2")  # ported code logs to the last one
 
 _LEVEL_COLORS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m", logging.CRITICAL: "\033[31m"}
 
@@ -121,14 +121,14 @@ def _files(output: str, rank: int) -> list[tuple[str, int]]:
 def hold_logs(folder: str) -> None:
     """Keep the messages of hookline's loggers in memory until :func:`open_logs` writes them."""
     close_logs(folder)
-    for name in _LOGGERS:
+    for name in LOGGERS:
         logging.getLogger(name).addHandler(_HeldHandler(os.path.join(os.path.abspath(folder), "log.txt")))
 
 
 def open_logs(folder: str, rank: int) -> None:
     """Open a run's log files, and write the messages kept by :func:`hold_logs`."""
     held = _close(folder)
-    for name in _LOGGERS:
+    for name in LOGGERS:
         setup_logger(folder, rank, name=name)
     for record in sorted(held, key=lambda record: record.created):
         for handler in logging.getLogger(record.name.partition(".")[0]).handlers:

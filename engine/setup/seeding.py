@@ -1,5 +1,6 @@
 """The seed of a run and of its random number generators."""
 
+import logging
 import os
 import random
 
@@ -11,6 +12,8 @@ from .. import comm
 from ..checkpoint.candidates import saved_config
 
 __all__ = ["choose_seed", "seed_all_rng"]
+
+logger = logging.getLogger(__name__)
 
 
 def choose_seed(cfg: CfgNode, resume: bool) -> None:
@@ -41,12 +44,15 @@ def choose_seed(cfg: CfgNode, resume: bool) -> None:
         cfg.freeze()
 
 
-def seed_all_rng(seed: int) -> None:
+def seed_all_rng(seed: int | None = None) -> None:
     """Seed the random number generators of python, numpy and torch.
 
     Args:
-        seed: not negative.
+        seed: not negative. None: a random seed, which is logged.
     """
+    if seed is None:
+        seed = int.from_bytes(os.urandom(4), "little")
+        logger.info("Random seed: %d", seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)

@@ -23,7 +23,7 @@ from ..ranks.same_config import check_same_config
 from ..ranks.torchrun import restarted
 from .check import check_config
 from .lazy_start import folder_of, lazy_run
-from .logger import hold_logs, open_logs, setup_logger
+from .logger import LOGGERS, hold_logs, open_logs, setup_logger
 from .output_dir import OutputDir, RunKind
 from .report import describe_config, describe_environment
 from .seeding import choose_seed, seed_all_rng
@@ -162,7 +162,7 @@ class RunStart:
             choose_seed(cfg, bool(self._resume))
         self._text = self._text or cfg.dump(sort_keys=False)
         _prepared[self._output.path] = self
-        for name in ("fvcore", "hookline"):
+        for name in LOGGERS:
             setup_logger(distributed_rank=rank, name=name)
         if self.kind != "dry":
             hold_logs(cfg.OUTPUT_DIR)

@@ -2,7 +2,7 @@
 
 from .build import OPTIMIZER_REGISTRY, build_optimizer, check_solver
 from .clipping import GradClipper, build_grad_clipper, maybe_add_gradient_clipping
-from .lr_scheduler import LRMultiplier, WarmupParamScheduler
+from .lr_scheduler import LRMultiplier, LRScheduler, WarmupCosineLR, WarmupMultiStepLR, WarmupParamScheduler
 from .param_groups import get_default_optimizer_params, reduce_param_groups
 from .schedules import LR_SCHEDULER_REGISTRY
 from .scheduling import build_lr_scheduler
@@ -13,7 +13,10 @@ __all__ = [
     "OPTIMIZER_REGISTRY",
     "GradClipper",
     "LRMultiplier",
+    "LRScheduler",
     "OptimizerList",
+    "WarmupCosineLR",
+    "WarmupMultiStepLR",
     "WarmupParamScheduler",
     "build_grad_clipper",
     "build_lr_scheduler",

@@ -21,8 +21,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from ...config import ConfigError
 from ...hooks.common.optimizers import BEFORE_END, value_at
 from .schedules import FunctionSchedule
+from .warmup_lr import WarmupCosineLR, WarmupMultiStepLR, _get_warmup_factor_at_iter  # noqa: F401 (as in detectron2)
 
-__all__ = ["LRMultiplier", "WarmupParamScheduler"]
+__all__ = ["LRMultiplier", "LRScheduler", "WarmupCosineLR", "WarmupMultiStepLR", "WarmupParamScheduler"]
 
 # Number of factors computed at a time, for schedules that depend on the progress alone. Schedules of other classes may
 # change during a run, so they are called in each step.

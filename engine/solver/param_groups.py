@@ -81,14 +81,24 @@ def reduce_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, A
     """Merge groups with equal hyper-parameters. The optimizer's step is faster with few large groups.
 
     Args:
-        groups: groups of a torch optimizer; "params" is a list of parameters.
+        groups: groups of a torch optimizer; "params" is a list of parameters. A later group with the same parameter
+            overrides and adds values.
 
     Returns:
         The same parameters in fewer groups, in order of first appearance.
     """
     merged: dict[tuple[Any, ...], dict[str, Any]] = {}
-    for group in groups:
+    for group in _expand_param_groups(groups):
         values = {key: value for key, value in group.items() if key != "params"}
         target = merged.setdefault(tuple(sorted(values.items())), {"params": [], **values})
         target["params"] += group["params"]
     return list(merged.values())
+
+
+def _expand_param_groups(groups: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return a group for each parameter, with the values of all its groups."""
+    expanded: dict[Any, dict[str, Any]] = {}
+    for group in groups:
+        for parameter in group["params"]:
+            expanded.setdefault(parameter, {}).update({**group, "params": [parameter]})
+    return list(expanded.values())

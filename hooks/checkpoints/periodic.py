@@ -2,8 +2,11 @@
 
 import logging
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+
+from fvcore.common.checkpoint import PeriodicCheckpointer as FvcorePeriodicCheckpointer
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
@@ -58,6 +61,7 @@ class PeriodicCheckpointer(HookBase):
         self._ending = False
         self._saved_iter = -1
         self._final_failed = False  # the final save failed
+        self._periodic: FvcorePeriodicCheckpointer | None = None
 
     def before_train(self) -> None:
         self.max_iter = self.trainer.max_iter
@@ -117,6 +121,21 @@ class PeriodicCheckpointer(HookBase):
 
     def after_run(self) -> None:
         self.checkpointer.close()
+
+    # ------------------------------------------------------------------ for subclasses with a schedule of their own
+
+    def step(self, iteration: int, **kwargs: Any) -> None:
+        """Save at once if ``iteration`` ends a period, or is the last one: fvcore's method, for ported code.
+
+        Args:
+            iteration: the iteration, from 0.
+            **kwargs: more data to save.
+        """
+        if self._periodic is None:
+            period = Duration.parse(self.period).iterations(None) or sys.maxsize
+            args = (self.checkpointer, period, self.max_iter, self.max_to_keep, self.file_prefix)
+            self._periodic = FvcorePeriodicCheckpointer(*args)
+        self._periodic.step(iteration, **kwargs)
 
     def _save_periodic(self, iteration: int) -> None:
         name = f"{self.file_prefix}_{iteration:07d}"

@@ -3,11 +3,10 @@
 import datetime
 import logging
 import time
-from collections.abc import Mapping
 
 import torch
 
-from ..storage.event_storage import get_event_storage
+from ..storage.event_storage import EventStorage, get_event_storage
 from ..watching.timing import format_seconds
 from .base import WRITER_REGISTRY, EventWriter
 
@@ -48,7 +47,8 @@ class CommonMetricPrinter(EventWriter):
             or (self._last_write is not None and iteration <= self._last_write[0])
         ):
             return  # no progress to report
-        parts = [self._eta(metrics, iteration), self._iteration(iteration)]
+        eta = self._get_eta(storage)
+        parts = [f"eta: {eta}" if eta else "", self._iteration(iteration)]
         losses = {name: value for name, (value, _) in metrics.items() if "loss" in name and smoothed[name]}
         if len(losses) == 2:  # the total of a single loss is the same number
             losses.pop("total_loss", None)
@@ -66,16 +66,19 @@ class CommonMetricPrinter(EventWriter):
     def _iteration(self, iteration: int) -> str:
         return f"iter: {iteration}" if self._max_iter is None else f"iter: {iteration}/{self._max_iter}"
 
-    def _eta(self, metrics: Mapping[str, tuple[float, int]], iteration: int) -> str:
-        """Return the time left, from the median step time or, without one, from the time since the last line."""
+    def _get_eta(self, storage: EventStorage) -> str:
+        """Return the time left, from the median step time or, without one, from the time since the last line.
+
+        Empty if it is not known. Printers of detectron2's projects call this method.
+        """
         if self._max_iter is None:
             return ""
-        left = max(self._max_iter - iteration - 1, 0)
+        left, metrics = max(self._max_iter - storage.iter - 1, 0), storage.latest_with_smoothing_hint(self._window_size)
         if "time" in metrics:
             step = metrics["time"][0]
-            get_event_storage().put_scalar("eta_seconds", step * left, smoothing_hint=False)
-        elif self._last_write is not None and iteration > self._last_write[0]:
-            step = (time.perf_counter() - self._last_write[1]) / (iteration - self._last_write[0])
+            storage.put_scalar("eta_seconds", step * left, smoothing_hint=False)
+        elif self._last_write is not None and storage.iter > self._last_write[0]:
+            step = (time.perf_counter() - self._last_write[1]) / (storage.iter - self._last_write[0])
         else:
             return ""
-        return f"eta: {datetime.timedelta(seconds=min(int(step * left), _LONGEST_ETA))}"
+        return str(datetime.timedelta(seconds=min(int(step * left), _LONGEST_ETA)))

@@ -17,7 +17,7 @@ _STORAGE = """
     CommonMetricPrinter EventStorage EventWriter JSONWriter TensorboardXWriter get_event_storage has_event_storage
 """
 _TRAINERS = "AMPTrainer HookBase SimpleTrainer TrainerBase"
-_DEFAULTS = "DefaultPredictor DefaultTrainer default_argument_parser default_setup default_writers"
+_DEFAULTS = "DefaultPredictor DefaultTrainer create_ddp_model default_argument_parser default_setup default_writers"
 _COMM = """
     all_gather create_local_process_group gather get_local_process_group get_local_rank get_local_size get_rank
     get_world_size is_main_process reduce_dict shared_random_seed synchronize
@@ -59,21 +59,32 @@ HOMES: dict[str, dict[str, str]] = {
     "detectron2.modeling.meta_arch.build": {"hookline.engine.modeling": "META_ARCH_REGISTRY build_model"},
     "detectron2.solver": {
         "hookline.engine.solver": """
-            LRMultiplier WarmupParamScheduler build_lr_scheduler build_optimizer get_default_optimizer_params
+            LRMultiplier LRScheduler WarmupParamScheduler build_lr_scheduler build_optimizer
+            get_default_optimizer_params
         """
     },
     "detectron2.solver.build": {
         "hookline.engine.solver": """
             build_lr_scheduler build_optimizer get_default_optimizer_params maybe_add_gradient_clipping
             reduce_param_groups
+        """,
+        "hookline.engine.solver.param_groups": "_expand_param_groups",
+    },
+    "detectron2.solver.lr_scheduler": {
+        "hookline.engine.solver": "LRMultiplier LRScheduler WarmupCosineLR WarmupMultiStepLR WarmupParamScheduler",
+        "hookline.engine.solver.warmup_lr": "_get_warmup_factor_at_iter",
+    },
+    "detectron2.utils": {},
+    "detectron2.utils.collect_env": {"hookline.engine.compat.collect_env": "collect_env_info"},
+    "detectron2.utils.comm": {"hookline.engine.comm": _COMM},
+    "detectron2.utils.env": {"hookline.engine.compat.env": "TORCH_VERSION seed_all_rng"},
+    "detectron2.utils.events": {"hookline.hooks": f"{_STORAGE} HistoryBuffer"},
+    "detectron2.utils.file_io": {"hookline.engine.compat.file_io": "PathHandler PathManager"},
+    "detectron2.utils.logger": {
+        "hookline.engine.compat.logger": """
+            create_small_table log_every_n log_every_n_seconds log_first_n setup_logger
         """
     },
-    "detectron2.solver.lr_scheduler": {"hookline.engine.solver": "LRMultiplier WarmupParamScheduler"},
-    "detectron2.utils": {},
-    "detectron2.utils.comm": {"hookline.engine.comm": _COMM},
-    "detectron2.utils.env": {"hookline.engine": "seed_all_rng"},
-    "detectron2.utils.events": {"hookline.hooks": _STORAGE},
-    "detectron2.utils.logger": {"hookline.engine": "setup_logger"},
     "detectron2.utils.registry": {"hookline.config": "Registry locate"},
 }
 

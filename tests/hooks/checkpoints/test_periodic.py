@@ -67,6 +67,22 @@ def test_a_checkpoint_is_named_by_its_last_finished_iteration(make):
     assert last(checkpointer) == "model_final.pth"
 
 
+@pytest.mark.parametrize("checkpointer_type", [Checkpointer, FvcoreCheckpointer])
+def test_a_subclass_saves_by_fvcores_step(make, checkpointer_type):
+    class Own(PeriodicCheckpointer):
+        def after_step(self):
+            self.step(self.trainer.iter, note="mine")
+
+    trainer, checkpointer = make(checkpointer_type=checkpointer_type)
+    hook = Own(checkpointer, 2, max_to_keep=2)
+    trainer.register_hooks([hook])
+    trainer.train(0, 7)
+    assert files(checkpointer) == ["last_checkpoint", "model_0000003.pth", "model_0000005.pth", "model_final.pth"]
+    assert saved(checkpointer, "model_0000003")["note"] == "mine"
+    hook.save("extra")
+    assert "extra.pth" in files(checkpointer)
+
+
 def test_file_prefix_names_the_files(make):
     trainer, checkpointer = make()
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, 5, file_prefix="net")])

@@ -1,7 +1,14 @@
 import pytest
 
 from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, CommonMetricPrinter, EventStorage, IterationTimer, PeriodicWriter
+from hookline.hooks import (
+    CallbackHook,
+    CommonMetricPrinter,
+    EventStorage,
+    IterationTimer,
+    PeriodicWriter,
+    get_event_storage,
+)
 
 
 class Losses(TrainerBase):
@@ -121,3 +128,26 @@ def test_a_run_with_nothing_left_to_train_shows_no_progress(log):
     second.load_state_dict(first.state_dict() | {"storage": first.storage.state_dict()})
     second.train(10, 10)
     assert len(lines(log)) == before
+
+
+def test_a_printer_of_a_project_reads_the_eta(log):
+    class Short(CommonMetricPrinter):
+        def write(self):
+            storage = get_event_storage()
+            self.logger.info("%s left, loss %.1f", self._get_eta(storage), storage.history("loss").median(20))
+
+    with EventStorage(3) as storage:
+        storage.put_scalars(time=2.0, loss=0.5)
+        Short(34).write()
+    assert lines(log) == ["0:01:00 left, loss 0.5"]
+
+
+def test_a_project_formats_the_eta(log):
+    class Soon(CommonMetricPrinter):
+        def _get_eta(self, storage):
+            return "soon"
+
+    with EventStorage() as storage:
+        storage.put_scalar("loss", 1.0)
+        Soon(10).write()
+    assert lines(log) == ["eta: soon  iter: 0/10  loss: 1"]
