@@ -136,6 +136,17 @@ _C.SOLVER.WEIGHT_DECAY_NORM = Typed(0.0, float, optional=True, least=0)
 _C.SOLVER.WEIGHT_DECAY_BIAS = _number(None)
 # Learning rate of biases, as a multiple of BASE_LR.
 _C.SOLVER.BIAS_LR_FACTOR = _number(1.0)
+# Rules for single parameters: {PARAMS: pattern or REGEX: ..., LR_FACTOR: ..., WEIGHT_DECAY: ..., ARGS: {...}}.
+# Each setting is that of the first rule that matches and has it (docs/optimization.md).
+_C.SOLVER.PARAM_GROUPS = []
+# Layer-wise decay: the last of LAYERS (patterns, from input to output) has the full learning rate, and each layer
+# before it FACTOR times that of the next.
+_C.SOLVER.LAYER_DECAY = CN()
+_C.SOLVER.LAYER_DECAY.FACTOR = _number(1.0, most=1)
+_C.SOLVER.LAYER_DECAY.LAYERS = []
+# Several optimizers, by name: {PARAMS: pattern, EVERY: 1}, and keys of SOLVER that differ for this optimizer and its
+# schedule. Empty: one optimizer for all parameters (docs/optimization.md).
+_C.SOLVER.OPTIMIZERS = CN(new_allowed=True)
 
 # An entry of LR_SCHEDULER_REGISTRY, or a scheduler of torch ("torch.optim.lr_scheduler:StepLR") or timm; and arguments
 # beyond the keys below. Arguments that are numbers may be durations ("1ep"), "end", "epochs", "iters_per_epoch" or

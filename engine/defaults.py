@@ -36,7 +36,9 @@ from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
 from .setup.command_line import default_argument_parser
 from .setup.seeding import seed_all_rng
 from .setup.start import RunStart, begin_look, default_setup, prepared_start, take_start
-from .solver import build_grad_clipper, build_lr_scheduler, build_optimizer
+from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
+from .solver.parts import scheduler_hooks
+from .solver.several import one_or_several
 from .train_loop import TrainResult
 
 __all__ = [
@@ -107,7 +109,7 @@ class DefaultTrainer(ResumableTrainer):
             cuda_graph=cfg.SOLVER.CUDA_GRAPH,
         )
         self.cfg = cfg
-        self.scheduler = self.build_lr_scheduler(cfg, optimizer)
+        self.scheduler = one_or_several(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
         self._record_build(unresolved)
         make = ShardedCheckpointer if has_shards(model) else Checkpointer
         self.checkpointer = make(
@@ -184,8 +186,7 @@ class DefaultTrainer(ResumableTrainer):
         cfg = self.cfg
         # First, so that the measured time of a step does not include other hooks.
         ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.SignalHandler()]
-        metric, interval = cfg.SOLVER.LR_SCHEDULER_METRIC or None, cfg.SOLVER.LR_SCHEDULER_INTERVAL
-        ret.append(hooks.LRScheduler(metric=metric, interval=interval))
+        ret += scheduler_hooks(cfg, self.scheduler)
         # All ranks have the same hooks, so that they act at the same step. Only rank 0 writes files.
         # PeriodicCheckpointer saves when all hooks of a step have run. Its position in this list does not matter.
         max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None
@@ -243,13 +244,14 @@ class DefaultTrainer(ResumableTrainer):
         return build_adapter(cfg)
 
     @classmethod
-    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
-        """Build the optimizer of SOLVER.OPTIMIZER."""
+    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> Any:
+        """Build the optimizer of SOLVER.OPTIMIZER, or those of SOLVER.OPTIMIZERS. May return a list or dict."""
         return build_optimizer(cfg, model)
 
     @classmethod
-    def build_lr_scheduler(cls, cfg: CfgNode, optimizer: torch.optim.Optimizer) -> Any:
-        """Build the schedule of SOLVER.LR_SCHEDULER_NAME. Lengths in ``cfg`` are in iterations."""
+    def build_lr_scheduler(cls, cfg: CfgNode, optimizer: Any) -> Any:
+        """Build the schedule of SOLVER.LR_SCHEDULER_NAME, for each of several optimizers one. Lengths in ``cfg`` are in
+        iterations."""
         return build_lr_scheduler(cfg, optimizer)
 
     @classmethod

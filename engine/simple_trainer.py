@@ -19,7 +19,7 @@ from .data.transfer import move_to_device
 from .modeling.adapters import ModelAdapter
 from .parallel.base import Strategy, check_strategy, strategy_of
 from .ranks.loss_weights import LossWeights
-from .solver.several import OptimizerList
+from .solver.several import OptimizerList, one_or_several
 from .step.choice import whole_step
 from .step.fast_path import FastOptimizer, backward
 from .step.grad_scaler import scaled_step, unscale
@@ -40,7 +40,8 @@ class SimpleTrainer(ModelTrainer):
     Args:
         model: called with a batch, returns a dict of losses or one loss (but see ``adapter``). It is set to train mode.
         data_loader: an iterable of batches. When it ends, an epoch ends, and it is started again.
-        optimizer: an optimizer, or a list of optimizers that are stepped together.
+        optimizer: an optimizer, or a list or dict of optimizers. They are stepped together, or take turns if
+            ``forward`` has a parameter ``optimizer``; see :class:`~hookline.engine.step.turns.Turns`.
         gather_metric_period: put the losses into the storage every so many iterations.
         zero_grad_before_forward: clear gradients before the forward pass and not after the update, so that they can be
             read in ``after_step``.
@@ -66,7 +67,7 @@ class SimpleTrainer(ModelTrainer):
         self,
         model: nn.Module,
         data_loader: Iterable[Any],
-        optimizer: "torch.optim.Optimizer | Sequence[torch.optim.Optimizer]",
+        optimizer: "torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | Mapping[str, torch.optim.Optimizer]",
         gather_metric_period: int = 1,
         zero_grad_before_forward: bool = False,
         async_write_metrics: bool = False,
@@ -88,7 +89,7 @@ class SimpleTrainer(ModelTrainer):
         model.train()
         self.model = model
         self.data_loader = data_loader
-        self.optimizer: Any = OptimizerList(optimizer) if isinstance(optimizer, list | tuple) else optimizer
+        self.optimizer: Any = one_or_several(optimizer, OptimizerList)
         self.gather_metric_period = gather_metric_period
         self.zero_grad_before_forward = zero_grad_before_forward
         self.async_write_metrics = async_write_metrics
@@ -104,7 +105,7 @@ class SimpleTrainer(ModelTrainer):
         self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self), self.device)
         self._fast = FastOptimizer(self.optimizer)
         self.nonfinite = NonFinitePolicy(nonfinite, nonfinite_limit)
-        self._whole_step = whole_step(compile_step, cuda_graph)
+        self._whole_step = whole_step(compile_step, cuda_graph, model, self.optimizer)
         self.strategy = strategy or strategy_of(model)
         check_strategy(self.strategy, model, data_loader)
         self._averaging_ranks = comm.get_world_size() if self.strategy.averages else 1

@@ -14,6 +14,7 @@ from ...config import CfgNode, ConfigError
 from ...config.errors import printable
 from ...hooks.common.optimizers import optimizers_of
 from ..solver import LRMultiplier
+from ..solver.several import schedulers_of
 
 __all__ = [
     "EFFECTS",
@@ -74,7 +75,8 @@ def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
 def kinds(optimizer: Any, scheduler: Any) -> dict[str, str]:
     """Return the class names of optimizer and scheduler. Their states fit only the same classes."""
     names = [type(one).__name__ for one in optimizers_of(optimizer)]
-    return {"optimizer": ", ".join(names), "scheduler": type(scheduler).__name__}
+    schedules = [type(one).__name__ for one in schedulers_of(scheduler)]
+    return {"optimizer": ", ".join(names), "scheduler": ", ".join(schedules)}
 
 
 def changes_since(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
@@ -169,16 +171,18 @@ def apply_changes(
                 group[key] = copy.deepcopy(value)
     if not any(key.startswith("SOLVER.") for key in changes):
         return
-    if not isinstance(scheduler, LRMultiplier):
-        logger.warning(
-            "%s keeps the checkpoint's schedule: only hookline's own schedules can be changed", type(scheduler).__name__
-        )
-        return
-    scheduler.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
-    set_rates(optimizer, scheduler)
+    for one in schedulers_of(scheduler):
+        if not isinstance(one, LRMultiplier):
+            logger.warning(
+                "%s keeps the checkpoint's schedule: only hookline's own schedules can be changed", type(one).__name__
+            )
+            continue
+        one.base_lrs = [group["initial_lr"] for group in one.optimizer.param_groups]
+        set_rates(one)
 
 
-def set_rates(optimizer: Optimizer, scheduler: LRMultiplier) -> None:
-    """Set the optimizer's learning rates to the schedule's at its present iteration."""
-    for group, lr in zip(optimizer.param_groups, scheduler.get_lr(), strict=True):
-        group["lr"] = lr
+def set_rates(scheduler: Any) -> None:
+    """Set learning rates to the present ones of hookline's own schedules."""
+    for one in schedulers_of(scheduler):
+        for group, lr in zip(one.optimizer.param_groups, one.get_lr(), strict=True):
+            group["lr"] = lr

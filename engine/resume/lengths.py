@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from ...config import CfgNode, ConfigError, Duration
+from ..solver.parts import solver_parts
 from ..solver.scheduling import resolve_schedule
 
 __all__ = ["Segment", "epochs_at", "iteration_of", "loader_length", "resolve_lengths", "scale_config", "segments_since"]
@@ -44,6 +45,10 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequenc
     solver.MAX_ITER = iterations("SOLVER.MAX_ITER", solver.MAX_ITER)
     solver.WARMUP_ITERS = iterations("SOLVER.WARMUP_ITERS", solver.WARMUP_ITERS)
     solver.STEPS = tuple(iterations("SOLVER.STEPS", step) for step in solver.STEPS)
+    for name, part in solver_parts(cfg).items():
+        resolved = resolve_lengths(part, iters_per_epoch, segments).SOLVER
+        keys = ("WARMUP_ITERS", "STEPS", "LR_SCHEDULER_ARGS")
+        solver.OPTIMIZERS[name].update({key: resolved[key] for key in keys})
     if frozen:
         cfg.freeze()
     return cfg
@@ -77,10 +82,14 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
 
     solver = cfg.SOLVER
     cfg.DATALOADER.BATCH_SIZE = round(cfg.DATALOADER.BATCH_SIZE * scale)
-    solver.BASE_LR *= scale
     solver.MAX_ITER = scaled(solver.MAX_ITER)
-    solver.WARMUP_ITERS = scaled(solver.WARMUP_ITERS)
-    solver.STEPS = tuple(scaled(step) for step in solver.STEPS)
+    for name, part in solver_parts(cfg).items():
+        keys = ("BASE_LR", "WARMUP_ITERS", "STEPS")
+        solver.OPTIMIZERS[name].update({key: part.SOLVER[key] for key in keys})
+    for one in (solver, *solver.OPTIMIZERS.values()):
+        one.BASE_LR *= scale
+        one.WARMUP_ITERS = scaled(one.WARMUP_ITERS)
+        one.STEPS = tuple(scaled(step) for step in one.STEPS)
     solver.CHECKPOINT_PERIOD = scaled(solver.CHECKPOINT_PERIOD)
     cfg.TEST.EVAL_PERIOD = scaled(cfg.TEST.EVAL_PERIOD)
     cfg.CHECKPOINT.BEST.PERIOD = scaled(cfg.CHECKPOINT.BEST.PERIOD)

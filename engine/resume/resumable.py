@@ -15,7 +15,8 @@ from ..compat.ported_trainer import PortedTrainer
 from ..modeling import model_summary
 from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
-from ..solver import LRMultiplier
+from ..solver import LRMultiplier, SchedulerList
+from ..solver.several import one_or_several, schedulers_of
 from ..train_loop import TrainResult
 from .changes import (
     apply_changes,
@@ -268,18 +269,20 @@ class ResumableTrainer(PortedTrainer):
         for hook in self.find_hooks(hooks.PeriodicWriter):
             hook.set_max_iter(self.max_iter)
         if self._rebuild_schedule():
-            set_rates(self.optimizer, self.scheduler)
+            set_rates(self.scheduler)
         elif longer:
             name = type(self.scheduler).__name__
             logger.warning("%s keeps its schedule: only hookline's own schedules can be extended", name)
 
     def _rebuild_schedule(self) -> bool:
         """Build the config's schedule at the present position. Return False if the scheduler does not allow it."""
-        if not isinstance(self.scheduler, LRMultiplier):
+        before = schedulers_of(self.scheduler)
+        if not all(isinstance(one, LRMultiplier) for one in before):
             return False
-        position = self.scheduler.state_dict()
-        self.scheduler = self.build_lr_scheduler(self.cfg, self.optimizer)
-        self.scheduler.load_state_dict(position)
+        positions = [one.state_dict() for one in before]
+        self.scheduler = one_or_several(self.build_lr_scheduler(self.cfg, self.optimizer), SchedulerList)
+        for one, position in zip(schedulers_of(self.scheduler), positions, strict=True):
+            one.load_state_dict(position)
         return True
 
     def _length_of_epoch(self, data_loader: Any) -> int | None:

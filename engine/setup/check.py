@@ -17,6 +17,7 @@ from ..modeling.build import LOSS_SLOT, MODEL_SLOT
 from ..parallel.base import check_parallel
 from ..solver import check_solver
 from ..solver.build import OPTIMIZER_SLOT
+from ..solver.parts import solver_parts
 from ..step.whole_step import check_step_config
 
 __all__ = ["HOOK_SLOT", "WRITER_SLOT", "check_config", "overridden_builders"]
@@ -114,8 +115,9 @@ def _check_builds(cfg: CfgNode) -> None:
         _try_model(cfg)
     if cfg.MODEL.LOSS.NAME:
         LOSS_SLOT.try_build(cfg)
-    if OPTIMIZER_SLOT.is_named(cfg):
-        OPTIMIZER_SLOT.try_build(cfg, [torch.nn.Parameter(torch.zeros(1))], lr=cfg.SOLVER.BASE_LR)
+    for part in solver_parts(cfg).values() if cfg.SOLVER.OPTIMIZERS else [cfg]:
+        if OPTIMIZER_SLOT.is_named(part):
+            OPTIMIZER_SLOT.try_build(part, [torch.nn.Parameter(torch.zeros(1))], lr=part.SOLVER.BASE_LR)
 
 
 def _try_model(cfg: CfgNode) -> None:

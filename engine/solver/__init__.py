@@ -6,7 +6,7 @@ from .lr_scheduler import LRMultiplier, LRScheduler, WarmupCosineLR, WarmupMulti
 from .param_groups import get_default_optimizer_params, reduce_param_groups
 from .schedules import LR_SCHEDULER_REGISTRY
 from .scheduling import build_lr_scheduler
-from .several import OptimizerList
+from .several import OptimizerList, SchedulerList
 
 __all__ = [
     "LR_SCHEDULER_REGISTRY",
@@ -15,6 +15,7 @@ __all__ = [
     "LRMultiplier",
     "LRScheduler",
     "OptimizerList",
+    "SchedulerList",
     "WarmupCosineLR",
     "WarmupMultiStepLR",
     "WarmupParamScheduler",

@@ -1,7 +1,8 @@
 """Build the optimizer of a config."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -9,13 +10,16 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ...config import CfgNode, ConfigError, Registry, get_cfg
-from ...config.slots import Slot
+from ...config import CfgNode, ConfigError, Registry, get_cfg, suggest
+from ...config.slots import Slot, errors_at
 from ...hooks.common.rng import gpus_of, preserve_rng
 from ...hooks.common.tensors import is_sharded
 from .clipping import build_grad_clipper
 from .param_groups import get_default_optimizer_params
+from .param_rules import apply_param_rules, check_param_rules
+from .parts import check_parts, parameters_of_parts, solver_parts
 from .scheduling import check_scheduler
+from .several import OptimizerList
 
 __all__ = ["OPTIMIZER_REGISTRY", "build_optimizer", "check_solver"]
 
@@ -50,8 +54,10 @@ FUSED = {
 """Devices on which an optimizer has a fused step, which is two to four times as fast."""
 
 
-def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
+def build_optimizer(cfg: CfgNode, model: nn.Module) -> Any:
     """Build the optimizer of ``cfg.SOLVER`` for the trainable parameters of a model.
+
+    With ``SOLVER.OPTIMIZERS`` the result is an :class:`~hookline.engine.solver.OptimizerList`.
 
     Arguments that ``OPTIMIZER.ARGS`` does not set come from the other keys of ``SOLVER``. The fused implementation is
     used where the optimizer has one for the device, unless ``ARGS`` selects an implementation or the fused step cannot
@@ -62,6 +68,16 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
         ConfigError: name or arguments are wrong, a key is set that the optimizer does not use, there is nothing to
             train, or the optimizer cannot update sharded parameters.
     """
+    if not cfg.SOLVER.OPTIMIZERS:
+        return _build_one(cfg, model)
+    parameters = parameters_of_parts(cfg, model)
+    every = {name: entry.get("EVERY", 1) for name, entry in cfg.SOLVER.OPTIMIZERS.items()}
+    parts = solver_parts(cfg).items()
+    return OptimizerList({name: _build_one(part, model, parameters[name]) for name, part in parts}, every)
+
+
+def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | None = None) -> Optimizer:
+    """Build an optimizer for the trainable parameters of a model, or those among ``only``."""
     solver = cfg.SOLVER
     ((name, args, _),) = OPTIMIZER_SLOT.entries(cfg)
     target = _check_optimizer(cfg)
@@ -75,6 +91,10 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
     )
     if not groups:
         raise ConfigError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
+    groups = apply_param_rules(cfg, model, groups)
+    if only is not None:
+        groups = [{**group, "params": [p for p in group["params"] if p in only]} for group in groups]
+        groups = [group for group in groups if group["params"]]
     offered = {"lr": solver.BASE_LR, "weight_decay": solver.WEIGHT_DECAY}
     if _is_a(target, torch.optim.SGD):
         offered |= {"momentum": solver.MOMENTUM, "nesterov": solver.NESTEROV}
@@ -94,6 +114,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer:
                 'AdamW, or set PARALLEL.NAME to "ddp"'
             )
     optimizer: Optimizer = OPTIMIZER_SLOT.build(cfg, groups, **offered)
+    _check_group_settings(groups, optimizer)
     return optimizer
 
 
@@ -103,10 +124,15 @@ def check_solver(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first problem found.
     """
-    if OPTIMIZER_SLOT.is_named(cfg):
-        _check_optimizer(cfg)
-    if cfg.SOLVER.LR_SCHEDULER_NAME:
-        check_scheduler(cfg)
+    parts = {f"SOLVER.OPTIMIZERS.{name}": part for name, part in solver_parts(cfg).items()}
+    check_parts(cfg)
+    for key, part in (parts or {"": cfg}).items():
+        with errors_at(key) if key else nullcontext():
+            check_param_rules(part)
+            if OPTIMIZER_SLOT.is_named(part):
+                _check_optimizer(part)
+            if part.SOLVER.LR_SCHEDULER_NAME:
+                check_scheduler(part)
     build_grad_clipper(cfg)
 
 
@@ -137,6 +163,15 @@ def _check_optimizer(cfg: CfgNode) -> Any:
                 f"leave it at {defaults[other]}, and set the optimizer's own arguments in {key}"
             )
     return target
+
+
+def _check_group_settings(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
+    """Check that the optimizer knows the settings of its groups: torch ignores others."""
+    for name in {name for group in groups for name in group} - {"params", "lr", *optimizer.defaults}:
+        raise ConfigError(
+            f"SOLVER.PARAM_GROUPS: {type(optimizer).__name__} has no setting {name!r}"
+            f"{suggest(name, optimizer.defaults) or '.'} It has: {', '.join(optimizer.defaults)}"
+        )
 
 
 def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bool:

@@ -13,8 +13,10 @@ from ...config import CfgNode, ConfigError, Duration, get_cfg
 from ...config.slots import Slot
 from ...hooks.common.optimizers import TimmScheduler
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
+from .parts import solver_parts
 from .run_values import clock_of, has_run_values, resolve_run_values
 from .schedules import LR_SCHEDULER_REGISTRY
+from .several import OptimizerList, SchedulerList
 
 __all__ = ["build_lr_scheduler", "check_scheduler", "resolve_schedule"]
 
@@ -25,7 +27,7 @@ SCHEDULER_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME", offers=
 """For torch's and timm's schedulers, and functions ``(optimizer, ...)`` that return one."""
 
 
-def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> Any:
+def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> Any:
     """Build the learning rate schedule of ``cfg.SOLVER``. Call its ``step()`` once after each update.
 
     torch's schedulers may count something else (``SOLVER.LR_SCHEDULER_INTERVAL``), and timm's have their own calls: the
@@ -33,11 +35,16 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer) -> Any:
 
     Args:
         cfg: the whole config, with ``MAX_ITER``, ``WARMUP_ITERS`` and ``STEPS`` in iterations.
-        optimizer: the optimizer whose learning rates the schedule sets.
+        optimizer: the optimizer whose learning rates the schedule sets. For an ``OptimizerList`` the result is a
+            ``SchedulerList``, with the schedules of ``SOLVER.OPTIMIZERS`` or the same one for all.
 
     Raises:
         ConfigError: a length is not a number of iterations, or name or arguments are wrong.
     """
+    if isinstance(optimizer, OptimizerList):
+        parts = solver_parts(cfg)
+        named = optimizer.named.items()
+        return SchedulerList({name: build_lr_scheduler(parts.get(name, cfg), one) for name, one in named})
     cfg = resolve_schedule(cfg)
     solver = cfg.SOLVER
     for name, value in (("MAX_ITER", solver.MAX_ITER), ("WARMUP_ITERS", solver.WARMUP_ITERS)):

@@ -20,6 +20,7 @@ from ..parallel.base import Strategy
 from ..train_loop import TrainerBase, TrainResult
 from .nonfinite import NonFinitePolicy
 from .random_state import RandomState
+from .turns import Turns
 from .whole_step import WholeStep
 
 __all__ = ["ModelTrainer"]
@@ -50,7 +51,7 @@ class ModelTrainer(TrainerBase):
     grad_scaler: torch.amp.GradScaler | None
     nonfinite: NonFinitePolicy
     strategy: Strategy
-    _whole_step: WholeStep | None = None
+    _whole_step: WholeStep | Turns | None = None
 
     def __init__(self) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from torch import nn
 
 from ...config import suggest
 
-__all__ = ["describe_no_match", "matches", "unwrap_model"]
+__all__ = ["describe_no_match", "matches", "parameters_of", "unwrap_model"]
 
 # Names that an error lists at most.
 _MAX_LISTED = 20
@@ -42,6 +42,16 @@ def matches(pattern: str, name: str, module: nn.Module | None = None) -> bool:
     return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
 
 
+def parameters_of(model: nn.Module, pattern: str) -> dict[str, nn.Parameter]:
+    """Return the parameters that a pattern matches, and those of the submodules that it matches, by name."""
+    found = {}
+    modules = [name for name, module in model.named_modules() if name and matches(pattern, _plain(name), module)]
+    for name, parameter in model.named_parameters():
+        if matches(pattern, _plain(name)) or any(name.startswith(f"{module}.") for module in modules):
+            found[_plain(name)] = parameter
+    return found
+
+
 def describe_no_match(model: nn.Module, pattern: str, more: Sequence[str] = ()) -> str:
     """Return the error text for a pattern that matches nothing in a model.
 
@@ -58,6 +68,11 @@ def describe_no_match(model: nn.Module, pattern: str, more: Sequence[str] = ()) 
         f"{suggest(pattern, [*modules, *classes, *more]) or '.'} "
         f"Submodules: {_listed(names)}. Classes: {_listed(classes)}"
     )
+
+
+def _plain(name: str) -> str:
+    """Return a name without the parts that ``torch.compile`` adds for submodules."""
+    return name.replace("_orig_mod.", "")
 
 
 def _own_classes(module: nn.Module) -> list[type]:

@@ -36,6 +36,7 @@ class LRScheduler(HookBase):
         name: the metric name of the rate, for several optimizers with a schedule each.
         metric: for ``ReduceLROnPlateau``: the full name of its metric, such as ``"digits_test/loss"``.
         interval: when a torch scheduler is stepped: after each "iteration", "epoch" or "evaluation".
+        part: the name of one of the trainer's several optimizers, whose schedule this hook steps.
 
     Raises:
         ConfigError: before training, if scheduler, optimizer and metric do not fit together.
@@ -48,10 +49,14 @@ class LRScheduler(HookBase):
         name: str = "lr",
         metric: str | None = None,
         interval: Literal["iteration", "epoch", "evaluation"] = "iteration",
+        part: str | None = None,
     ) -> None:
         if interval not in ("iteration", "epoch", "evaluation"):
             raise ConfigError(f'LRScheduler: interval is "iteration", "epoch" or "evaluation", not {interval!r}')
         self._interval = interval
+        self._part = part
+        if part is not None:
+            self.state_key = f"{type(self).__name__}/{part}"
         self._name = name
         self._metric = metric
         self._metric_iter: int | None = None
@@ -64,7 +69,7 @@ class LRScheduler(HookBase):
         self._each_step = True
 
     def before_train(self) -> None:
-        self._optimizer = self._optimizer or self.trainer.optimizer
+        optimizer = self._find_optimizer()
         self._check_metric()
         if isinstance(self.scheduler, ParamScheduler):
             self._multiplier = self.scheduler
@@ -75,9 +80,15 @@ class LRScheduler(HookBase):
                 raise ConfigError(
                     "two LRScheduler hooks step the same scheduler: it would run twice as fast; remove one of them"
                 )
-        self._group = self.get_best_param_group_id(self._optimizer)
+        self._group = self.get_best_param_group_id(optimizer)
         self._by_timm = not isinstance(self.scheduler, _TorchScheduler) and isinstance(self.scheduler, TimmScheduler)
         self._each_step = self._metric is None and self._interval == "iteration" and not self._by_timm
+
+    def _find_optimizer(self) -> torch.optim.Optimizer:
+        if self._optimizer is None:
+            optimizer: Any = self.trainer.optimizer
+            self._optimizer = optimizer if self._part is None else optimizer[self._part]
+        return self._optimizer
 
     def _check_metric(self) -> None:
         scheduler = self.scheduler
@@ -161,7 +172,7 @@ class LRScheduler(HookBase):
         trainer = self.trainer
         trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
         if self._each_step:
-            (self._scheduler or trainer.scheduler).step()
+            (self._scheduler or self.scheduler).step()
         elif self._by_timm:
             self.scheduler.step_update(trainer.iter + 1)
 
@@ -211,7 +222,7 @@ class LRScheduler(HookBase):
     @property
     def scheduler(self) -> Any:
         """The scheduler."""
-        return self._scheduler or self.trainer.scheduler
+        return self._scheduler or (self.trainer.scheduler if self._part is None else self.trainer.scheduler[self._part])
 
     def state_dict(self) -> dict[str, Any]:
         if not hasattr(self.scheduler, "state_dict"):
@@ -233,7 +244,7 @@ class LRScheduler(HookBase):
             self._scheduler = self._multiplier  # before_train() creates a new torch scheduler from it
         elif hasattr(self.scheduler, "_max_iter"):
             self.scheduler.last_epoch = self.trainer.start_iter
-            self._optimizer = self._optimizer or self.trainer.optimizer
+            self._find_optimizer()
             self._set_rates()
         else:
             logger.warning(

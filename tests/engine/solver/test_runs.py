@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch import nn
+from torch.nn.functional import softplus
 from torch.optim.lr_scheduler import ExponentialLR
 
 from hookline.config import get_cfg
@@ -28,6 +30,21 @@ class TwoNumbers:
         self.epoch = state_dict["epoch"]
 
 
+class Pair(nn.Module):
+    """A GAN: the name of the optimizer says whose loss is wanted."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = nn.Linear(2, 4), nn.Linear(4, 1)
+
+    def forward(self, batch, optimizer=None):
+        real, _ = batch
+        fake = self.generator(torch.randn(len(real), 2))
+        if optimizer == "generator":
+            return {"loss": softplus(-self.critic(fake)).mean()}
+        return {"loss": softplus(self.critic(fake.detach())).mean() + softplus(-self.critic(real)).mean()}
+
+
 CASES = {
     "restarts": ["SOLVER.LR_SCHEDULER_NAME", "WarmupCosineRestartsLR", "SOLVER.LR_SCHEDULER_ARGS.first_cycle", "1ep"],
     "step per epoch": [
@@ -37,6 +54,21 @@ CASES = {
     "step per evaluation": [
         *("SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:StepLR", "SOLVER.LR_SCHEDULER_ARGS.step_size", "1ep"),
         *("SOLVER.LR_SCHEDULER_INTERVAL", "evaluation", "TEST.EVAL_PERIOD", "0.5ep"),
+    ],
+    "rules": [
+        *("SOLVER.PARAM_GROUPS", [{"REGEX": "bias", "LR_FACTOR": 3, "WEIGHT_DECAY": 0.1}], "LOG.GRAD_NORM", True),
+        *("SOLVER.LAYER_DECAY.FACTOR", 0.5, "SOLVER.LAYER_DECAY.LAYERS", ["Linear"]),
+        *("SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR"),
+    ],
+    "several optimizers": [
+        *("SOLVER.OPTIMIZERS.first", {"PARAMS": "1", "OPTIMIZER": {"NAME": "Adam"}}),
+        *("SOLVER.OPTIMIZERS.rest", {"LR_SCHEDULER_NAME": "WarmupStepLR", "LR_SCHEDULER_ARGS": {"step_size": "1ep"}}),
+    ],
+    "turns": [
+        *("MODEL.NAME", f"{__name__}:Pair", "MODEL.LOSS.NAME", "", "SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR"),
+        *("DATASETS.TEST", (), "TEST.METRICS", []),
+        *("SOLVER.OPTIMIZERS.critic", {"PARAMS": "critic"}),
+        *("SOLVER.OPTIMIZERS.generator", {"OPTIMIZER": {"NAME": "Adam"}, "EVERY": 2}),
     ],
     "timm": ["SOLVER.LR_SCHEDULER_NAME", f"{__name__}:TwoNumbers", "SOLVER.LR_SCHEDULER_ARGS.t_initial", "end"],
 }
@@ -53,9 +85,9 @@ def make(folder, case, max_iter="3ep", resume=False):
             *("DATALOADER.BATCH_SIZE", 10, "SOLVER.MAX_ITER", max_iter, "SOLVER.BASE_LR", 0.1, "SEED", 3),
             *("SOLVER.WARMUP_ITERS", 0, "SOLVER.STEPS", (), "TEST.METRICS", ["Loss"], "LOG.WRITERS", []),
             *("LOG.PROGRESS_BAR", False, "OUTPUT_DIR", str(folder)),
-            *CASES[case],
         ]
     )
+    cfg.merge_from_list(CASES[case])
     trainer = DefaultTrainer(cfg)
     trainer.resume_or_load(resume=resume)
     return trainer

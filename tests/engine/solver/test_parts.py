@@ -1,0 +1,102 @@
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine.resume.lengths import resolve_lengths, scale_config
+from hookline.engine.solver import OptimizerList, SchedulerList, build_lr_scheduler, build_optimizer, check_solver
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator, self.critic = nn.Linear(2, 2), nn.Linear(2, 1)
+
+
+def make_cfg(parts, **solver):
+    cfg = get_cfg()
+    cfg.SOLVER.update(MAX_ITER=20, WARMUP_ITERS=0, STEPS=(), BASE_LR=0.5, LR_SCHEDULER_NAME="WarmupLinearLR", **solver)
+    cfg.merge_from_list(["SOLVER.OPTIMIZERS", parts])
+    return cfg
+
+
+PARTS = {
+    "critic": {"PARAMS": "critic", "OPTIMIZER": {"NAME": "Adam", "ARGS": {"betas": [0.5, 0.9]}}, "BASE_LR": 0.1},
+    "generator": {"LR_SCHEDULER_NAME": "WarmupConstantLR"},
+}
+
+
+def test_a_part_has_its_own_optimizer_rate_and_schedule_and_otherwise_those_of_solver():
+    cfg, model = make_cfg(PARTS), Pair()
+    check_solver(cfg)
+    optimizer = build_optimizer(cfg, model)
+    assert isinstance(optimizer, OptimizerList)
+    assert list(optimizer.named) == ["critic", "generator"]
+    assert (type(optimizer["critic"]), type(optimizer[1])) == (torch.optim.Adam, torch.optim.SGD)
+    assert optimizer["critic"].defaults["betas"] == (0.5, 0.9)
+    own = [parameter for group in optimizer["generator"].param_groups for parameter in group["params"]]
+    assert own == list(model.generator.parameters())
+    schedules = build_lr_scheduler(cfg, optimizer)
+    assert isinstance(schedules, SchedulerList)
+    for _ in range(10):
+        optimizer.step()
+        for schedule in schedules:
+            schedule.step()
+    assert [one.param_groups[0]["lr"] for one in optimizer] == pytest.approx([0.05, 0.5])
+
+
+def test_a_list_of_optimizers_has_one_schedule_each_of_the_config():
+    cfg, model = make_cfg({}), Pair()
+    pair = OptimizerList(
+        [torch.optim.SGD(part.parameters(), lr) for part, lr in ((model.critic, 1.0), (model.generator, 2.0))]
+    )
+    schedules = build_lr_scheduler(cfg, pair)
+    assert list(schedules.named) == ["0", "1"]
+    assert [schedule.get_lr() for schedule in schedules] == [[1.0], [2.0]]
+
+
+def test_lengths_of_parts_are_resolved_and_scaled():
+    parts = {"critic": {"PARAMS": "critic", "WARMUP_ITERS": "2ep", "STEPS": ["3ep", 5]}, "rest": {}}
+    parts["rest"] = {"LR_SCHEDULER_NAME": "WarmupStepLR", "LR_SCHEDULER_ARGS": {"step_size": "1ep"}}
+    resolved = resolve_lengths(make_cfg(parts), 10).SOLVER.OPTIMIZERS
+    assert (resolved.critic.WARMUP_ITERS, tuple(resolved.critic.STEPS)) == (20, (30, 5))
+    assert resolved.rest.LR_SCHEDULER_ARGS.step_size == 10
+    cfg = make_cfg({"critic": {"PARAMS": "critic", "BASE_LR": 0.1}, "rest": {}}, REFERENCE_WORLD_SIZE=1)
+    scaled = scale_config(cfg, 2).SOLVER
+    assert (scaled.BASE_LR, scaled.OPTIMIZERS.critic.BASE_LR, scaled.OPTIMIZERS.rest.BASE_LR) == (1.0, 0.2, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"a": {"PARAMS": "criitc"}, "b": {}}, "OPTIMIZERS.a.PARAMS: .*did you mean 'critic'"),
+        ({"a": {"PARAMS": "critic"}}, "OPTIMIZERS: generator.weight and 1 others belong to no optimizer"),
+        ({"a": {"PARAMS": "critic"}, "b": {"PARAMS": "Linear"}}, "OPTIMIZERS.b.PARAMS: critic.weight belongs to a"),
+        ({"a": {"PARAMS": "*"}, "b": {}}, "OPTIMIZERS.b: has no parameter"),
+        ({"a": {}, "b": {}}, "OPTIMIZERS.b.PARAMS: is missing"),
+        ({"a": {"EVERY": 0}}, "OPTIMIZERS.a.EVERY: expected a number"),
+        ({"a": {"BASE_LRR": 1}}, "OPTIMIZERS.a.BASE_LRR: there is no such key; did you mean 'BASE_LR'"),
+        ({"a": {"BASE_LR": "x"}}, "OPTIMIZERS.a: .*BASE_LR"),
+        ({"a": {"MAX_ITER": 5}}, "OPTIMIZERS.a.MAX_ITER: all optimizers share this key"),
+        ({"a": {"OPTIMIZER": {"NAME": "Adma"}}}, "OPTIMIZERS.a: .*unknown .*did you mean 'Adamax'"),
+        ({"a": 3}, "OPTIMIZERS.a: expected a mapping"),
+    ],
+)
+def test_wrong_parts_are_errors_that_name_the_key(parts, message):
+    def build():
+        cfg = make_cfg(parts)
+        check_solver(cfg)
+        build_optimizer(cfg, Pair())
+
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+def test_the_names_of_a_saved_list_must_be_the_same():
+    def make(*names):
+        return OptimizerList({name: torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0) for name in names})
+
+    state = make("a", "b").state_dict()
+    make("b", "a").load_state_dict(state)  # in another order
+    with pytest.raises(ValueError, match="the optimizers a, b, but this list a, c"):
+        make("a", "c").load_state_dict(state)
