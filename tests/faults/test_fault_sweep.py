@@ -231,7 +231,7 @@ def try_fault(case: Case, whole: Untouched, operation: Operation, fault: str, *a
         if problem:
             return [f"the resume {problem}"]
         # A file that could not be removed, or that an extension removes after a kill at the very end.
-        left = operation[1] if operation[0] == "remove" and not (kills and arguments) else ""
+        left = "" if kills and arguments else removal_at(whole.operations, operation, fault)
         try:
             different = differences(left_behind(case.run), expected, left)
         except Exception as error:  # a file is missing or damaged
@@ -241,6 +241,15 @@ def try_fault(case: Case, whole: Untouched, operation: Operation, fault: str, *a
         if case.users_files_changed():
             return ["files of the user are changed"]
     return []
+
+
+def removal_at(operations: Sequence[Operation], operation: Operation, fault: str) -> str:
+    """Return the file whose removal the fault prevents, or an empty string; writing the log does not count."""
+    if operation not in operations:
+        return operation[1] if operation[0] == "remove" else ""
+    start = operations.index(operation) + (fault == "kill after")
+    kind, name, _ = next((other for other in operations[start:] if other[1] != "log.txt"), ("", "", 0))
+    return name if kind == "remove" else ""
 
 
 def sweep(
