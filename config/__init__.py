@@ -1,6 +1,6 @@
 """Config of a run: keys and defaults, registries, ``@configurable``, durations. Does not import torch."""
 
-from .components import component, components
+from .components import component, components, name_of
 from .configurable import configurable
 from .defaults import get_cfg
 from .duration import Duration
@@ -28,6 +28,7 @@ __all__ = [
     "global_cfg",
     "instantiate",
     "locate",
+    "name_of",
     "one_of",
     "set_global_cfg",
     "suggest",

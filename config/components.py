@@ -1,9 +1,10 @@
 """Components: a name and its arguments.
 
 A component is a pair of keys such as ``NAME``/``ARGS`` or ``LR_SCHEDULER_NAME``/``LR_SCHEDULER_ARGS``. In a list it is
-the name alone, or ``{NAME: ..., ARGS: {...}}``.
+the name alone, or ``{NAME: ..., ARGS: {...}}``. Test sets and metrics also take ``AS``, the name of their results.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -49,7 +50,8 @@ def component(entry: Any) -> tuple[str, dict[str, Any]]:
     """Split an entry of a list of components into name and arguments.
 
     Args:
-        entry: a name, or a mapping ``{NAME: name, ARGS: mapping}`` whose ``ARGS`` may be missing or None.
+        entry: a name, or a mapping ``{NAME: name, ARGS: mapping}`` whose ``ARGS`` may be missing or None. ``AS`` is
+            left out.
 
     Returns:
         The name and the arguments (a new dict).
@@ -61,7 +63,7 @@ def component(entry: Any) -> tuple[str, dict[str, Any]]:
         name, args = entry, None
     elif isinstance(entry, Mapping):
         for key in entry:
-            if key not in ("NAME", "ARGS"):
+            if key not in ("NAME", "ARGS", "AS"):
                 hint = suggest(str(key), ("NAME", "ARGS"))
                 raise ConfigError(f"a component has the keys NAME and ARGS, not '{key}'{hint}")
         if "NAME" not in entry:
@@ -76,6 +78,11 @@ def component(entry: Any) -> tuple[str, dict[str, Any]]:
     return name, dict(args or {})
 
 
+def name_of(entry: Any) -> str:
+    """The name of the results of a test set or metric: its ``AS``, or else its ``NAME``."""
+    return (entry.get("AS") if isinstance(entry, Mapping) else None) or component(entry)[0]
+
+
 def components(value: Any) -> None:
     """Validate a list of components, for :class:`~hookline.config.Typed` keys such as ``HOOKS``.
 
@@ -85,11 +92,32 @@ def components(value: Any) -> None:
     Raises:
         ConfigError: it is not a list or tuple, or an entry is not a component; the message gives its index.
     """
+    for index, entry in enumerate(_entries(value)):
+        if isinstance(entry, Mapping) and "AS" in entry:
+            raise ConfigError(f"entry {index}: AS names test sets and metrics only")
+
+
+def named_components(value: Any) -> None:
+    """As :func:`components`, for components that may have a name of their own: ``AS``.
+
+    Raises:
+        ConfigError: as for :func:`components`; or an ``AS`` cannot be part of the names of metrics and folders.
+    """
+    for index, entry in enumerate(_entries(value)):
+        name = entry.get("AS", "_") if isinstance(entry, Mapping) else "_"
+        if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+            raise ConfigError(f"entry {index}: AS is a name of letters, digits, '_', '-' and '.', not {name!r}")
+
+
+def _entries(value: Any) -> list[Any] | tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
         hint = f"; write [{value}]" if isinstance(value, str) else ""
+        if isinstance(value, str) and value.lstrip().startswith(("[", "(")):
+            hint = "; this text is not a list: check its brackets, and quote each name in it"
         raise ConfigError(f"expected a list of components, got {value!r}{hint}")
     for index, entry in enumerate(value):
         try:
             component(entry)
         except ConfigError as error:
             raise ConfigError(f"entry {index}: {error}") from None
+    return value

@@ -5,6 +5,7 @@ keyword arguments, checked against its signature). A *duration* is an int (itera
 ``"2ep"``, ``"30min"``, ``"2h"``; 0 means never.
 """
 
+from .components import named_components
 from .duration import Duration
 from .new_keys import declare_defaults
 from .node import CfgNode as CN
@@ -81,8 +82,9 @@ _C.MODEL.COMPILE.ARGS = CN(new_allowed=True)
 _C.DATASETS = CN()
 # Names of DATASET_REGISTRY, or components {NAME: ..., ARGS: {...}}. Several training sets are concatenated.
 _C.DATASETS.TRAIN = Typed((), components)
-# Each is evaluated separately; its metrics are named "<set>/<metric>".
-_C.DATASETS.TEST = Typed((), components)
+# Each is evaluated separately; its metrics are named "<set>/<metric>". {NAME: ..., ARGS: {...}, AS: "val_small"} gives
+# a set a name of its own.
+_C.DATASETS.TEST = Typed((), named_components)
 
 _C.DATALOADER = CN()
 # Samples in one iteration (one optimizer update), over all ranks and micro-batches.
@@ -101,10 +103,12 @@ _C.DATALOADER.DROP_LAST = False
 # Iterations per epoch, for data of unknown length: iterable data sets, and samplers such as "TrainingSampler". Data
 # that ends earlier starts over. 0: one pass over the data.
 _C.DATALOADER.ITERS_PER_EPOCH = _count(0)
-# Maximum number of batches per epoch (each epoch uses other ones), and per test set on each rank. 0: all.
+# Maximum number of batches per epoch (each epoch uses other ones; of an iterable data set the first ones), and per
+# test set on each rank. 0: all.
 _C.DATALOADER.LIMIT_TRAIN_BATCHES = _count(0)
 _C.DATALOADER.LIMIT_TEST_BATCHES = _count(0)
-# Train only on the samples of this many first batches, to test whether the model can learn them. 0: on all.
+# Train and evaluate only on the samples of this many first training batches, to test whether the model can learn them.
+# 0: on all.
 _C.DATALOADER.OVERFIT_BATCHES = _count(0)
 # How a resume continues an iterable data set without state_dict(). True: read and discard the samples that were used.
 # False: restart the epoch.
@@ -211,8 +215,11 @@ _C.TEST.EVAL_PERIOD = Typed(0, Duration.parse)
 _C.TEST.EVALUATOR = CN()
 _C.TEST.EVALUATOR.NAME = "MetricsEvaluator"
 _C.TEST.EVALUATOR.ARGS = CN(new_allowed=True)
-# MetricsEvaluator's metrics: components of METRIC_REGISTRY, or "torchmetrics:Name".
-_C.TEST.METRICS = Typed([], components)
+# MetricsEvaluator's metrics: components of METRIC_REGISTRY, or "torchmetrics:Name". AS gives one a name of its own, as
+# for DATASETS.TEST.
+_C.TEST.METRICS = Typed([], named_components)
+# Batches of each test set that are tried before training, so that errors of evaluation appear at once. 0: none.
+_C.TEST.SANITY_CHECK_BATCHES = _count(2)
 # Checked at the end: lists of [set, metric, expected value, tolerance]. If one is missed, the tools exit with 1.
 _C.TEST.EXPECTED_RESULTS = []
 # Format of --predict's files, OUTPUT_DIR/inference/<test set>/predictions.<format>: "jsonl" (an object per sample),

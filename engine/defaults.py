@@ -12,6 +12,7 @@ from torch import nn
 from .. import hooks
 from ..config import CfgNode, Duration
 from ..hooks.checkpoints.adapter import adapt
+from ..hooks.common.rng import gpus_of
 from ..hooks.common.tensors import has_shards
 from ..hooks.writers.progress_bar import rich_is_installed
 from . import comm
@@ -27,6 +28,7 @@ from .evaluation import (
     verify_results,
 )
 from .evaluation.test_sets import evaluate_test_sets
+from .evaluation.trial import sanity_check_batches, trial
 from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .parallel.base import build_strategy, share_weights
@@ -202,6 +204,8 @@ class DefaultTrainer(ResumableTrainer):
                 hooks.PreciseBN(cfg.TEST.EVAL_PERIOD, model, lambda: this.build_train_loader(this.cfg), num_iter)
             )
         ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, lambda: this._test()))
+        if batches := sanity_check_batches(cfg, overridden_builders(type(self), DefaultTrainer)):
+            ret.append(hooks.SanityCheck(batches))
         ret += HOOK_SLOT.build(
             cfg,
             checkpointer=self.checkpointer,
@@ -306,13 +310,15 @@ class DefaultTrainer(ResumableTrainer):
         """Evaluate the model on DATASETS.TEST, during training or not, and emit the events of an evaluation.
 
         Args:
-            max_batches: a trial with at most so many batches of each set. Hooks get the events of batches only.
+            max_batches: a trial with at most so many batches of each set. Hooks get no events, random numbers stay as
+                they are, and evaluators other than ``MetricsEvaluator`` do not have to return results.
 
         Returns:
             As for :meth:`test`.
         """
         if max_batches is not None:
-            return self._test(max_batches)
+            with trial(self.cfg, max_batches, gpus_of(self.model)) as cfg:
+                return self._results(cfg)
         try:
             self.emit("before_eval")
             results = self._test()
@@ -321,17 +327,18 @@ class DefaultTrainer(ResumableTrainer):
         self.emit("after_eval", results)
         return results
 
-    def _test(self, max_batches: int | None = None) -> Mapping[str, Any]:
-        if not self.cfg.DATASETS.TEST:
+    def _test(self) -> Mapping[str, Any]:
+        with evaluation_context(self.emit):
+            self._last_eval_results = self._results(self.cfg)
+        return self._last_eval_results
+
+    def _results(self, cfg: CfgNode) -> Mapping[str, Any]:
+        if not cfg.DATASETS.TEST:
             return {}
         self.strategy.before_evaluation(self.model)
-        with evaluation_context(self.emit, max_batches):
-            # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
-            results = self.test(self.cfg, unwrap_model(self.model))
-        results = comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
-        if max_batches is None:
-            self._last_eval_results = results
-        return results
+        # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
+        results = self.test(cfg, unwrap_model(self.model))
+        return comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
 
     @staticmethod
     def auto_scale_workers(cfg: CfgNode, num_workers: int) -> CfgNode:

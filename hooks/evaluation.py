@@ -92,6 +92,7 @@ class SanityCheck(HookBase):
     """Evaluates a few batches of each test set before training, so that an error there appears in the first seconds.
 
     Does not put the results into the storage. Emits ``before_sanity_check`` and ``after_sanity_check(results)``.
+    DefaultTrainer adds it, with ``TEST.SANITY_CHECK_BATCHES``.
 
     Args:
         num_batches: number of batches of each set.
@@ -107,6 +108,11 @@ class SanityCheck(HookBase):
     def before_train(self) -> None:
         evaluate = self._evaluate or self.trainer.evaluate
         self.trainer.emit("before_sanity_check")
-        results = evaluate(self._num_batches)
-        logger.info("Sanity check of %d test batches passed", self._num_batches)
+        start = time.perf_counter()
+        try:
+            results = evaluate(self._num_batches)
+        except Exception as error:
+            error.add_note("in the check of a few test batches before training (TEST.SANITY_CHECK_BATCHES: 0 skips it)")
+            raise
+        logger.info("Sanity check of %d test batches passed (%.2g s)", self._num_batches, time.perf_counter() - start)
         self.trainer.emit("after_sanity_check", results)

@@ -12,7 +12,7 @@ import logging
 
 import torch
 
-from hookline.config import CfgNode, ConfigError, Duration, component, get_cfg
+from hookline.config import CfgNode, ConfigError, Duration, get_cfg, name_of
 from hookline.engine import (
     begin_run,
     config_errors_exit,
@@ -36,7 +36,7 @@ logger = logging.getLogger("hookline.plain")
 def evaluate(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter) -> dict:
     """Compute the metrics of each test set."""
     results: dict = {}
-    for name in (component(entry)[0] for entry in cfg.DATASETS.TEST):
+    for name in (name_of(entry) for entry in cfg.DATASETS.TEST):
         loader, evaluator = build_test_loader(cfg, name), build_evaluator(cfg, name, targets_of=adapter.targets)
         results |= inference_on_dataset(model, loader, evaluator, predict=adapter.predict)
     return results

@@ -23,7 +23,7 @@ from datetime import timedelta
 
 from torch import nn
 
-from hookline.config import CfgNode, ConfigError, Duration, component, get_cfg
+from hookline.config import CfgNode, ConfigError, Duration, get_cfg, name_of
 from hookline.engine import (
     DefaultTrainer,
     begin_run,
@@ -98,7 +98,7 @@ def predict(cfg: CfgNode, model: nn.Module) -> None:
     """Write predictions for each of DATASETS.TEST."""
     adapter, device = DefaultTrainer.build_adapter(cfg), resolve_device(cfg.MODEL.DEVICE)
     for entry in cfg.DATASETS.TEST:
-        name, _ = component(entry)
+        name = name_of(entry)
         path, count = predict_dataset(
             model,
             DefaultTrainer.build_test_loader(cfg, name),

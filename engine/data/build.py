@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
 
-from ...config import CfgNode, ConfigError, component
+from ...config import CfgNode, ConfigError, component, name_of
 from ...config.slots import Slot
 from ...hooks.control.interruption import leave_signals_to_parent
 from .. import comm
@@ -20,10 +20,10 @@ from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler, RankBatchSampler
 from .common import AspectRatioGroupedDataset, MapDataset
 from .datasets import TEST_SLOT, TRAIN_SLOT, concat_datasets, first_samples, get_dataset
+from .reading import BatchLoader
 from .samplers import SAMPLER_REGISTRY, EndlessSampler, InferenceSampler, seeded_generator
 from .seeding import SeededLoader, is_deterministic, own_collate_fn
 from .stream import ShardedIterable, StreamLoader
-from .workers import WorkerLoader
 
 __all__ = [
     "build_batch_data_loader",
@@ -54,17 +54,12 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     """
     if not cfg.DATASETS.TRAIN:
         raise ConfigError('DATASETS.TRAIN is empty: name the training data, such as ["digits_train"]')
-    parts = TRAIN_SLOT.build(cfg)
-    for i, part in enumerate(parts):
-        _check_not_empty(part, f"DATASETS.TRAIN[{i}]", cfg.DATASETS.TRAIN[i])
-    dataset: Any = concat_datasets(parts)
+    dataset: Any = _training_data(cfg)
     seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
     settings = cfg.DATALOADER
     total, drop_last, limit = settings.BATCH_SIZE, settings.DROP_LAST, settings.LIMIT_TRAIN_BATCHES or None
     if isinstance(dataset, IterableDataset):
         return _train_stream(cfg, dataset, seed)
-    if settings.OVERFIT_BATCHES:
-        dataset = first_samples(dataset, settings.OVERFIT_BATCHES * total)
     sampler = SAMPLER_SLOT.build(
         cfg,
         dataset=dataset,
@@ -92,11 +87,18 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     return _loader(dataset, batches, seed=seed, **_options(cfg))
 
 
+def _training_data(cfg: CfgNode) -> Any:
+    """Build the training set; with OVERFIT_BATCHES its first samples."""
+    parts = TRAIN_SLOT.build(cfg)
+    for i, part in enumerate(parts):
+        _check_not_empty(part, f"DATASETS.TRAIN[{i}]", cfg.DATASETS.TRAIN[i])
+    dataset = concat_datasets(parts)
+    number = cfg.DATALOADER.OVERFIT_BATCHES * cfg.DATALOADER.BATCH_SIZE
+    return first_samples(dataset, number) if number else dataset
+
+
 def _train_stream(cfg: CfgNode, dataset: IterableDataset[Any], seed: int) -> DataLoader[Any]:
     settings, name = cfg.DATALOADER, type(dataset).__name__
-    for key in ("LIMIT_TRAIN_BATCHES", "OVERFIT_BATCHES"):
-        if settings[key]:
-            raise ConfigError(f"DATALOADER.{key}: is for data sets with indices, and {name} is iterable")
     workers, ranks = max(1, settings.NUM_WORKERS), comm.get_data_size()
     if not isinstance(dataset, ShardedIterable):
         if ranks > 1 and not settings.ITERS_PER_EPOCH:
@@ -119,6 +121,7 @@ def _train_stream(cfg: CfgNode, dataset: IterableDataset[Any], seed: int) -> Dat
         settings.BATCH_SIZE,
         seed=seed,
         drop_last=settings.DROP_LAST,
+        max_batches=settings.LIMIT_TRAIN_BATCHES or None,
         fast_forward=settings.FAST_FORWARD,
         **_options(cfg),
     )
@@ -131,26 +134,33 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
         cfg: the whole config.
         dataset_name: name of an entry of ``DATASETS.TEST``, or of any registered data set.
     """
-    names = [component(entry)[0] for entry in cfg.DATASETS.TEST]
-    entry, key = dataset_name, "DATASETS.TEST"
-    if dataset_name in names:
-        index = names.index(dataset_name)
-        entry, key = cfg.DATASETS.TEST[index], f"DATASETS.TEST[{index}].ARGS"
-    dataset: Any = get_dataset(entry, key)
-    _check_not_empty(dataset, key.removesuffix(".ARGS"), entry)
     batch_size = cfg.DATALOADER.TEST_BATCH_SIZE or cfg.DATALOADER.BATCH_SIZE
     seed = max(cfg.SEED, 0)
     limit = cfg.DATALOADER.LIMIT_TEST_BATCHES
+    dataset = _test_data(cfg, dataset_name)
     if isinstance(dataset, IterableDataset):
-        if limit:
-            raise ConfigError(
-                f"DATALOADER.LIMIT_TEST_BATCHES: is for data sets with indices, and {dataset_name} is iterable"
-            )
-        return _stream(dataset, batch_size * comm.get_data_size(), seed=seed, keep_rest=True, **_options(cfg))
+        total = batch_size * comm.get_data_size()
+        return _stream(dataset, total, seed=seed, keep_rest=True, max_batches=limit or None, **_options(cfg))
     if limit:
         dataset = first_samples(dataset, limit * batch_size * comm.get_data_size())
     batches = BatchSampler(InferenceSampler(len(dataset)), batch_size, drop_last=False)
     return _loader(dataset, batches, seed=seed, **_options(cfg))
+
+
+def _test_data(cfg: CfgNode, name: str) -> Any:
+    """Build a test set. With OVERFIT_BATCHES it is the samples that are trained on."""
+    if cfg.DATALOADER.OVERFIT_BATCHES and cfg.DATASETS.TRAIN:
+        dataset = _training_data(cfg)
+        logger.info("DATALOADER.OVERFIT_BATCHES: %s is replaced by the %d training samples", name, len(dataset))
+        return dataset
+    entry: Any = name
+    key, names = "DATASETS.TEST", [name_of(entry) for entry in cfg.DATASETS.TEST]
+    if name in names:
+        index = names.index(name)
+        entry, key = cfg.DATASETS.TEST[index], f"DATASETS.TEST[{index}].ARGS"
+    dataset = get_dataset(entry, key)
+    _check_not_empty(dataset, key.removesuffix(".ARGS"), entry)
+    return dataset
 
 
 def _check_not_empty(dataset: Any, key: str, entry: str | dict[str, Any]) -> None:
@@ -250,11 +260,11 @@ def check_data(cfg: CfgNode) -> None:
     """
     TRAIN_SLOT.check(cfg)
     TEST_SLOT.check(cfg)
-    repeated = [name for name, n in Counter(component(entry)[0] for entry in cfg.DATASETS.TEST).items() if n > 1]
+    repeated = [name for name, n in Counter(map(name_of, cfg.DATASETS.TEST)).items() if n > 1]
     if repeated:
         raise ConfigError(
-            f"DATASETS.TEST names {repeated[0]!r} twice: metrics are named after their test set; "
-            "register the second one under another name"
+            f"DATASETS.TEST names {repeated[0]!r} twice, and metrics are named after their test set: "
+            f'give one of them another name, {{NAME: "{repeated[0]}", AS: "other"}}'
         )
     loader = cfg.DATALOADER
     workers, most = loader.NUM_WORKERS, max(64, 8 * (os.cpu_count() or 1))
@@ -289,7 +299,7 @@ def _loader(
         "persistent_workers": options.get("persistent_workers", True) and num_workers > 0,
     }
     if is_deterministic(dataset, collate_fn):
-        make = WorkerLoader if num_workers else DataLoader  # a plain DataLoader is faster without workers
+        make = BatchLoader if num_workers or options.get("pin_memory") else DataLoader  # which is faster, by iterate()
         return make(dataset, worker_init_fn=_reset_seed, generator=_generator(seed), **options)
     if isinstance(batches, GlobalBatchSampler):
         batches.placed = True

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from .reading import make_batch
+
 __all__ = ["iterate"]
 
 
@@ -28,6 +30,10 @@ def iterate(loader: Any) -> Iterator[Any]:
 
 def _read(loader: "DataLoader[Any]", batches: Iterator[list[int]]) -> Iterator[Any]:
     dataset, collate = loader.dataset, loader.collate_fn
-    fetch = getattr(dataset, "__getitems__", None) or (lambda indices: [dataset[index] for index in indices])
+    fetch = getattr(dataset, "__getitems__", None)
     for indices in batches:
-        yield collate(fetch(indices))
+        try:
+            made = [make_batch(dataset, fetch, collate, indices)]
+        except StopIteration:  # the caller reports that the data ended early
+            return
+        yield made.pop()  # this frame keeps no batch alive

@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 
 from ...hooks.common.rng import preserve_rng
 from .batch_sampler import PlacedBatch
+from .reading import identity, make_batch, note_sample, sample_name
 from .workers import WorkerLoader, swapped
 
 __all__ = ["SeededLoader", "is_deterministic", "isolated_generators", "seed_generators", "stream_key"]
@@ -87,11 +88,6 @@ class SeededLoader(WorkerLoader):
             return super().__iter__()
 
 
-def identity(batch: Any) -> Any:
-    """Collate function for items that are batches already."""
-    return batch
-
-
 class _Getter(Protocol):
     def __getitem__(self, index: int) -> Any: ...
 
@@ -111,14 +107,18 @@ class _SeededReader(Dataset[Any]):
         with isolated_generators():
             if self._read_batch is not None:
                 seed_generators(key, places[0])
-                samples = self._read_batch(indices)
+                samples = make_batch(dataset, self._read_batch, identity, indices)
             else:
                 samples = []
                 for place, index in zip(places, indices, strict=True):
                     seed_generators(key, place)
-                    samples.append(dataset[index])
+                    try:
+                        samples.append(dataset[index])
+                    except Exception as error:
+                        note_sample(error, sample_name(dataset, index))
+                        raise
             seed_generators(stream_key(self._seed, epoch, COLLATE), places[0])
-            return self._collate(samples)
+            return make_batch(dataset, lambda _: samples, self._collate, indices)
 
 
 def _reads_batches(dataset: Any) -> bool:

@@ -15,11 +15,11 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from ...config import ConfigError
 from .. import comm
 from .batch_sampler import takes_start
+from .reading import identity, note_sample
 from .seeding import (
     COLLATE,
     SAMPLE,
     TRANSFORM,
-    identity,
     is_deterministic,
     isolated_generators,
     seed_generators,
@@ -73,6 +73,7 @@ class StreamLoader(WorkerLoader):
         collate_fn: makes a batch from a list of samples.
         keep_rest: keep the last batch of a :class:`ShardedIterable` even if some ranks have no sample of it, and so one
             batch fewer. For evaluation; in training, ranks must take the same number of steps.
+        max_batches: batches per pass on this rank, at most.
         fast_forward: if the data set cannot go to a position itself, read and discard the samples before it.
         rank: the rank to read for. Default: this process's data rank.
         world_size: number of ranks. Default: the number of data ranks.
@@ -88,6 +89,7 @@ class StreamLoader(WorkerLoader):
         drop_last: bool = False,
         collate_fn: Callable[[Any], Any] | None = None,
         keep_rest: bool = False,
+        max_batches: int | None = None,
         fast_forward: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
@@ -96,6 +98,7 @@ class StreamLoader(WorkerLoader):
         super().__init__(dataset, batch_size=None, collate_fn=collate_fn or default_collate, **options)
         self._parts = _Parts(batch_size, rank, world_size, drop_last, keep_rest)
         self._seed = seed
+        self._max_batches = max_batches
         self._fast_forward = fast_forward
         self._sharded = isinstance(dataset, ShardedIterable)
         self._epoch = 0
@@ -127,7 +130,11 @@ class StreamLoader(WorkerLoader):
         return self._consume(items)
 
     def _consume(self, items: Iterator[Any]) -> Iterator[Any]:
-        for batch, worker, samples, source in items:
+        while self._max_batches is None or self._batches_read() < self._max_batches:
+            try:
+                batch, worker, samples, source = next(items)
+            except StopIteration:
+                return
             if samples is None:  # only advances to the next worker
                 continue
             if self._sharded:
@@ -136,6 +143,12 @@ class StreamLoader(WorkerLoader):
                 self._progress["shards"][worker] = [samples, source]
                 self._progress["last"] = worker
             yield batch
+
+    def _batches_read(self) -> int:
+        """Batches of this pass that were returned, before a resume too."""
+        if self._sharded:
+            return -(-self._progress["samples"] // self._parts.batch_size)
+        return sum(-(-samples // self._parts.share) for samples, _ in self._progress["shards"])
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch returned. For a data set that splits itself, of this rank."""
@@ -162,11 +175,19 @@ class StreamLoader(WorkerLoader):
         return True
 
     def __len__(self) -> int:
-        """Batches per pass on this rank.
+        """Batches per pass on this rank; ``max_batches``, if the data may have more.
 
         Raises:
             TypeError: unknown: the data set has no length, or splits itself into several shards.
         """
+        if self._max_batches is None:
+            return self._batches()
+        try:
+            return min(self._max_batches, self._batches())
+        except TypeError:
+            return self._max_batches
+
+    def _batches(self) -> int:
         if isinstance(self.dataset, ShardedIterable):
             return self._parts.number(len(self.dataset.source))  # type: ignore[arg-type]
         if self._parts.world_size * max(1, self.num_workers) > 1:
@@ -303,7 +324,11 @@ class _BatchStream(IterableDataset[Any]):
             made, key = [], stream_key(*stamp, TRANSFORM)
             for number, sample in enumerate(samples, place):
                 seed_generators(key, number)
-                made.append(transform(sample))
+                try:
+                    made.append(transform(sample))
+                except Exception as error:
+                    note_sample(error, f"sample {number} of the stream, in the transform")
+                    raise
             samples = made
         if self._seed_collate:
             seed_generators(stream_key(*stamp, COLLATE), place)
@@ -334,18 +359,20 @@ class _Reader:
         """Return the next ``number`` samples, or fewer at the end."""
         if self._samples is None:
             self._open(*self._begin)
-        if not self._seeded:
-            taken = list(islice(self._samples, number))
-            self.position += len(taken)
-            return taken
-        taken = []
-        while len(taken) < number:
-            seed_generators(self._key, self.position)
-            try:
-                taken.append(next(self._samples))
-            except StopIteration:
-                break
-            self.position += 1
+        taken: list[Any] = []
+        try:
+            if self._seeded:
+                while len(taken) < number:
+                    seed_generators(self._key, self.position + len(taken))
+                    taken.append(next(self._samples))
+            else:
+                taken.extend(islice(self._samples, number))  # on an error, those before it are in the list
+        except StopIteration:
+            pass
+        except Exception as error:
+            note_sample(error, f"sample {self.position + len(taken)} of {type(self._source).__name__}")
+            raise
+        self.position += len(taken)
         return taken
 
     def state_dict(self) -> Any:

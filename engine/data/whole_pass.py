@@ -5,6 +5,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
+from .iterate import iterate
+
 __all__ = ["ended_early", "exact_length", "whole_pass"]
 
 
@@ -14,7 +16,7 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[Any]:
     Raises:
         RuntimeError: the loader ended before its length, or something in it called ``sys.exit()``.
     """
-    length, read, batches = exact_length(loader), 0, iter(loader)
+    length, read, batches = exact_length(loader), 0, iterate(loader)
     while True:
         try:
             batch = next(batches)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
-from ...config.slots import Slot
+from ...config.slots import Slot, errors_at
 from ..modeling.adapters import ModelAdapter
 from .evaluator import DatasetEvaluator
 from .metrics import METRIC_REGISTRY, Metric
@@ -44,6 +44,8 @@ class MetricsEvaluator(DatasetEvaluator):
             name.
     """
 
+    works_on_parts = True
+
     def __init__(
         self,
         dataset_name: str,
@@ -60,10 +62,17 @@ class MetricsEvaluator(DatasetEvaluator):
 
     def process(self, inputs: Any, outputs: Any) -> None:
         targets = self._targets_of(inputs)
-        for metric in self.metrics.values():
+        for name, metric in self.metrics.items():
             if isinstance(metric, nn.Module) and isinstance(outputs, torch.Tensor):
                 metric.to(outputs.device)
-            metric.update(outputs, targets)
+            try:
+                metric.update(outputs, targets)
+            except Exception as error:
+                error.add_note(
+                    f"in update() of the metric {self.dataset_name}/{name}, with predictions of {_shape(outputs)} and "
+                    f"targets of {_shape(targets)}"
+                )
+                raise
 
     def evaluate(self) -> dict[str, dict[str, Any]]:
         """``{dataset_name: {metric: value}}``, the same on every rank."""
@@ -93,20 +102,25 @@ def build_evaluator(
 
 
 def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
-    """Build the metrics of ``cfg.TEST.METRICS``, by the metric's ``name`` or its class name in snake_case.
+    """Build the metrics of ``cfg.TEST.METRICS``, by their ``AS``, ``name`` or class name in snake_case.
 
     Raises:
-        ConfigError: names or arguments are wrong, or two metrics have the same name.
+        ConfigError: names or arguments are wrong, also if a metric's constructor says so; or two metrics have the same
+            name.
     """
     metrics: dict[str, Metric] = {}
-    for i, metric in enumerate(METRICS_SLOT.build(cfg)):
-        key = getattr(metric, "name", None) or _snake_case(type(metric).__name__)
-        if key in metrics:
+    for i, (name, args, key) in enumerate(METRICS_SLOT.entries(cfg)):
+        with errors_at(f"TEST.METRICS[{i}] ({name})"):
+            metric = METRIC_REGISTRY.build(name, args, offered={"cfg": cfg}, key=key)
+        entry = cfg.TEST.METRICS[i]
+        own = entry.get("AS") if isinstance(entry, Mapping) else None
+        result = own or getattr(metric, "name", None) or _snake_case(type(metric).__name__)
+        if result in metrics:
             raise ConfigError(
-                f"TEST.METRICS[{i}]: there is already a metric named {key!r}; register a subclass of "
-                f"{type(metric).__name__}"
+                f"TEST.METRICS[{i}]: there is already a metric named {result!r}; give one of them another name, "
+                f'{{NAME: "{name}", AS: "other"}}'
             )
-        metrics[key] = metric
+        metrics[result] = metric
     return metrics
 
 
@@ -136,6 +150,10 @@ def check_metrics(cfg: CfgNode) -> None:
 
 def _snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+
+
+def _shape(value: Any) -> str:
+    return f"shape {tuple(value.shape)} ({value.dtype})" if isinstance(value, torch.Tensor) else type(value).__name__
 
 
 def _plain(value: Any) -> Any:

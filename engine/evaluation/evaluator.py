@@ -30,7 +30,13 @@ class DatasetEvaluator:
 
     An evaluator keeps what it needs of each batch (if possible counts, not predictions), and combines the ranks in
     :meth:`evaluate`, which every rank calls.
+
+    Attributes:
+        works_on_parts: whether ``evaluate()`` works after any number of batches. If so, the check before training
+            (``TEST.SANITY_CHECK_BATCHES``) calls it too.
     """
+
+    works_on_parts = False
 
     def reset(self) -> None:
         """Clear the state; called before the first batch."""
@@ -133,6 +139,8 @@ def inference_on_dataset(
             emit("after_eval_step", batch, outputs)
             batches += 1
         call["on_end"]()
+    if max_batches is not None and not evaluator.works_on_parts:
+        return {}
     results = evaluator.evaluate()
     total_time = time.perf_counter() - start
     logger.debug(
@@ -172,7 +180,7 @@ def evaluation_context(emit: Callable[..., None], max_batches: int | None = None
 
     Args:
         emit: called as ``emit("before_eval_step", batch)`` and ``emit("after_eval_step", batch, outputs)``.
-        max_batches: batches per data set, at most.
+        max_batches: batches per data set, at most. Evaluators that do not work on parts return no results then.
     """
     _CONTEXTS.append((emit, max_batches))
     try:

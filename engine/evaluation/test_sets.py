@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from ...config import CfgNode, ConfigError, component
+from ...config import CfgNode, ConfigError, name_of
 from .. import comm
 from ..modeling import resolve_device
 from ..modeling.adapters import ModelAdapter
@@ -24,7 +24,7 @@ def evaluate_test_sets(
     build_evaluator: Callable[[CfgNode, str], DatasetEvaluator],
 ) -> dict[str, Any]:
     """See :meth:`DefaultTrainer.test`."""
-    names = [component(entry)[0] for entry in cfg.DATASETS.TEST]
+    names = [name_of(entry) for entry in cfg.DATASETS.TEST]
     given = [evaluators] if isinstance(evaluators, DatasetEvaluator) else evaluators
     if given is not None and len(given) != len(names):
         raise ConfigError(f"DATASETS.TEST has {len(names)} sets, but {len(given)} evaluators were given")

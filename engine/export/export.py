@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 import hookline
 
-from ...config import CfgNode, ConfigError, suggest
+from ...config import CfgNode, ConfigError, name_of, suggest
 from ...config.errors import first_line, printable
 from ...config.files.atomic import replace_file
 from ..checkpoint.checkpointer import Checkpointer, unwrap_model
@@ -238,7 +238,7 @@ def export_program(cfg: CfgNode, output: str | os.PathLike[str]) -> Exported:
 def _example(cfg: CfgNode, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
     """Return the arguments of the model's call for a batch of the config's data, and its outputs."""
     names = cfg.DATASETS.TEST
-    loader = build_test_loader(cfg, names[0]) if names else build_train_loader(cfg)
+    loader = build_test_loader(cfg, name_of(names[0])) if names else build_train_loader(cfg)
     batch = move_to_device(next(iter(loader)), resolve_device(cfg.MODEL.DEVICE))
     calls: list[tuple[Any, Any, Any]] = []
     hook = model.register_forward_hook(

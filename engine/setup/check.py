@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 import torch
 
-from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, component, get_cfg, suggest
+from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, get_cfg, name_of, suggest
 from ...config.slots import Slot, errors_at
 from ...hooks import HOOK_REGISTRY, WRITER_REGISTRY, ProgressBar, check_hooks
 from ...hooks.common.rng import preserve_rng
@@ -186,7 +186,7 @@ def _check_monitors(cfg: CfgNode) -> None:
     watched = {key: metric for key, metric in watched.items() if metric}
     if not watched:
         return
-    test_sets = [component(entry)[0] for entry in cfg.DATASETS.TEST]
+    test_sets = [name_of(entry) for entry in cfg.DATASETS.TEST]
     if not test_sets:
         for key, metric in watched.items():
             if key != best or metric.partition("/")[0] in DATASET_REGISTRY:

@@ -17,8 +17,9 @@ import torch
 import hookline
 
 from ...config import CfgNode, ConfigError, Duration
+from ...hooks.common.rng import preserve_rng
 from .. import comm
-from ..evaluation import check_metrics
+from ..evaluation import build_metrics, check_metrics
 from ..ranks.same_config import check_same_config
 from ..ranks.torchrun import restarted
 from .check import check_config
@@ -124,6 +125,8 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
         take_start(cfg)
     if cfg.DATASETS.TEST and {"build_evaluator", "test"}.isdisjoint(overridden):
         check_metrics(cfg)
+        with preserve_rng():
+            build_metrics(cfg)  # a constructor may refuse its arguments, also in a dry run
     return cfg, start
 
 

@@ -1,0 +1,99 @@
+"""Make a batch from samples. An error names the samples it came from."""
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from itertools import islice
+from typing import Any
+
+from torch.utils.data import ConcatDataset, Dataset, Subset
+
+from .workers import WorkerLoader, swapped
+
+__all__ = ["BatchLoader", "identity", "make_batch", "note_sample", "read_samples", "sample_name"]
+
+_NOTE = "while reading "
+# Errors of a whole batch list so many samples, at most.
+_MAX_LISTED = 8
+
+
+def make_batch(
+    dataset: Any, fetch: Callable[[Any], Any] | None, collate: Callable[[Any], Any], indices: Iterable[Any]
+) -> Any:
+    """Read the samples of a batch and collate them.
+
+    Args:
+        dataset: map-style.
+        fetch: its ``__getitems__``, if it is used.
+        collate: makes a batch from a list of samples.
+        indices: of the samples.
+
+    Raises:
+        Exception: of the data set or the collate function, with a note that names the samples.
+    """
+    try:
+        return collate(read_samples(dataset, indices) if fetch is None else fetch(indices))
+    except Exception as error:
+        if not _has_note(error):
+            names = [sample_name(dataset, index) for index in islice(indices, _MAX_LISTED)]
+            error.add_note(f"while making a batch of {', '.join(names)}{', ...' if len(names) == _MAX_LISTED else ''}")
+        raise
+
+
+def read_samples(dataset: Any, indices: Iterable[Any]) -> list[Any]:
+    """Read samples one by one. An error gets a note that names the sample."""
+    samples: list[Any] = []
+    for index in indices:
+        try:
+            samples.append(dataset[index])
+        except Exception as error:
+            note_sample(error, sample_name(dataset, index))
+            raise
+    return samples
+
+
+def note_sample(error: Exception, name: str) -> None:
+    """Add a note to an error that names the sample that was read."""
+    if not _has_note(error):
+        error.add_note(f"{_NOTE}{name}")
+
+
+def _has_note(error: Exception) -> bool:
+    return any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ()))
+
+
+def sample_name(dataset: Any, index: Any) -> str:
+    """Name a sample: its index in the data set itself, not in a ``Subset`` or ``ConcatDataset`` of it."""
+    part = ""
+    try:
+        while isinstance(dataset, Subset | ConcatDataset):
+            if isinstance(dataset, Subset):
+                dataset, index = dataset.dataset, dataset.indices[index]
+                continue
+            number = bisect_right(dataset.cumulative_sizes, index)
+            index -= dataset.cumulative_sizes[number - 1] if number else 0
+            dataset, part = dataset.datasets[number], f" (set {number} of the concatenated ones)"
+    except (IndexError, TypeError):
+        pass  # the index itself is the error
+    return f"sample {index} of {type(dataset).__name__}{part}"
+
+
+def identity(batch: Any) -> Any:
+    """Collate function for items that are batches already."""
+    return batch
+
+
+class BatchLoader(WorkerLoader):
+    """A DataLoader of a map-style data set whose errors name the sample, also from workers."""
+
+    def __iter__(self) -> Any:
+        with swapped(self, dataset=_BatchReader(self.dataset, self.collate_fn), collate_fn=identity):
+            return super().__iter__()
+
+
+class _BatchReader(Dataset[Any]):
+    def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
+        self._dataset = dataset
+        self._collate = collate
+
+    def __getitems__(self, indices: Iterable[Any]) -> Any:
+        return make_batch(self._dataset, getattr(self._dataset, "__getitems__", None), self._collate, indices)
