@@ -1,7 +1,7 @@
 import pytest
 
-from hookline.config import ConfigError, component, components
-from hookline.config.components import args_key, name_key
+from hookline.config import ConfigError, component, components, name_of
+from hookline.config.components import args_key, name_key, named_components
 
 
 @pytest.mark.parametrize(
@@ -47,3 +47,20 @@ def test_other_entries_are_errors_that_give_the_index(entry, message):
 def test_a_single_name_is_not_a_list():
     with pytest.raises(ConfigError, match=r"write \[Net\]"):
         components("Net")
+
+
+def test_results_may_have_a_name_of_their_own():
+    entry = {"NAME": "Photos", "AS": "val_small"}
+    named_components(["Photos", entry])
+    assert (name_of("Photos"), name_of(entry), component(entry)) == ("Photos", "val_small", ("Photos", {}))
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "..", None, 3])
+def test_such_a_name_can_be_one_of_a_folder(name):
+    with pytest.raises(ConfigError, match="entry 1: AS is a name of letters"):
+        named_components(["Photos", {"NAME": "Photos", "AS": name}])
+
+
+def test_other_components_have_no_name_of_their_own():
+    with pytest.raises(ConfigError, match="entry 0: AS names test sets and metrics only"):
+        components([{"NAME": "EMA", "AS": "mean"}])

@@ -459,10 +459,37 @@ def test_ranks_that_might_end_at_different_steps_need_a_length(monkeypatch):
     build_train_loader(make_cfg("one_stream"))
 
 
-@pytest.mark.parametrize("key", ["LIMIT_TRAIN_BATCHES", "OVERFIT_BATCHES"])
-def test_keys_for_indexed_data_are_refused(key):
-    with pytest.raises(ConfigError, match=key):
-        build_train_loader(make_cfg(**{key: 2}))
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("name", ["one_stream", "OwnShards"])
+def test_a_limit_ends_each_pass_early_and_a_resume_counts_it(name, workers):
+    def limited():
+        return EpochIterator(build_train_loader(make_cfg(name, LIMIT_TRAIN_BATCHES=2, NUM_WORKERS=workers)))
+
+    whole = limited()
+    batches = [next(whole) for _ in range(5)]
+    assert (whole.epoch, whole.position) == (2, 1)
+    for stop in (1, 2, 3):
+        killed, resumed = limited(), limited()
+        for _ in range(stop):
+            next(killed)
+        resumed.load_state_dict(killed.state_dict())
+        assert [str(next(resumed)) for _ in batches[stop:]] == [str(batch) for batch in batches[stop:]]
+        assert (resumed.epoch, resumed.position) == (2, 1)
+
+
+def test_a_limit_is_the_length_of_data_that_has_none():
+    cfg = make_cfg("OwnShards", LIMIT_TRAIN_BATCHES=3, LIMIT_TEST_BATCHES=2, NUM_WORKERS=2)
+    assert len(build_train_loader(cfg)) == 3
+    assert len(list(build_test_loader(cfg, "one_stream"))) == 2
+
+
+def test_overfitting_keeps_the_first_samples_and_evaluates_on_them():
+    cfg = make_cfg("one_stream", OVERFIT_BATCHES=2)
+    cfg.DATASETS.TEST = ["OwnShards"]
+    loader = build_train_loader(cfg)
+    assert len(loader) == 2
+    trained = sorted(torch.cat(list(loader)).flatten().tolist())
+    assert trained == sorted(torch.cat(list(build_test_loader(cfg, "OwnShards"))).flatten().tolist())
 
 
 def test_ranks_evaluate_every_sample_of_a_stream_once():

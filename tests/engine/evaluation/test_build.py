@@ -122,3 +122,21 @@ def test_wrong_evaluator_arguments_are_found_without_building():
     cfg.TEST.EVALUATOR.ARGS.dataset = "val"
     with pytest.raises(ConfigError, match=r"TEST\.EVALUATOR\.ARGS\.dataset"):
         check_evaluation(cfg)
+
+
+def test_a_metric_twice_needs_a_second_name():
+    metrics = ["Accuracy", {"NAME": "Accuracy", "AS": "again"}]
+    batches = [(torch.tensor([[0.0, 1.0]]), torch.tensor([1]))]
+    assert evaluate(make_cfg(metrics), batches)["val"] == {"accuracy": 1.0, "again": 1.0}
+    with pytest.raises(ConfigError, match=r"TEST\.METRICS\[1\]: there is already a metric named 'accuracy'.*AS"):
+        build_evaluator(make_cfg(["Accuracy", "Accuracy"]), "val")
+
+
+def test_an_error_of_a_metric_names_it_and_its_inputs():
+    batches = [(torch.ones(4, 2), torch.ones(4, 3))]
+    with pytest.raises(ValueError, match="Accuracy needs scores") as caught:
+        evaluate(make_cfg(), batches)
+    assert caught.value.__notes__ == [
+        "in update() of the metric val/accuracy, with predictions of shape (4, 2) (torch.float32) and "
+        "targets of shape (4, 3) (torch.float32)"
+    ]
