@@ -94,6 +94,17 @@ _C.DATALOADER.TEST_BATCH_SIZE = _count(0)
 # Number of loader workers per rank. The maximum is max(64, 8 * CPU cores). 0: the training process reads the data,
 # which is fastest for data in memory.
 _C.DATALOADER.NUM_WORKERS = _count(0)
+# Makes a batch from a list of samples: a component of COLLATE_REGISTRY, or "package.module:function". Empty: the data
+# set's collate_fn, or torch's default_collate. "pad_collate" pads sequences to the longest one.
+_C.DATALOADER.COLLATE_FN = CN()
+_C.DATALOADER.COLLATE_FN.NAME = ""
+_C.DATALOADER.COLLATE_FN.ARGS = CN(new_allowed=True)
+# Batches in memory from which copies to a GPU overlap with computing. "auto": if MODEL.DEVICE is a GPU.
+_C.DATALOADER.PIN_MEMORY = Typed("auto", one_of("auto", True, False))
+# Batches that each worker reads ahead. 0: torch's default, 2.
+_C.DATALOADER.PREFETCH_FACTOR = _count(0)
+# Keep the workers of a training set between epochs. Those of an iterable data set always start anew.
+_C.DATALOADER.PERSISTENT_WORKERS = True
 # Order of the training samples: a component of SAMPLER_REGISTRY.
 # "EpochSampler" yields each sample once per epoch; "TrainingSampler" is an endless stream.
 _C.DATALOADER.SAMPLER_TRAIN = "EpochSampler"

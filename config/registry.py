@@ -13,7 +13,7 @@ from fvcore.common.registry import Registry as _FvcoreRegistry
 
 from .components import name_key as name_key_of
 from .errors import ConfigError, UnknownKeyError, suggest
-from .signatures import Plan, check_call
+from .signatures import Plan, check_call, to_tensor
 
 _T = TypeVar("_T")
 # Errors list the known names, up to this many.
@@ -160,7 +160,11 @@ class Registry(_FvcoreRegistry):
         if plan.cfg_first:
             positional = (offered["cfg"], *positional)
         keywords = {item: offered[item] for item in plan.offered}
-        built = target(*positional, **keywords, **_plain(args or {}))
+        given = {
+            item: to_tensor(value, plan.tensors[item]) if item in plan.tensors else value
+            for item, value in _plain(args or {}).items()
+        }
+        built = target(*positional, **keywords, **given)
         if name not in self._obj_map and not isinstance(built, self.kind):
             where = name_key_of(key) if name_key is None else name_key
             raise ConfigError(

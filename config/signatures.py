@@ -46,10 +46,12 @@ class Plan:
     Attributes:
         cfg_first: whether the config is the first positional argument.
         offered: names of the other offered arguments that the target takes, by keyword.
+        tensors: the given arguments that become tensors, with the class.
     """
 
     cfg_first: bool = False
     offered: tuple[str, ...] = ()
+    tensors: Mapping[str, Any] = field(default_factory=dict)
 
 
 def check_call(
@@ -83,7 +85,7 @@ def check_call(
     given = {*free[:positional], *(["cfg"] if cfg_first else [])}
     choices = [name for name in taken.keywords if name not in given and name not in offered]
 
-    problems = []
+    problems, tensors = [], {}
     for name, value in args.items():
         if name in given:
             problems.append(f"{prefix}{name}: {label} already receives '{name}'")
@@ -92,6 +94,8 @@ def check_call(
             if not fits(value, parameter.annotation) and not (value is None and parameter.default is None):
                 expected = inspect.formatannotation(parameter.annotation)
                 problems.append(f"{prefix}{name}: expected {expected}, got {value!r} ({type(value).__name__})")
+            elif (kind := _tensor_class(value, parameter.annotation)) is not None:
+                tensors[name] = kind
         elif not taken.any_keyword:
             hint = suggest(str(name), [*choices, *(n for n in offered if n in taken.keywords)]) or "."
             takes = f"It takes: {', '.join(choices)}." if choices else "It takes no arguments."
@@ -102,7 +106,7 @@ def check_call(
             problems.append(f"{prefix}{name}: {label} needs the argument '{name}', which is not given")
     if problems:
         raise ConfigError("\n".join(problems))
-    return Plan(cfg_first, supplied)
+    return Plan(cfg_first, supplied, tensors)
 
 
 def what_it_takes(target: Any, with_cfg: bool = False) -> Taken | None:
@@ -192,7 +196,8 @@ def fits(value: Any, annotation: Any) -> bool:
     """Whether a config value matches an annotation.
 
     Checked are numbers (an int is a float, a bool is neither), str, bool, None, sequences (lists and tuples are
-    equivalent) and mappings of these, unions and ``Literal``. Any value matches other annotations.
+    equivalent) and mappings of these, tensors (numbers, in lists or not), unions and ``Literal``. Any value matches
+    other annotations.
 
     Args:
         value: plain data.
@@ -209,6 +214,8 @@ def fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if annotation in (str, bool):
         return isinstance(value, annotation)
+    if _is_tensor(annotation):
+        return _is_numbers(value) or not isinstance(value, (str, bool, list, tuple, Mapping, type(None)))
     origin, inner = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, one) for one in inner)
@@ -231,3 +238,27 @@ def _items_fit(value: list[Any] | tuple[Any, ...], origin: Any, inner: tuple[Any
     if origin is tuple and inner[-1] is not Ellipsis:
         return len(value) == len(inner) and all(map(fits, value, inner))
     return all(fits(item, inner[0]) for item in value)
+
+
+def _tensor_class(value: Any, annotation: Any) -> Any:
+    """The class of tensors if numbers of a config are meant as a tensor: ``weight: [1, 2]`` of CrossEntropyLoss."""
+    union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    members = typing.get_args(annotation) if union else (annotation,)
+    found = next(filter(_is_tensor, members), None)
+    others = [one for one in members if one is not found]
+    return found if found is not None and _is_numbers(value) and not any(fits(value, one) for one in others) else None
+
+
+def to_tensor(value: Any, kind: Any) -> Any:
+    """A tensor of floats with the values of nested lists, or a number. Does not import torch."""
+    return kind(value) if isinstance(value, (list, tuple)) else kind([value]).reshape(())
+
+
+def _is_tensor(annotation: Any) -> bool:
+    return getattr(annotation, "__name__", "") == "Tensor" and getattr(annotation, "__module__", "") == "torch"
+
+
+def _is_numbers(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_numbers, value))
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

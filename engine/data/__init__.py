@@ -6,9 +6,9 @@ from .build import (
     build_test_loader,
     build_train_loader,
     check_data,
-    trivial_batch_collator,
     worker_init_reset_seed,
 )
+from .collate import COLLATE_REGISTRY, pad_collate, trivial_batch_collator
 from .common import AspectRatioGroupedDataset, DatasetFromList, MapDataset, ToIterableDataset
 from .datasets import DATASET_REGISTRY, ArrayDataset, concat_datasets, get_dataset
 from .epoch_iterator import EpochIterator
@@ -30,6 +30,7 @@ from .text import python_docs_test, python_docs_train
 from .transfer import move_to_device
 
 __all__ = [
+    "COLLATE_REGISTRY",
     "DATASET_REGISTRY",
     "SAMPLER_REGISTRY",
     "ArrayDataset",
@@ -59,6 +60,7 @@ __all__ = [
     "get_dataset",
     "is_deterministic",
     "move_to_device",
+    "pad_collate",
     "python_docs_test",
     "python_docs_train",
     "seed_generators",

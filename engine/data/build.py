@@ -18,6 +18,7 @@ from ...hooks.control.interruption import leave_signals_to_parent
 from .. import comm
 from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler, RankBatchSampler
+from .collate import build_collate_fn, check_collate_fn, trivial_batch_collator
 from .common import AspectRatioGroupedDataset, MapDataset
 from .datasets import TEST_SLOT, TRAIN_SLOT, concat_datasets, first_samples, get_dataset
 from .reading import BatchLoader
@@ -84,7 +85,7 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
             f"DATALOADER.ITERS_PER_EPOCH: epochs of {settings.SAMPLER_TRAIN} have a length, {len(batches)} batches; "
             "to make them shorter, set LIMIT_TRAIN_BATCHES"
         )
-    return _loader(dataset, batches, seed=seed, **_options(cfg))
+    return _loader(dataset, batches, seed=seed, **_options(cfg, dataset))
 
 
 def _training_data(cfg: CfgNode) -> Any:
@@ -123,7 +124,7 @@ def _train_stream(cfg: CfgNode, dataset: IterableDataset[Any], seed: int) -> Dat
         drop_last=settings.DROP_LAST,
         max_batches=settings.LIMIT_TRAIN_BATCHES or None,
         fast_forward=settings.FAST_FORWARD,
-        **_options(cfg),
+        **_options(cfg, dataset),
     )
 
 
@@ -140,11 +141,11 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
     dataset = _test_data(cfg, dataset_name)
     if isinstance(dataset, IterableDataset):
         total = batch_size * comm.get_data_size()
-        return _stream(dataset, total, seed=seed, keep_rest=True, max_batches=limit or None, **_options(cfg))
+        return _stream(dataset, total, seed=seed, keep_rest=True, max_batches=limit or None, **_options(cfg, dataset))
     if limit:
         dataset = first_samples(dataset, limit * batch_size * comm.get_data_size())
     batches = BatchSampler(InferenceSampler(len(dataset)), batch_size, drop_last=False)
-    return _loader(dataset, batches, seed=seed, **_options(cfg))
+    return _loader(dataset, batches, seed=seed, **_options(cfg, dataset))
 
 
 def _test_data(cfg: CfgNode, name: str) -> Any:
@@ -231,11 +232,6 @@ def build_batch_data_loader(
     return _loader(dataset, RankBatchSampler(sampler, total_batch_size, drop_last), **options)
 
 
-def trivial_batch_collator(batch: list[Any]) -> list[Any]:
-    """Return the list of samples unchanged."""
-    return batch
-
-
 def worker_init_reset_seed(worker_id: int) -> None:
     """Seed python, numpy and torch in a loader worker, with a different seed in each worker.
 
@@ -273,12 +269,17 @@ def check_data(cfg: CfgNode) -> None:
             f"DATALOADER.NUM_WORKERS: must be at most {most} on this machine, not {workers}: each is a process"
         )
     SAMPLER_SLOT.check(cfg)
+    check_collate_fn(cfg)
 
 
-def _options(cfg: CfgNode) -> dict[str, Any]:
+def _options(cfg: CfgNode, dataset: Any) -> dict[str, Any]:
+    settings, pin = cfg.DATALOADER, cfg.DATALOADER.PIN_MEMORY
     return {
-        "num_workers": cfg.DATALOADER.NUM_WORKERS,
-        "pin_memory": resolve_device(cfg.MODEL.DEVICE).type == "cuda",
+        "num_workers": settings.NUM_WORKERS,
+        "pin_memory": resolve_device(cfg.MODEL.DEVICE).type == "cuda" if pin == "auto" else pin,
+        "prefetch_factor": (settings.PREFETCH_FACTOR or None) if settings.NUM_WORKERS else None,
+        "persistent_workers": settings.PERSISTENT_WORKERS,
+        "collate_fn": build_collate_fn(cfg, dataset),
     }
 
 
@@ -314,7 +315,7 @@ def _stream(
     collate_fn: Callable[[Any], Any] | None = None,
     **options: Any,
 ) -> DataLoader[Any]:
-    # No persistent workers: they would not see the epoch of the next pass.
+    options.pop("persistent_workers", None)  # they would not see the epoch of the next pass
     collate_fn = collate_fn or own_collate_fn(dataset)
     return StreamLoader(
         dataset,

@@ -1,8 +1,10 @@
 import functools
 import os
 import sys
+from typing import Any
 
 import pytest
+import torch
 
 from hookline.config import CfgNode, ConfigError, Registry, UnknownKeyError, configurable, locate
 
@@ -347,3 +349,17 @@ def test_an_error_inside_the_target_is_not_touched(registry):
     registry.register(fails)
     with pytest.raises(TypeError, match=r"^inside$"):
         registry.build("fails", {"a": 1})
+
+
+def test_numbers_become_a_tensor_where_the_signature_says_tensor(registry):
+    @registry.register()
+    def weighted(weight: torch.Tensor | None = None, bins: torch.Tensor | list[float] | None = None) -> Any:
+        return weight, bins
+
+    weight, bins = registry.build("weighted", {"weight": [1, 2], "bins": [0.5]})
+    assert torch.equal(weight, torch.tensor([1.0, 2.0]))
+    assert bins == [0.5]  # a list is what the signature allows
+    assert registry.build("weighted", {"weight": 3})[0].item() == 3
+    assert registry.build("weighted", {"weight": None})[0] is None
+    with pytest.raises(ConfigError, match=r"MODEL\.ARGS\.weight: expected torch.Tensor \| None, got \['a'\]"):
+        registry.build("weighted", {"weight": ["a"]}, key="MODEL.ARGS")

@@ -3,6 +3,7 @@ import typing
 from typing import Annotated, Any, Literal, Optional, Union
 
 import pytest
+import torch
 
 from hookline.config.signatures import fits, what_it_takes
 
@@ -25,6 +26,7 @@ from hookline.config.signatures import fits, what_it_takes
         (dict, [{}], [[]]),
         (dict[str, int], [{"a": 1}], [{"a": "b"}, {1: 1}]),
         (typing.Mapping[str, Any], [{"a": object()}], [3]),
+        (torch.Tensor, [1, 0.5, [1, 2], [[1], [2]], torch.ones(1)], ["a", ["a"], True, None, {}]),
         (Optional[int], [1, None], ["a"]),  # noqa: UP045
         (Union[int, str], [1, "a"], [0.5]),  # noqa: UP007
         (int | None, [1, None], [0.5]),

@@ -459,8 +459,7 @@ def test_ranks_that_might_end_at_different_steps_need_a_length(monkeypatch):
     build_train_loader(make_cfg("one_stream"))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", ["one_stream", "OwnShards"])
+@pytest.mark.parametrize(("name", "workers"), [("one_stream", 0), ("one_stream", 2), ("OwnShards", 2)])
 def test_a_limit_ends_each_pass_early_and_a_resume_counts_it(name, workers):
     def limited():
         return EpochIterator(build_train_loader(make_cfg(name, LIMIT_TRAIN_BATCHES=2, NUM_WORKERS=workers)))
