@@ -229,13 +229,9 @@ class DefaultTrainer(ResumableTrainer):
     def build_writers(self) -> Sequence[hooks.EventWriter]:
         """Build the writers of LOG.WRITERS."""
         period = Duration.parse(self.cfg.LOG.PERIOD)
-        writers: list[hooks.EventWriter] = WRITER_SLOT.build(
-            self.cfg,
-            output_dir=self.cfg.OUTPUT_DIR,
-            max_iter=self.max_iter,
-            window_size=int(period.value) if period and period.unit == "it" else 20,
-        )
-        return writers
+        window = int(period.value) if period and period.unit == "it" else 20
+        options = {"output_dir": self.cfg.OUTPUT_DIR, "max_iter": self.max_iter, "window_size": window}
+        return list(WRITER_SLOT.build(self.cfg, **options))
 
     @classmethod
     def build_model(cls, cfg: CfgNode) -> nn.Module:
@@ -297,14 +293,7 @@ class DefaultTrainer(ResumableTrainer):
             ConfigError: the number of evaluators is not the number of test sets.
         """
         begin_look(cfg)
-        return evaluate_test_sets(
-            cfg,
-            model,
-            evaluators,
-            adapter=cls.build_adapter(cfg),
-            build_loader=cls.build_test_loader,
-            build_evaluator=cls.build_evaluator,
-        )
+        return evaluate_test_sets(cfg, model, evaluators, parts=cls)
 
     def evaluate(self, max_batches: int | None = None) -> Mapping[str, Any]:
         """Evaluate the model on DATASETS.TEST, during training or not, and emit the events of an evaluation.

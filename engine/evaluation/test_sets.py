@@ -1,6 +1,6 @@
 """Evaluation on all of DATASETS.TEST."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -8,7 +8,6 @@ from torch import nn
 from ...config import CfgNode, ConfigError, name_of
 from .. import comm
 from ..modeling import resolve_device
-from ..modeling.adapters import ModelAdapter
 from .evaluator import DatasetEvaluator, inference_on_dataset
 
 __all__ = ["evaluate_test_sets"]
@@ -18,21 +17,18 @@ def evaluate_test_sets(
     cfg: CfgNode,
     model: nn.Module,
     evaluators: DatasetEvaluator | Sequence[DatasetEvaluator] | None,
-    *,
-    adapter: ModelAdapter,
-    build_loader: Callable[[CfgNode, str], Any],
-    build_evaluator: Callable[[CfgNode, str], DatasetEvaluator],
+    parts: Any,
 ) -> dict[str, Any]:
-    """See :meth:`DefaultTrainer.test`."""
+    """See :meth:`DefaultTrainer.test`. ``parts`` is the trainer's class, or another object with its ``build_*``."""
     names = [name_of(entry) for entry in cfg.DATASETS.TEST]
     given = [evaluators] if isinstance(evaluators, DatasetEvaluator) else evaluators
     if given is not None and len(given) != len(names):
         raise ConfigError(f"DATASETS.TEST has {len(names)} sets, but {len(given)} evaluators were given")
-    device = resolve_device(cfg.MODEL.DEVICE)
+    device, adapter = resolve_device(cfg.MODEL.DEVICE), parts.build_adapter(cfg)
     results: dict[str, Any] = {}
     for index, name in enumerate(names):
-        loader = build_loader(cfg, name)
-        evaluator = given[index] if given is not None else build_evaluator(cfg, name)
+        loader = parts.build_test_loader(cfg, name)
+        evaluator = given[index] if given is not None else parts.build_evaluator(cfg, name)
         found = inference_on_dataset(model, loader, evaluator, predict=adapter.predict, device=device)
         found = comm.broadcast_object(found)  # an evaluator may return results on rank 0 only
         if set(found) == {name}:

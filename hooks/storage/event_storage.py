@@ -66,7 +66,7 @@ class EventStorage(MediaStorage):
         self._on_device = False  # whether some of them are tensors on a device
         self._metrics: dict[str, Metric] = {}
         self._rows: tuple[Any, list[Row]] = (None, [])  # the last result of rows(), and for which arguments
-        # Values with a row of their own, in the order of their numbers: (number, iteration, name, value).
+        # Values with a row of their own, by ascending number: (number, iteration, name, value).
         self._points: list[tuple[int, int, str, float]] = []
         self.nonfinite: dict[str, int] = {}
         """The first iteration at which a metric was NaN or infinite, by name."""
