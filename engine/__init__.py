@@ -9,7 +9,7 @@ from .compat.writers import default_writers
 from .defaults import DefaultTrainer
 from .export.export import export_weights
 from .export.predictor import DefaultPredictor
-from .launch import launch
+from .launch import DEFAULT_TIMEOUT, launch
 from .parallel.fsdp import FSDP2
 from .setup.check import check_config
 from .setup.command_line import default_argument_parser
@@ -21,6 +21,7 @@ from .simple_trainer import SimpleTrainer
 from .train_loop import TrainerBase, TrainResult
 
 __all__ = [
+    "DEFAULT_TIMEOUT",
     "FSDP2",
     "AMPTrainer",
     "DefaultPredictor",

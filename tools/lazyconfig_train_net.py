@@ -21,9 +21,7 @@ import argparse
 import logging
 from typing import Any
 
-import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from hookline.config import ConfigError, LazyConfig, UnknownKeyError, instantiate
 from hookline.config.errors import first_line
@@ -33,6 +31,7 @@ from hookline.engine import (
     begin_run,
     comm,
     config_errors_exit,
+    create_ddp_model,
     default_argument_parser,
     default_setup,
     default_writers,
@@ -96,12 +95,8 @@ def find(cfg: Any, key: str, default: Any = None) -> Any:
 
 def build_model(cfg: Any) -> nn.Module:
     """Build the model, and wrap it if several ranks train it."""
-    device = torch.device(find(cfg, "train.device", "cpu"))
-    model = instantiate(cfg.model).to(device)
-    if comm.get_world_size() == 1:
-        return model
-    ids = [comm.get_local_rank()] if device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=ids, **find(cfg, "train.ddp", {}))
+    model = instantiate(cfg.model).to(find(cfg, "train.device", "cpu"))
+    return create_ddp_model(model, **find(cfg, "train.ddp", {}))
 
 
 def evaluate(cfg: Any, model: nn.Module, adapter: ModelAdapter) -> dict[str, Any]:

@@ -44,7 +44,7 @@ HOMES: dict[str, dict[str, str]] = {
     "detectron2.data.samplers": {"hookline.engine.data": f"{_SAMPLERS} GroupedBatchSampler"},
     "detectron2.data.samplers.distributed_sampler": {"hookline.engine.data": _SAMPLERS},
     "detectron2.data.samplers.grouped_batch_sampler": {"hookline.engine.data": "GroupedBatchSampler"},
-    "detectron2.engine": {"hookline.engine": f"{_TRAINERS} {_DEFAULTS} {_HOOKS} hooks launch"},
+    "detectron2.engine": {"hookline.engine": f"{_TRAINERS} {_DEFAULTS} {_HOOKS} DEFAULT_TIMEOUT hooks launch"},
     "detectron2.engine.defaults": {"hookline.engine": f"{_DEFAULTS} {_TRAINERS}"},
     "detectron2.engine.hooks": {"hookline.hooks": _HOOKS},
     "detectron2.engine.launch": {"hookline.engine.launch": "DEFAULT_TIMEOUT launch"},
@@ -59,8 +59,8 @@ HOMES: dict[str, dict[str, str]] = {
     "detectron2.modeling.meta_arch.build": {"hookline.engine.modeling": "META_ARCH_REGISTRY build_model"},
     "detectron2.solver": {
         "hookline.engine.solver": """
-            LRMultiplier LRScheduler WarmupParamScheduler build_lr_scheduler build_optimizer
-            get_default_optimizer_params
+            LRMultiplier LRScheduler WarmupCosineLR WarmupMultiStepLR WarmupParamScheduler build_lr_scheduler
+            build_optimizer get_default_optimizer_params
         """
     },
     "detectron2.solver.build": {
@@ -75,6 +75,7 @@ HOMES: dict[str, dict[str, str]] = {
         "hookline.engine.solver.warmup_lr": "_get_warmup_factor_at_iter",
     },
     "detectron2.utils": {},
+    "detectron2.utils.analysis": {"fvcore.nn": "FlopCountAnalysis parameter_count parameter_count_table"},
     "detectron2.utils.collect_env": {"hookline.engine.compat.collect_env": "collect_env_info"},
     "detectron2.utils.comm": {"hookline.engine.comm": _COMM},
     "detectron2.utils.env": {"hookline.engine.compat.env": "TORCH_VERSION seed_all_rng"},
@@ -85,31 +86,64 @@ HOMES: dict[str, dict[str, str]] = {
             create_small_table log_every_n log_every_n_seconds log_first_n setup_logger
         """
     },
+    "detectron2.utils.memory": {"hookline.engine.compat.memory": "retry_if_cuda_oom"},
     "detectron2.utils.registry": {"hookline.config": "Registry locate"},
 }
 
 _DETECTION = "it is part of detection, and hookline has only the training engine"
-_DATA = (
-    "hookline's data sets are Python's: name a data set in DATASETS.TRAIN as 'my_package.data:function', or override "
-    "build_train_loader in your trainer"
+_CATALOG = (
+    "register a function that returns the data set with DATASET_REGISTRY of hookline.engine.data, and name it in "
+    "DATASETS.TRAIN"
 )
+_LOADER = (
+    "it loads images with boxes. Override build_train_loader and build_test_loader of your trainer: "
+    "build_batch_data_loader and MapDataset are in hookline.engine.data"
+)
+_LAUNCH = 'call launch(): it chooses a free port for dist_url="auto", and starts and watches the ranks'
+_FLOPS = "use FlopCountAnalysis of fvcore.nn, or the hook FlopsCounter"
+_TESTS = "it is for detectron2's own tests"
+_ENVIRONMENT = "hookline has no setup by environment variables"
 
 REFUSED: dict[str, str] = {
     "detectron2._C": _DETECTION,
     "detectron2.checkpoint.ModelCatalog": "it lists detectron2's model zoo",
-    "detectron2.data": _DATA,
-    "detectron2.data.DatasetMapper": _DETECTION,
-    "detectron2.data.datasets": _DETECTION,
-    "detectron2.data.detection_utils": _DETECTION,
-    "detectron2.data.transforms": _DETECTION,
+    "detectron2.checkpoint.c2_model_loading": "load() of hookline's Checkpointer matches the names of weights itself",
+    "detectron2.checkpoint.catalog": "it lists detectron2's model zoo",
+    "detectron2.config.compat": "hookline has no configs of earlier versions of detectron2",
+    "detectron2.config.downgrade_config": "hookline has no configs of earlier versions of detectron2",
+    "detectron2.config.upgrade_config": "hookline has no configs of earlier versions of detectron2",
+    "detectron2.data": _DETECTION,
+    "detectron2.data.DatasetCatalog": _CATALOG,
+    "detectron2.data.Metadata": "class names and colours are part of detection; keep them in the data set",
+    "detectron2.data.MetadataCatalog": "class names and colours are part of detection; keep them in the data set",
+    "detectron2.data.benchmark": "loaders are measured by tools/benchmark.py",
+    "detectron2.data.build.build_detection_test_loader": _LOADER,
+    "detectron2.data.build.build_detection_train_loader": _LOADER,
+    "detectron2.data.build_detection_test_loader": _LOADER,
+    "detectron2.data.build_detection_train_loader": _LOADER,
+    "detectron2.data.catalog": _CATALOG,
+    "detectron2.engine.launch._distributed_worker": _LAUNCH,
+    "detectron2.engine.launch._find_free_port": _LAUNCH,
     "detectron2.evaluation": "hookline has no evaluators for detection: subclass DatasetEvaluator",
     "detectron2.export": "use hookline.engine.export_weights or tools/export_model.py",
-    "detectron2.layers": _DETECTION,
+    "detectron2.layers": "layers are part of models: use torch.nn, and FrozenBatchNorm2d of torchvision.ops",
     "detectron2.model_zoo": _DETECTION,
     "detectron2.modeling": _DETECTION,
     "detectron2.projects": _DETECTION,
     "detectron2.structures": _DETECTION,
     "detectron2.tracking": _DETECTION,
+    "detectron2.utils.analysis.activation_count_operators": _FLOPS,
+    "detectron2.utils.analysis.flop_count_operators": _FLOPS,
+    "detectron2.utils.colormap": _DETECTION,
+    "detectron2.utils.develop": _TESTS,
+    "detectron2.utils.env.fixup_module_metadata": "it serves detectron2's documentation; remove the call",
+    "detectron2.utils.env.setup_custom_environment": _ENVIRONMENT,
+    "detectron2.utils.env.setup_environment": _ENVIRONMENT,
+    "detectron2.utils.logger._log_api_usage": "hookline counts no usage; remove the call",
+    "detectron2.utils.serialize": "launch() and loaders pickle with Python's pickle",
+    "detectron2.utils.testing": _TESTS,
+    "detectron2.utils.torch_version_utils": "compare TORCH_VERSION of hookline.engine.compat.env",
+    "detectron2.utils.tracing": "use torch.export or tools/export_model.py",
     "detectron2.utils.video_visualizer": _DETECTION,
     "detectron2.utils.visualizer": _DETECTION,
 }
