@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from loggers import unchanged_logging
 
 # The longest files come first, so that the two processes end at about the same time.
 FIRST = ("faults", "distributed", "test_readme.py", "test_package.py", "tools")
@@ -34,3 +35,9 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
     monkeypatch.setattr(logger, "propagate", False)
     caplog.set_level(logging.DEBUG, "hookline")
     return caplog
+
+
+@pytest.fixture(autouse=True)
+def _restore_logging():
+    with unchanged_logging():
+        yield

@@ -29,16 +29,6 @@ from hookline.hooks import (
 )
 
 
-@pytest.fixture(autouse=True)
-def logging_is_put_back():
-    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
-
-
 @META_ARCH_REGISTRY.register()
 class _CompatModel(nn.Module):
     def __init__(self, cfg=None):

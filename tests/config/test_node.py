@@ -38,17 +38,6 @@ def cfg():
     return make_cfg()
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(text, name="a.yaml"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return str(path)
-
-    return write
-
-
 # ---------------------------------------------------------------- unknown keys (pitfall 36)
 
 

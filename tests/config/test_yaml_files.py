@@ -9,17 +9,6 @@ def make_cfg():
     return CfgNode({"A": 0, "B": 0, "C": 0, "LR": 0.1, "T": [1], "S": "", "ARGS": {}})
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(text, name="a.yaml"):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return str(path)
-
-    return write
-
-
 def merged(path):
     cfg = make_cfg()
     cfg.merge_from_file(path)

@@ -1,6 +1,5 @@
 import gc
 import json
-import logging
 import os
 import signal
 import weakref
@@ -21,16 +20,6 @@ from hookline.hooks import CallbackHook, EventWriter, HookBase, IterationTimer, 
 
 EPOCH = 10  # iterations in one
 TIMES = ("time", "data_time", "eta_seconds")
-
-
-@pytest.fixture(autouse=True)
-def logging_is_put_back():
-    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
 
 
 @DATASET_REGISTRY.register()

@@ -6,7 +6,6 @@ larger MAX_ITER. Its files must then equal those of the undisturbed run, or a re
 the user in its folder must not change.
 """
 
-import csv
 import dataclasses
 import errno
 import json
@@ -20,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from comparing import csv_rows, frozen, json_rows
 from forker import forker
 from injector import FAULTS, Operation, Plan, recorded
 
@@ -122,8 +122,8 @@ def left_behind(run: Path) -> dict[str, Any]:
         "average": frozen({key: hook for key, hook in state["hooks"].items() if key.startswith("EMA")}),
         "best weights": frozen(best["model"]),
         "kept": (state["hooks"]["PeriodicCheckpointer"]["recent_checkpoints"], state["hooks"]["BestCheckpointer"]),
-        "metrics.json": [untimed(json.loads(line)) for line in (run / "metrics.json").read_text().splitlines()],
-        "metrics.csv": [untimed(row) for row in csv.DictReader((run / "metrics.csv").open())],
+        "metrics.json": json_rows(run / "metrics.json", TIMINGS),
+        "metrics.csv": csv_rows(run / "metrics.csv", TIMINGS),
         "tensorboard scalars": scalars,
         "tensorboard images": images,
         "tensorboard histograms": histograms,
@@ -147,22 +147,6 @@ def tensorboard(run: Path) -> tuple[Any, Any, Any]:
         {t: [(e.step, e.encoded_image_string) for e in events.Images(t)] for t in tags["images"]},
         {t: [(e.step, e.histogram_value) for e in events.Histograms(t)] for t in tags["histograms"]},
     )
-
-
-def frozen(value: Any) -> Any:
-    """Copy a value so that it can be compared bit by bit."""
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), value.detach().contiguous().numpy().tobytes()
-    if isinstance(value, dict):
-        return {key: frozen(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [frozen(item) for item in value]
-    return value
-
-
-def untimed(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with timings replaced by a mark and without empty cells."""
-    return {name: None if name in TIMINGS else value for name, value in row.items() if value != ""}
 
 
 def differences(found: dict[str, Any], expected: dict[str, Any], left: str = "") -> list[str]:

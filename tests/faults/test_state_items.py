@@ -5,9 +5,7 @@ unchanged file, then with one item replaced by that of a new run. The files of t
 item :data:`CASES` names the file or value that must differ.
 """
 
-import csv
 import gc
-import json
 import os
 import random
 import shutil
@@ -20,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comparing import csv_rows, frozen, json_rows
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -280,22 +279,6 @@ def kill_in_save(trainer: DefaultTrainer) -> None:
 TIMINGS = ("time", "data_time", "eta_seconds", "samples_per_s", "time_p95", "time_max", "flops_per_s", "mfu")
 
 
-def frozen(value: Any) -> Any:
-    """Copy a value so that it can be compared bit by bit."""
-    if isinstance(value, torch.Tensor):
-        return str(value.dtype), tuple(value.shape), value.detach().contiguous().numpy().tobytes()
-    if isinstance(value, dict):
-        return {key: frozen(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [frozen(item) for item in value]
-    return value
-
-
-def untimed(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with timings replaced by a mark and without empty cells."""
-    return {name: None if name in TIMINGS else value for name, value in row.items() if value != ""}
-
-
 def tensorboard(folder: Path) -> dict[str, Any]:
     """Return the steps and values that TensorBoard shows, by metric."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -341,8 +324,8 @@ def left_behind(trainer: DefaultTrainer, folder: Path, reason: str) -> dict[str,
         "best": (hooks.get("BestCheckpointer"), frozen(torch.load(best)["model"]) if best.exists() else None),
         "kept": hooks["PeriodicCheckpointer"],
         "files": names,
-        "rows": [untimed(json.loads(line)) for line in (folder / "metrics.json").read_text().splitlines()],
-        "table": [untimed(row) for row in csv.DictReader(table.open())] if table.exists() else [],
+        "rows": json_rows(folder / "metrics.json", TIMINGS),
+        "table": csv_rows(table, TIMINGS) if table.exists() else [],
         "tensorboard": tensorboard(folder),
     }
 

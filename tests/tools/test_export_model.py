@@ -1,18 +1,13 @@
 """The command line of tools/export_model.py, on the files of a real run."""
 
-import logging
 import os
-import runpy
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from run_tools import run_tool, train_synthetic
 from safetensors.torch import load_file
-
-from hookline.config import get_cfg
-from hookline.engine import DefaultTrainer, default_setup
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "export_model.py"
@@ -21,36 +16,8 @@ TOOL = ROOT / "tools" / "export_model.py"
 @pytest.fixture
 def tool(trained, monkeypatch, capsys):
     """Run the tool in this process, in the folder of the runs; return exit code, output and errors."""
-
-    def run(*arguments):
-        monkeypatch.chdir(trained)
-        monkeypatch.setattr(sys, "argv", [str(TOOL), *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            runpy.run_path(str(TOOL), run_name="__main__")
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return run
-
-
-def train(folder, name, *overrides):
-    """Make a short run."""
-    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    cfg = get_cfg()
-    cfg.merge_from_file(str(ROOT / "configs/synthetic/mlp.yaml"))
-    cfg.merge_from_list(["OUTPUT_DIR", str(folder / name), "MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", 5])
-    cfg.merge_from_list(["LOG.WRITERS", "[]", *overrides])
-    try:
-        default_setup(cfg)
-        DefaultTrainer(cfg).train()
-    finally:
-        for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-            logger.handlers, logger.propagate = handlers, propagate
-            logger.setLevel(level)
+    monkeypatch.chdir(trained)
+    return lambda *arguments: run_tool("export_model.py", arguments, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +25,7 @@ def trained(tmp_path_factory):
     """A folder with a short run with EMA."""
     folder = tmp_path_factory.mktemp("trained")
     ema = '[{"NAME": "EMA", "ARGS": {"decay": 0.9}}]'
-    train(folder, "run", "HOOKS", ema)
+    train_synthetic(folder / "run", "HOOKS", ema)
     return folder
 
 

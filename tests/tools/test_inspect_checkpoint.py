@@ -1,18 +1,14 @@
 """The command line of tools/inspect_checkpoint.py, on the files of real runs."""
 
 import json
-import logging
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-
-from hookline.config import get_cfg
-from hookline.engine import DefaultTrainer, default_setup
+from run_tools import run_tool, train_synthetic
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "inspect_checkpoint.py"
@@ -21,36 +17,8 @@ TOOL = ROOT / "tools" / "inspect_checkpoint.py"
 @pytest.fixture
 def tool(trained, monkeypatch, capsys):
     """Run the tool in this process, in the folder of the runs; return exit code, output and errors."""
-
-    def run(*arguments):
-        monkeypatch.chdir(trained)
-        monkeypatch.setattr(sys, "argv", [str(TOOL), *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            runpy.run_path(str(TOOL), run_name="__main__")
-        except SystemExit as end:
-            code = end.code or 0
-        return code, *capsys.readouterr()
-
-    return run
-
-
-def train(folder, name, *overrides):
-    """Make a short run."""
-    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    cfg = get_cfg()
-    cfg.merge_from_file(str(ROOT / "configs/synthetic/mlp.yaml"))
-    cfg.merge_from_list(["OUTPUT_DIR", str(folder / name), "MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", 5])
-    cfg.merge_from_list(["LOG.WRITERS", "[]", *overrides])
-    try:
-        default_setup(cfg)
-        DefaultTrainer(cfg).train()
-    finally:
-        for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-            logger.handlers, logger.propagate = handlers, propagate
-            logger.setLevel(level)
+    monkeypatch.chdir(trained)
+    return lambda *arguments: run_tool("inspect_checkpoint.py", arguments, capsys)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +26,7 @@ def trained(tmp_path_factory):
     """A folder with a run, one with the same seed, and one with another seed."""
     folder = tmp_path_factory.mktemp("trained")
     for name, seed in (("run", 1), ("same", 1), ("other", 2)):
-        train(folder, name, "SEED", seed)
+        train_synthetic(folder / name, "SEED", seed)
     return folder
 
 

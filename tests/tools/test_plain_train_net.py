@@ -1,45 +1,22 @@
 import json
-import logging
 import os
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from run_tools import run_tool
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "plain_train_net.py"
 SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
 
 
-@pytest.fixture(autouse=True)
-def logging_is_put_back():
-    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
-
-
 @pytest.fixture
 def tool(tmp_path, monkeypatch, capfd):
-    def run(*arguments):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(TOOL), "--config-file", str(SYNTHETIC), *map(str, arguments)])
-        capfd.readouterr()
-        code = 0
-        try:
-            runpy.run_path(str(TOOL), run_name="__main__")
-        except SystemExit as end:
-            code = end.code
-        logging.getLogger("hookline").handlers.clear()
-        return code, *capfd.readouterr()
-
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    return run
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: run_tool("plain_train_net.py", ("--config-file", SYNTHETIC, *arguments), capfd)
 
 
 def rows(folder):

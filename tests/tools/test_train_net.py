@@ -1,10 +1,8 @@
 import json
-import logging
 import os
 import pathlib
 import pickle
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -15,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from forker import forker
+from run_tools import run_tool
 from torch.distributed import checkpoint
 
 ROOT = Path(__file__).parents[2]
@@ -38,36 +37,14 @@ class SendSignal(HookBase):
 """
 
 
-@pytest.fixture(autouse=True)
-def logging_is_put_back():
-    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
-
-
 @pytest.fixture
 def tool(tmp_path, monkeypatch, capfd):
     """Run the tool in this process; returns its exit code, standard output and standard error."""
 
-    def run(*arguments):
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(TOOL), *map(str, arguments)])
-        capfd.readouterr()
-        code = 0
-        try:
-            runpy.run_path(str(TOOL), run_name="__main__")
-        except SystemExit as end:
-            code = end.code
-        logging.getLogger("hookline").handlers.clear()
-        out, err = capfd.readouterr()
-        return code, out, err
-
     monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.chdir(tmp_path)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
-    yield run
+    yield lambda *arguments: run_tool("train_net.py", arguments, capfd)
     for number, handler in before.items():
         signal.signal(number, handler)
 

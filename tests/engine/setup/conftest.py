@@ -1,5 +1,3 @@
-import logging
-
 import pytest
 
 from hookline.config import get_cfg
@@ -9,16 +7,6 @@ SOUND = [
     "MODEL.LOSS.NAME", "CrossEntropyLoss",
     "DATASETS.TRAIN", ["synthetic"], "DATASETS.TEST", ["synthetic"], "TEST.METRICS", ["Accuracy"],
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def restore_logging():
-    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
-    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
-    yield
-    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
 
 
 @pytest.fixture

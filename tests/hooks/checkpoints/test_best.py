@@ -7,45 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
-from torch import nn
+from small_runs import files, last, saved
 
 from hookline.config import ConfigError
-from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import BestCheckpointer, CallbackHook, EvalHook, HookBase, PeriodicCheckpointer
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(2, 1)
-
-    def forward(self, x):
-        return {"loss": self.fc(x).pow(2).mean()}
-
-
-@pytest.fixture
-def make(tmp_path):
-    def make(folder="run", checkpointer_type=Checkpointer):
-        torch.manual_seed(0)
-        model = Net()
-        trainer = SimpleTrainer(model, [torch.ones(1, 2)] * 4, torch.optim.SGD(model.parameters(), lr=0.1))
-        (tmp_path / folder).mkdir(exist_ok=True)
-        return trainer, checkpointer_type(model, str(tmp_path / folder), trainer=trainer)
-
-    return make
-
-
-def files(checkpointer):
-    return sorted(path.name for path in Path(checkpointer.save_dir).iterdir())
-
-
-def saved(checkpointer, name):
-    return torch.load(f"{checkpointer.save_dir}/{name}.pth", weights_only=True)
-
-
-def last(checkpointer):
-    return Path(checkpointer.save_dir, "last_checkpoint").read_text()
 
 
 def best_hooks(checkpointer, metrics, mode="max", period=2, **kwargs):

@@ -1,21 +1,13 @@
 import pytest
 import torch
 from fvcore.common.param_scheduler import LinearParamScheduler, StepParamScheduler
+from small_runs import Net
 from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import EvalHook, HookBase, LRScheduler
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(2, 1)
-
-    def forward(self, x):
-        return {"loss": self.fc(x).pow(2).mean()}
 
 
 def make_trainer(lr=1.0, param_groups=None):

@@ -1,32 +1,14 @@
 import pytest
 import torch
-from torch import nn
+from small_runs import train_net
 
-from hookline.engine import SimpleTrainer
 from hookline.hooks import HookBase, MemoryMonitor, PeriodicWriter, TorchMemoryStats
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, batch):
-        return {"loss": self.linear(batch).square().mean()}
-
-
-def train(steps, *hooks, start=0, device="cpu"):
-    model = Net().to(device)
-    trainer = SimpleTrainer(model, [torch.randn(4, 8, device=device)], torch.optim.SGD(model.parameters(), lr=0.1))
-    trainer.register_hooks(hooks)
-    trainer.train(start, steps)
-    return trainer
-
-
 def test_the_memory_of_the_process_is_put_when_metrics_are_written():
-    trainer = train(20, MemoryMonitor(), PeriodicWriter([], 10))
+    trainer = train_net(20, MemoryMonitor(), PeriodicWriter([], 10))
     values = trainer.storage.history("rss_mem").values()
     assert [iteration for _, iteration in values] == [9, 19]
     assert all(50 < megabytes < 100_000 for megabytes, _ in values)
@@ -39,21 +21,21 @@ def test_allocated_memory_is_included(tmp_path):
                 self.kept = torch.ones(2**26)  # 256 MiB
 
     hook = Hoarder()
-    before, after = train(20, hook, MemoryMonitor(), PeriodicWriter([], 10)).storage.history("rss_mem").values()
+    before, after = train_net(20, hook, MemoryMonitor(), PeriodicWriter([], 10)).storage.history("rss_mem").values()
     assert after[0] - before[0] == pytest.approx(256, abs=30)
 
 
 @pytest.mark.gpu
 @gpu
 def test_the_memory_of_the_gpu_is_put():
-    trainer = train(20, MemoryMonitor(), PeriodicWriter([], 10), device="cuda")
+    trainer = train_net(20, MemoryMonitor(), PeriodicWriter([], 10), device="cuda")
     assert trainer.storage.latest()["max_mem"][0] == torch.cuda.max_memory_allocated() / 2**20
     assert trainer.storage.latest()["reserved_mem"][0] >= 2
 
 
 def test_memory_statistics_without_a_gpu_do_nothing(log, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    train(50, TorchMemoryStats(period=10))
+    train_net(50, TorchMemoryStats(period=10))
     assert log.text.count("there is no CUDA device") == 1
     assert "GPU memory" not in log.text
 
@@ -61,7 +43,7 @@ def test_memory_statistics_without_a_gpu_do_nothing(log, monkeypatch):
 @pytest.mark.gpu
 @gpu
 def test_memory_statistics_are_logged_at_most_max_runs_times(log):
-    train(100, TorchMemoryStats(period=10, max_runs=3), device="cuda")
+    train_net(100, TorchMemoryStats(period=10, max_runs=3), device="cuda")
     assert log.text.count("GPU memory at iteration") == 3
     assert "GPU memory at iteration 29" in log.text
     assert log.text.count("PyTorch CUDA memory summary") == 1

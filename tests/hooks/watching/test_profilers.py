@@ -3,10 +3,9 @@ import os
 
 import pytest
 import torch
-from torch import nn
+from small_runs import train_net
 
 from hookline.config import ConfigError
-from hookline.engine import SimpleTrainer
 from hookline.hooks import (
     HOOK_REGISTRY,
     AutogradProfiler,
@@ -17,23 +16,6 @@ from hookline.hooks import (
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, batch):
-        return {"loss": self.linear(batch).square().mean()}
-
-
-def train(steps, *hooks, start=0, device="cpu"):
-    model = Net().to(device)
-    trainer = SimpleTrainer(model, [torch.randn(4, 8, device=device)], torch.optim.SGD(model.parameters(), lr=0.1))
-    trainer.register_hooks(hooks)
-    trainer.train(start, steps)
-    return trainer
-
-
 def operators(path):
     return {event.get("name") for event in json.loads(path.read_text())["traceEvents"]}
 
@@ -41,18 +23,18 @@ def operators(path):
 @pytest.mark.parametrize("start", [0, 100])
 def test_each_profiled_step_has_a_file_named_after_its_iteration(tmp_path, start):
     hook = TorchProfiler(lambda trainer: 2 <= trainer.iter % 100 < 4, str(tmp_path), save_tensorboard=False)
-    train(start + 6, hook, start=start)
+    train_net(start + 6, hook, start=start)
     assert sorted(os.listdir(tmp_path)) == [f"profiler-trace-iter{start + i}.json" for i in (2, 3)]
     assert "aten::addmm" in operators(tmp_path / f"profiler-trace-iter{start + 2}.json")
 
 
 def test_steps_are_counted_from_the_start_of_the_run(tmp_path):
-    train(105, TorchProfiler(start=1, steps=2, output_dir=str(tmp_path), save_tensorboard=False), start=100)
+    train_net(105, TorchProfiler(start=1, steps=2, output_dir=str(tmp_path), save_tensorboard=False), start=100)
     assert sorted(os.listdir(tmp_path)) == ["profiler-trace-iter101.json", "profiler-trace-iter102.json"]
 
 
 def test_a_trace_for_tensorboard_is_a_folder(tmp_path):
-    train(2, TorchProfiler(lambda trainer: trainer.iter == 1, str(tmp_path)))
+    train_net(2, TorchProfiler(lambda trainer: trainer.iter == 1, str(tmp_path)))
     (folder,) = tmp_path.iterdir()
     (trace,) = folder.iterdir()
     assert folder.name == "profiler-tensorboard-iter1"
@@ -62,7 +44,7 @@ def test_a_trace_for_tensorboard_is_a_folder(tmp_path):
 
 
 def test_the_autograd_profiler_writes_its_operators(tmp_path):
-    train(3, AutogradProfiler(lambda trainer: trainer.iter == 1, str(tmp_path), use_cuda=False))
+    train_net(3, AutogradProfiler(lambda trainer: trainer.iter == 1, str(tmp_path), use_cuda=False))
     assert os.listdir(tmp_path) == ["autograd-trace-iter1.json"]
     names = {event["name"] for event in json.loads((tmp_path / "autograd-trace-iter1.json").read_text())["traceEvents"]}
     assert "aten::addmm" in names
@@ -73,8 +55,8 @@ def test_both_can_be_named_in_a_config(tmp_path):
     args = {"start": 1, "steps": 1}
     names = ("TorchProfiler", "AutogradProfiler")
     hooks = [HOOK_REGISTRY.build(name, args, offered=offered, key="HOOKS[0].ARGS") for name in names]
-    train(2, hooks[0])
-    train(2, hooks[1])
+    train_net(2, hooks[0])
+    train_net(2, hooks[1])
     assert sorted(os.listdir(tmp_path)) == ["autograd-trace-iter1.json", "profiler-tensorboard-iter1"]
 
 
@@ -86,7 +68,7 @@ def test_a_predicate_with_a_start_is_an_error(hook):
 
 def test_activities_can_be_given_by_name(tmp_path):
     hook = TorchProfiler(output_dir=str(tmp_path), activities=["cpu"], start=0, steps=1, save_tensorboard=False)
-    train(1, hook)
+    train_net(1, hook)
     assert os.listdir(tmp_path) == ["profiler-trace-iter0.json"]
     with pytest.raises(ConfigError, match="unknown activity 'gpu'; use one of cpu, "):
         TorchProfiler(activities=["gpu"])
@@ -99,17 +81,17 @@ def test_a_step_that_fails_leaves_no_profiler_running(tmp_path):
 
     hook = TorchProfiler(output_dir=str(tmp_path), start=0, steps=5, save_tensorboard=False)
     with pytest.raises(ValueError, match="here"):
-        train(5, hook, Failing())
+        train_net(5, hook, Failing())
     assert not torch.autograd._profiler_enabled()
     assert os.listdir(tmp_path) == []
-    train(1, hook)
+    train_net(1, hook)
     assert os.listdir(tmp_path) == ["profiler-trace-iter0.json"]
 
 
 @pytest.mark.gpu
 @gpu
 def test_kernels_are_in_the_trace(tmp_path):
-    train(3, TorchProfiler(output_dir=str(tmp_path), start=2, steps=1, save_tensorboard=False), device="cuda")
-    train(3, AutogradProfiler(output_dir=str(tmp_path), start=2, steps=1), device="cuda")
+    train_net(3, TorchProfiler(output_dir=str(tmp_path), start=2, steps=1, save_tensorboard=False), device="cuda")
+    train_net(3, AutogradProfiler(output_dir=str(tmp_path), start=2, steps=1), device="cuda")
     assert any("gemm" in str(name) for name in operators(tmp_path / "profiler-trace-iter2.json"))
     assert (tmp_path / "autograd-trace-iter2.json").stat().st_size > 0

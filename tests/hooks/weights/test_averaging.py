@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from small_runs import config_trainer, kill_at, load
 from torch import nn
 from torch.nn import functional as F
 
-from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, SimpleTrainer, seed_all_rng
+from hookline.config import ConfigError
+from hookline.engine import SimpleTrainer
 from hookline.hooks import EMA, CallbackHook, EvalHook, HookBase
 from hookline.hooks.weights import weight_average
 from hookline.hooks.weights.weight_average import WeightAverage
@@ -319,49 +320,19 @@ def test_averaged_weights_can_be_used_directly():
 @pytest.fixture
 def make(tmp_path):
     def make(*overrides, folder="run", resume=False, ema=None):
-        cfg = get_cfg()
         hooks = [] if ema is None else [{"NAME": "EMA", "ARGS": ema}]
-        cfg.merge_from_list(
-            [
-                *("MODEL.NAME", "ConvNet", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
-                *("MODEL.ARGS", {"width": 2, "num_classes": 4, "dropout": 0.3}),
-                *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 77, "shape": (1, 4, 4)}}]),
-                *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 40, "shape": (1, 4, 4), "seed": 1}}]),
-                *("DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", 24, "SOLVER.BASE_LR", 0.1),
-                *("SOLVER.CHECKPOINT_PERIOD", 7, "TEST.EVAL_PERIOD", 5, "TEST.METRICS", ["Accuracy", "Loss"]),
-                *("CHECKPOINT.BEST.METRIC", "synthetic/loss", "CHECKPOINT.BEST.MODE", "min", "LOG.WRITERS", []),
-                *("HOOKS", hooks, "SEED", 3, "OUTPUT_DIR", str(tmp_path / folder)),
-                *overrides,
-            ]
-        )
-        seed_all_rng(cfg.SEED)
-        trainer = DefaultTrainer(cfg)
-        trainer.resume_or_load(resume=resume)
-        return trainer
+        settings = [
+            *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 77, "shape": (1, 4, 4)}}]),
+            *("SOLVER.MAX_ITER", 24, "TEST.EVAL_PERIOD", 5, "HOOKS", hooks),
+            *("CHECKPOINT.BEST.METRIC", "synthetic/loss", "CHECKPOINT.BEST.MODE", "min"),
+        ]
+        return config_trainer(tmp_path / folder, *settings, *overrides, resume=resume)
 
     return make
 
 
-def load(folder, name="model_final"):
-    return torch.load(folder / f"{name}.pth", weights_only=True)
-
-
 def averaged(folder, name="model_final"):
     return load(folder, name)["trainer"]["hooks"]["EMA"]["averaged_model"]
-
-
-class Killed(BaseException):
-    pass
-
-
-def kill_at(trainer, iteration):
-    def kill(t):
-        if t.iter == iteration:
-            raise Killed
-
-    trainer.register_hooks([CallbackHook(before_step=kill)])
-    with pytest.raises(Killed):
-        trainer.train()
 
 
 @pytest.mark.parametrize("buffers", ["copy", "average"])

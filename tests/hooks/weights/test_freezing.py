@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from small_runs import assert_equal_models, config_trainer, kill_at
 from torch import nn
 from torch.nn import functional as F
 
-from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, SimpleTrainer, seed_all_rng
+from hookline.config import ConfigError
+from hookline.engine import SimpleTrainer
 from hookline.hooks import CallbackHook, EvalHook, ModelFreezer
 
 
@@ -106,41 +107,14 @@ def test_an_unknown_name_is_an_error_with_a_suggestion():
         trainer_of(ModelFreezer("boddy")).train(0, 1)
 
 
-class Killed(BaseException):
-    pass
-
-
 def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(tmp_path):
     def make(folder, resume=False):
-        cfg = get_cfg()
-        cfg.merge_from_list(
-            [
-                *("MODEL.NAME", "ConvNet", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
-                *("MODEL.ARGS", {"width": 2, "num_classes": 4}),
-                *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 40, "shape": (1, 4, 4)}}]),
-                *("DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", 15, "SOLVER.BASE_LR", 0.1),
-                *("SOLVER.CHECKPOINT_PERIOD", 4, "LOG.WRITERS", [], "OUTPUT_DIR", str(tmp_path / folder), "SEED", 3),
-                "HOOKS",
-                [{"NAME": "ModelFreezer", "ARGS": {"layers": ["features.9", "features"], "until": [5, "2ep"]}}],
-            ]
-        )
-        seed_all_rng(cfg.SEED)
-        trainer = DefaultTrainer(cfg)
-        trainer.resume_or_load(resume=resume)
-        return trainer
+        freezer = {"NAME": "ModelFreezer", "ARGS": {"layers": ["features.9", "features"], "until": [5, "2ep"]}}
+        settings = ["DATASETS.TEST", [], "SOLVER.MAX_ITER", 15, "SOLVER.CHECKPOINT_PERIOD", 4, "HOOKS", [freezer]]
+        return config_trainer(tmp_path / folder, *settings, resume=resume)
 
     make("whole").train()
-    for stop, resume in ((6, False), (11, True)):
-        trainer = make("run", resume)
-
-        def kill(t, stop=stop):
-            if t.iter == stop:
-                raise Killed
-
-        trainer.register_hooks([CallbackHook(before_step=kill)])
-        with pytest.raises(Killed):
-            trainer.train()
+    kill_at(make("run"), 6)
+    kill_at(make("run", resume=True), 11)
     make("run", resume=True).train()
-    whole, ours = (torch.load(tmp_path / folder / "model_final.pth", weights_only=True) for folder in ("whole", "run"))
-    for name, value in whole["model"].items():
-        assert torch.equal(ours["model"][name], value), name
+    assert_equal_models(tmp_path / "run", tmp_path / "whole")

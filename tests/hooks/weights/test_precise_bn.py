@@ -5,12 +5,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from small_runs import assert_equal_models, config_trainer, kill_at
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, SimpleTrainer, seed_all_rng
+from hookline.engine import SimpleTrainer
 from hookline.engine.data import DATASET_REGISTRY
 from hookline.hooks import CallbackHook, EvalHook, PreciseBN
 
@@ -153,29 +154,13 @@ class drawn_images(Dataset):
 @pytest.fixture
 def make(tmp_path):
     def make(*overrides, folder="run", resume=False):
-        cfg = get_cfg()
-        cfg.merge_from_list(
-            [
-                *("MODEL.NAME", "ConvNet", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
-                *("MODEL.ARGS", {"width": 2, "num_classes": 4, "dropout": 0.3}),
-                *("DATASETS.TRAIN", ["drawn_images"], "DATASETS.TEST", []),
-                *("DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", 16, "SOLVER.BASE_LR", 0.1),
-                *("SOLVER.CHECKPOINT_PERIOD", 7, "TEST.EVAL_PERIOD", 3, "LOG.WRITERS", []),
-                *("TEST.PRECISE_BN", {"ENABLED": True, "NUM_ITER": 4}),
-                *("SEED", 3, "OUTPUT_DIR", str(tmp_path / folder)),
-                *overrides,
-            ]
-        )
-        seed_all_rng(cfg.SEED)
-        trainer = DefaultTrainer(cfg)
-        trainer.resume_or_load(resume=resume)
-        return trainer
+        settings = [
+            *("DATASETS.TRAIN", ["drawn_images"], "DATASETS.TEST", [], "SOLVER.MAX_ITER", 16),
+            *("TEST.EVAL_PERIOD", 3, "TEST.PRECISE_BN", {"ENABLED": True, "NUM_ITER": 4}),
+        ]
+        return config_trainer(tmp_path / folder, *settings, *overrides, resume=resume)
 
     return make
-
-
-class Killed(BaseException):
-    pass
 
 
 def test_training_is_not_affected(make):
@@ -200,22 +185,10 @@ def test_training_is_not_affected(make):
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(make, tmp_path, workers):
     make("DATALOADER.NUM_WORKERS", workers, folder="whole").train()
-    for stop, resume in ((8, False), (15, True)):
-        trainer = make("DATALOADER.NUM_WORKERS", workers, resume=resume)
-
-        def kill(t, stop=stop):
-            if t.iter == stop:
-                raise Killed
-
-        trainer.register_hooks([CallbackHook(before_step=kill)])
-        with pytest.raises(Killed):
-            trainer.train()
+    kill_at(make("DATALOADER.NUM_WORKERS", workers), 8)
+    kill_at(make("DATALOADER.NUM_WORKERS", workers, resume=True), 15)
     make("DATALOADER.NUM_WORKERS", workers, resume=True).train()
-    whole, ours = (
-        torch.load(tmp_path / folder / "model_final.pth", weights_only=True)["model"] for folder in ("whole", "run")
-    )
-    for name, value in whole.items():
-        assert torch.equal(ours[name], value), name
+    assert_equal_models(tmp_path / "run", tmp_path / "whole")
 
 
 def test_each_computation_uses_other_batches(make):

@@ -2,35 +2,23 @@
 
 import pytest
 import torch
+from small_runs import config_trainer, kill_at, load
 from torch.optim.swa_utils import SWALR, update_bn
 
-from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, SimpleTrainer, seed_all_rng
+from hookline.config import ConfigError
+from hookline.engine import DefaultTrainer, SimpleTrainer
 from hookline.hooks import SWA, CallbackHook, EvalHook
 
 
 @pytest.fixture
 def make(tmp_path):
     def make(*overrides, folder="run", resume=False, swa=None):
-        cfg = get_cfg()
         hooks = [] if swa is None else [{"NAME": "SWA", "ARGS": swa}]
-        cfg.merge_from_list(
-            [
-                *("MODEL.NAME", "ConvNet", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
-                *("MODEL.ARGS", {"width": 2, "num_classes": 4, "dropout": 0.3}),
-                *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 40, "shape": (1, 4, 4)}}]),
-                *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {"size": 40, "shape": (1, 4, 4), "seed": 1}}]),
-                *("DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", 30, "SOLVER.BASE_LR", 0.1),
-                *("SOLVER.WARMUP_ITERS", 0, "SOLVER.STEPS", (10,), "SOLVER.GAMMA", 0.5),
-                *("SOLVER.CHECKPOINT_PERIOD", 7, "TEST.EVAL_PERIOD", "1ep", "TEST.METRICS", ["Accuracy", "Loss"]),
-                *("LOG.WRITERS", [], "HOOKS", hooks, "SEED", 3, "OUTPUT_DIR", str(tmp_path / folder)),
-                *overrides,
-            ]
-        )
-        seed_all_rng(cfg.SEED)
-        trainer = DefaultTrainer(cfg)
-        trainer.resume_or_load(resume=resume)
-        return trainer
+        settings = [
+            *("SOLVER.WARMUP_ITERS", 0, "SOLVER.STEPS", (10,), "SOLVER.GAMMA", 0.5),
+            *("SOLVER.MAX_ITER", 30, "TEST.EVAL_PERIOD", "1ep", "HOOKS", hooks),
+        ]
+        return config_trainer(tmp_path / folder, *settings, *overrides, resume=resume)
 
     return make
 
@@ -48,24 +36,6 @@ def noting(trainer):
     note = CallbackHook(after_optimizer_step=lambda t: notes.append(weights_of(t.model)))
     trainer.register_hooks([note])
     return notes
-
-
-def load(folder, name="model_final"):
-    return torch.load(folder / f"{name}.pth", weights_only=True)
-
-
-class Killed(BaseException):
-    pass
-
-
-def kill_at(trainer, iteration):
-    def kill(t):
-        if t.iter == iteration:
-            raise Killed
-
-    trainer.register_hooks([CallbackHook(before_step=kill)])
-    with pytest.raises(Killed):
-        trainer.train()
 
 
 def test_the_average_is_the_mean_of_the_snapshots(make, tmp_path):

@@ -1,0 +1,17 @@
+"""The state of loggers."""
+
+import contextlib
+import logging
+
+
+@contextlib.contextmanager
+def unchanged_logging():
+    """Restore the loggers of hookline and fvcore at the end."""
+    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    try:
+        yield
+    finally:
+        for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)

@@ -1,0 +1,108 @@
+"""Small models and runs that several test files use."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import get_cfg
+from hookline.engine import DefaultTrainer, SimpleTrainer, seed_all_rng
+from hookline.engine.checkpoint import Checkpointer
+from hookline.hooks import CallbackHook
+
+
+class Net(nn.Module):
+    """One linear layer. Its loss is the mean square of the outputs."""
+
+    def __init__(self, inputs=2, outputs=1):
+        super().__init__()
+        self.fc = nn.Linear(inputs, outputs)
+
+    def forward(self, x):
+        return {"loss": self.fc(x).pow(2).mean()}
+
+
+def train_net(steps, *hooks, start=0, device="cpu"):
+    """Train a ``Net`` with some hooks; return the trainer."""
+    model = Net(8, 8).to(device)
+    trainer = SimpleTrainer(model, [torch.randn(4, 8, device=device)], torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.register_hooks(hooks)
+    trainer.train(start, steps)
+    return trainer
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+def checkpointed_trainer(folder, checkpointer_type=Checkpointer):
+    """Return a trainer with four batches per epoch, and its checkpointer."""
+    torch.manual_seed(0)
+    model = Net()
+    trainer = SimpleTrainer(model, [torch.ones(1, 2)] * 4, torch.optim.SGD(model.parameters(), lr=0.1))
+    folder.mkdir(exist_ok=True)
+    return trainer, checkpointer_type(model, str(folder), trainer=trainer)
+
+
+def files(checkpointer):
+    return sorted(path.name for path in Path(checkpointer.save_dir).iterdir())
+
+
+def saved(checkpointer, name):
+    return load(Path(checkpointer.save_dir), name)
+
+
+def last(checkpointer):
+    return Path(checkpointer.save_dir, "last_checkpoint").read_text()
+
+
+def load(folder, name="model_final"):
+    return torch.load(folder / f"{name}.pth", weights_only=True)
+
+
+# ---------------------------------------------------------------------- runs of a config
+
+SMALL_IMAGES = {"shape": (1, 4, 4), "size": 40}
+
+
+def config_trainer(folder, *overrides, resume=False):
+    """Return a trainer of a small ConvNet with dropout and batch norm."""
+    cfg = get_cfg()
+    cfg.merge_from_list(
+        [
+            *("MODEL.NAME", "ConvNet", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss"),
+            *("MODEL.ARGS", {"width": 2, "num_classes": 4, "dropout": 0.3}),
+            *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": SMALL_IMAGES}]),
+            *("DATASETS.TEST", [{"NAME": "synthetic", "ARGS": {**SMALL_IMAGES, "seed": 1}}]),
+            *("TEST.METRICS", ["Accuracy", "Loss"], "DATALOADER.BATCH_SIZE", 8, "SOLVER.BASE_LR", 0.1),
+            *("SOLVER.CHECKPOINT_PERIOD", 7, "LOG.WRITERS", [], "SEED", 3, "OUTPUT_DIR", str(folder), *overrides),
+        ]
+    )
+    seed_all_rng(cfg.SEED)
+    trainer = DefaultTrainer(cfg)
+    trainer.resume_or_load(resume=resume)
+    return trainer
+
+
+class Killed(BaseException):
+    """Simulates a kill."""
+
+
+def kill_at(trainer, iteration):
+    """Train until an iteration, as if the process were killed there."""
+
+    def kill(t):
+        if t.iter == iteration:
+            raise Killed
+
+    trainer.register_hooks([CallbackHook(before_step=kill)])
+    with pytest.raises(Killed):
+        trainer.train()
+
+
+def assert_equal_models(folder, other):
+    """Assert that two runs ended with the same weights, bit for bit."""
+    ours, theirs = load(folder)["model"], load(other)["model"]
+    assert ours.keys() == theirs.keys()
+    for name, value in theirs.items():
+        assert torch.equal(ours[name], value), name
