@@ -1,7 +1,5 @@
 """A step of training: read a batch, compute losses and gradients, update the weights."""
 
-import logging
-import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +9,6 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..hooks.storage.event_storage import EventStorage, get_event_storage
 from . import comm
 from .data.epoch_iterator import EpochIterator
 from .data.microbatch import split_batch
@@ -28,14 +25,13 @@ from .step.nonfinite import NonFinitePolicy
 
 __all__ = ["SimpleTrainer"]
 
-logger = logging.getLogger(__name__)
-
 
 class SimpleTrainer(ModelTrainer):
     """The usual training step: one batch, its losses, one update of the weights.
 
     :meth:`run_step` calls a method for each part of a step, and each can be overridden. For another kind of step,
-    subclass :class:`~hookline.engine.TrainerBase` and write ``run_step``. Epochs and prediction are in the base class.
+    subclass :class:`~hookline.engine.TrainerBase` and write ``run_step``. Epochs, metrics, prediction and state are in
+    the base class.
 
     Args:
         model: called with a batch, returns a dict of losses or one loss (but see ``adapter``). It is set to train mode.
@@ -118,7 +114,8 @@ class SimpleTrainer(ModelTrainer):
         Hooks receive ``before_fetch`` and ``after_fetch``; then ``before_forward``, ``after_forward``,
         ``before_backward`` and ``after_backward``, once per micro-batch; then ``before_optimizer_step``,
         ``after_optimizer_step``, ``before_zero_grad`` and ``after_zero_grad``. Losses and gradients are checked before
-        the update, which is not made if one of them is NaN or infinite.
+        the update, which is not made if one of them is NaN or infinite. :meth:`_write_metrics` puts the losses, their
+        sum and the time of :meth:`fetch` into the storage.
         """
         start = time.perf_counter()
         batch = self.fetch()
@@ -260,52 +257,3 @@ class SimpleTrainer(ModelTrainer):
         if self._fast.optimizer is not self.optimizer:  # the attribute was set
             self._fast = FastOptimizer(self.optimizer)
         return self._fast
-
-    # ------------------------------------------------------------------ metrics and checks
-
-    def _write_metrics(
-        self, loss_dict: Mapping[str, torch.Tensor], data_time: float, prefix: str = "", iter: int | None = None
-    ) -> None:
-        """Put the metrics of a step every ``gather_metric_period``, and check its losses and gradients."""
-        iteration, error = self.iter if iter is None else iter, None
-        try:
-            if (iteration + 1) % self.gather_metric_period == 0:
-                if self._averaging_ranks > 1:
-                    self.storage.over_ranks |= {prefix + name for name in (*loss_dict, "total_loss")}
-                self.write_metrics(loss_dict, data_time, iteration, prefix, self.storage)
-            else:
-                on_cpu = {name: loss.item() for name, loss in loss_dict.items() if loss.device.type == "cpu"}
-                _check_finite(sum(on_cpu.values()), on_cpu, iteration)
-        except FloatingPointError as found:
-            error = found
-        self.nonfinite.check(self, loss_dict, error)
-
-    @staticmethod
-    def write_metrics(
-        loss_dict: Mapping[str, torch.Tensor],
-        data_time: float,
-        cur_iter: int,
-        prefix: str = "",
-        storage: EventStorage | None = None,
-    ) -> None:
-        """Put the losses, their sum as ``total_loss``, and ``data_time`` (seconds) into the storage.
-
-        Raises:
-            FloatingPointError: a loss on the CPU is NaN or infinite. Losses on a GPU are not waited for.
-        """
-        storage = storage or get_event_storage()
-        values: dict[str, Any] = {
-            name: loss.item() if loss.device.type == "cpu" else loss.detach() for name, loss in loss_dict.items()
-        }
-        total = sum(values.values())
-        if "total_loss" not in values:
-            values["total_loss"] = total
-        if prefix:
-            values = {prefix + name: value for name, value in values.items()}
-        storage.put_scalars(cur_iter=cur_iter, data_time=data_time, **values)
-        _check_finite(total, values, cur_iter)
-
-
-def _check_finite(total: Any, values: Mapping[str, Any], iteration: int) -> None:
-    if isinstance(total, float) and not math.isfinite(total):
-        raise FloatingPointError(f"the loss is NaN or infinite at iteration {iteration}: {values}")

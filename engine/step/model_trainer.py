@@ -1,6 +1,7 @@
-"""A trainer with a model and data: epochs, devices, prediction, state. Its step is defined in ``simple_trainer.py``."""
+"""A trainer with a model and data: epochs, devices, prediction, metrics, state. ``simple_trainer.py`` has its step."""
 
 import logging
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from ...config import ConfigError
+from ...hooks.storage.event_storage import EventStorage, get_event_storage
 from .. import comm
 from ..checkpoint import unwrap_model
 from ..data.epoch_iterator import EpochIterator
@@ -51,6 +53,8 @@ class ModelTrainer(TrainerBase):
     grad_scaler: torch.amp.GradScaler | None
     nonfinite: NonFinitePolicy
     strategy: Strategy
+    gather_metric_period: int
+    _averaging_ranks: int
     _whole_step: WholeStep | Turns | None = None
 
     def __init__(self) -> None:
@@ -159,6 +163,50 @@ class ModelTrainer(TrainerBase):
             self._dispatch("on_predict_end")
         self._dispatch("after_predict", {"batches": batches})
 
+    # ------------------------------------------------------------------ the losses of a step
+
+    def _write_metrics(
+        self, loss_dict: Mapping[str, torch.Tensor], data_time: float, prefix: str = "", iter: int | None = None
+    ) -> None:
+        """Put the metrics of a step every ``gather_metric_period``, and check its losses and gradients."""
+        iteration, error = self.iter if iter is None else iter, None
+        try:
+            if (iteration + 1) % self.gather_metric_period == 0:
+                if self._averaging_ranks > 1:
+                    self.storage.over_ranks |= {prefix + name for name in (*loss_dict, "total_loss")}
+                self.write_metrics(loss_dict, data_time, iteration, prefix, self.storage)
+            else:
+                on_cpu = {name: loss.item() for name, loss in loss_dict.items() if loss.device.type == "cpu"}
+                _check_finite(sum(on_cpu.values()), on_cpu, iteration)
+        except FloatingPointError as found:
+            error = found
+        self.nonfinite.check(self, loss_dict, error)
+
+    @staticmethod
+    def write_metrics(
+        loss_dict: Mapping[str, torch.Tensor],
+        data_time: float,
+        cur_iter: int,
+        prefix: str = "",
+        storage: EventStorage | None = None,
+    ) -> None:
+        """Put the losses, their sum as ``total_loss``, and ``data_time`` (seconds) into the storage.
+
+        Raises:
+            FloatingPointError: a loss on the CPU is NaN or infinite. Losses on a GPU are not waited for.
+        """
+        storage = storage or get_event_storage()
+        values: dict[str, Any] = {
+            name: loss.item() if loss.device.type == "cpu" else loss.detach() for name, loss in loss_dict.items()
+        }
+        total = sum(values.values())
+        if "total_loss" not in values:
+            values["total_loss"] = total
+        if prefix:
+            values = {prefix + name: value for name, value in values.items()}
+        storage.put_scalars(cur_iter=cur_iter, data_time=data_time, **values)
+        _check_finite(total, values, cur_iter)
+
     # ------------------------------------------------------------------ checks
 
     def _bind_hooks(self) -> None:
@@ -242,3 +290,8 @@ class ModelTrainer(TrainerBase):
             )
         self._random_state.load_state_dict(state_dict)
         self.nonfinite.load_state_dict(state_dict.get("nonfinite", {}))
+
+
+def _check_finite(total: Any, values: Mapping[str, Any], iteration: int) -> None:
+    if isinstance(total, float) and not math.isfinite(total):
+        raise FloatingPointError(f"the loss is NaN or infinite at iteration {iteration}: {values}")
