@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
@@ -35,8 +36,8 @@ def configurable(init_func: Any = None, *, from_config: Callable[..., dict[str, 
 
     On a function: ``@configurable(from_config=lambda cfg: {"width": cfg.MODEL.WIDTH})``.
 
-    The config is the first positional argument, or ``cfg=``. ``from_config`` receives the arguments that it
-    names. The others go to the target, and override what ``from_config`` returns.
+    The config, a CfgNode or omegaconf's DictConfig, is the first positional argument, or ``cfg=``. ``from_config``
+    receives the arguments that it names. The others go to the target, and override what ``from_config`` returns.
 
     Args:
         init_func: the ``__init__``, when used without parentheses.
@@ -82,6 +83,8 @@ def _configurable_init(init_func: Callable[..., None]) -> Callable[..., None]:
     def wrapped(self: Any, *args: Any, **kwargs: Any) -> None:
         if _called_with_config(args, kwargs):
             kwargs, args = _explicit_arguments(_class_from_config(type(self)), args, kwargs), ()
+        elif not inspect.ismethod(getattr(type(self), "from_config", None)):
+            _class_from_config(type(self))  # raises
         init_func(self, *args, **kwargs)
 
     setattr(wrapped, _MARK, True)
@@ -117,7 +120,9 @@ def _check_first_parameter(from_config: Callable[..., Any]) -> None:
 
 
 def _called_with_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    return isinstance(args[0] if args else kwargs.get("cfg"), _YacsCfgNode)
+    first = args[0] if args else kwargs.get("cfg")
+    omegaconf: Any = sys.modules.get("omegaconf")  # a LazyConfig
+    return isinstance(first, _YacsCfgNode) or (omegaconf is not None and isinstance(first, omegaconf.DictConfig))
 
 
 def _explicit_arguments(

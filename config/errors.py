@@ -43,6 +43,10 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+class UnknownNameError(UnknownKeyError, ImportError):
+    """The name of a module, or of an object in a module, that does not exist."""
+
+
 def suggest(name: str, candidates: Iterable[str]) -> str:
     """Suggest the most similar candidate.
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from fvcore.common.registry import Registry as _FvcoreRegistry
 
 from .components import name_key as name_key_of
-from .errors import ConfigError, UnknownKeyError, suggest
+from .errors import ConfigError, UnknownKeyError, UnknownNameError, suggest
 from .signatures import Plan, check_call, to_tensor
 
 _T = TypeVar("_T")
@@ -251,7 +251,7 @@ def locate(name: str) -> Any:
         The object.
 
     Raises:
-        UnknownKeyError: the module or the name in it does not exist.
+        UnknownNameError: the module or the name in it does not exist. It is also an ImportError.
         ConfigError: the module fails on import; the cause is attached.
     """
     path, colon, attributes = name.partition(":")
@@ -264,7 +264,7 @@ def locate(name: str) -> Any:
         module = _import(module_name) if all(module_name.split(".")) else None
         if module is not None:
             return _attribute(module, attribute_names)
-    raise UnknownKeyError(f"there is no module '{candidates[0][0]}'" if candidates else f"'{name}' names no module")
+    raise UnknownNameError(f"there is no module '{candidates[0][0]}'" if candidates else f"'{name}' names no module")
 
 
 def _import(module_name: str) -> ModuleType | None:
@@ -307,7 +307,7 @@ def _attribute(module: ModuleType, names: list[str]) -> Any:
         except AttributeError:
             owner = getattr(found, "__name__", repr(found))
             hint = suggest(name, (n for n in dir(found) if not n.startswith("_")))
-            raise UnknownKeyError(f"there is no '{name}' in '{owner}'{hint}") from None
+            raise UnknownNameError(f"there is no '{name}' in '{owner}'{hint}") from None
     return found
 
 

@@ -97,7 +97,14 @@ def test_a_class_without_a_good_from_config_is_explained():
 
     with pytest.raises(AttributeError, match=r"Without is @configurable, so it needs a class method from_config"):
         Without(make_cfg())
+    with pytest.raises(AttributeError, match=r"Without is @configurable"):
+        Without(a=1)
     with pytest.raises(TypeError, match=r"NotAMethod.from_config must be a class method"):
         NotAMethod(make_cfg())
     with pytest.raises(TypeError, match=r"NotADict.from_config must return a dict"):
         NotADict(make_cfg())
+
+
+def test_a_lazy_config_is_a_config():
+    omegaconf = pytest.importorskip("omegaconf")
+    assert Net(omegaconf.OmegaConf.create(make_cfg().dump())).args == Net(make_cfg()).args

@@ -97,6 +97,12 @@ def test_an_unknown_name_is_suggested_and_all_are_listed(registry):
         registry.get(3)
 
 
+def test_a_name_that_cannot_be_located_is_an_import_error():
+    for name in ("no_such_package", "no_such_package.Net", "hookline.config.CfgNod"):
+        with pytest.raises(ImportError):
+            locate(name)
+
+
 def test_many_names_are_not_listed():
     registry = Registry("M")
     for i in range(21):
