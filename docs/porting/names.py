@@ -1,14 +1,14 @@
-"""Writes the table of detectron2's modules in docs/porting/detectron2.md, from src/hookline/detectron2/names.py.
+"""Writes the tables of names in docs/porting/detectron2.md, from src/hookline/detectron2/names.py.
 
 python docs/porting/names.py
 """
 
 from pathlib import Path
 
-from hookline.detectron2.names import HOMES, homes_of
+from hookline.detectron2.names import HOMES, REFUSED, homes_of
 
 PAGE = Path(__file__).parent / "detectron2.md"
-BEGIN, END = "<!-- names: made by docs/porting/names.py -->\n", "<!-- end of names -->\n"
+BEGIN, END = "<!-- {}: made by docs/porting/names.py -->\n", "<!-- end of {} -->\n"
 
 
 def table() -> str:
@@ -22,13 +22,25 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
-    """Rewrite the table."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
-    after = rest.partition(END)[2]
-    PAGE.write_text(before + BEGIN + table() + END + after)
+def refused() -> str:
+    """Return the rows: modules and names of detectron2, and why they are not here."""
+    names: dict[str, list[str]] = {}
+    for name, reason in REFUSED.items():
+        names.setdefault(reason, []).append(f"`{name.removeprefix('detectron2.')}`")
+    rows = [f"| {', '.join(those)} | {reason} |" for reason, those in names.items()]
+    return "\n".join(["| of detectron2 | why it is not in hookline |", "|---|---|", *rows]) + "\n"
+
+
+TABLES = {"names": table, "refused": refused}
+
+
+def with_tables(text: str) -> str:
+    """Return a page with its tables rewritten."""
+    for name, rows in TABLES.items():
+        before, begin, rest = text.partition(BEGIN.format(name))
+        text = before + begin + rows() + END.format(name) + rest.partition(END.format(name))[2]
+    return text
 
 
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(with_tables(PAGE.read_text()))

@@ -1,4 +1,4 @@
-"""Handles losses and gradients that are NaN or infinite."""
+"""What a run does about losses and gradients that are NaN or infinite."""
 
 import logging
 import math

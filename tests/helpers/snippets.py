@@ -119,7 +119,7 @@ class Page:
 
     def _short(self, command: str) -> str:
         command = re.sub(r"(^|\s)(\.venv/bin/)?python3?(?=\s)", rf"\1{shlex.quote(sys.executable)}", command, count=1)
-        training = "train" in command and "--config-file" in command
+        training = "train" in command and "--config-file" in command and "lazyconfig" not in command
         if training and not re.search(r"--(eval-only|dry-run|predict|help)\b", command):
             self._trainings += 1
             command += f" SOLVER.MAX_ITER {SHORT * self._trainings}"
