@@ -193,10 +193,11 @@ _C.SOLVER.CHECKPOINT_PERIOD = Typed(5000, Duration.parse)
 # has the full time again. 0: no limit.
 _C.SOLVER.TIME_LIMIT = Typed(0, Duration.parse_time)
 
-# Gradient clipping: "value" (each element), "norm" (norm of all parameters) or "param_norm" (norm of each parameter).
+# Gradient clipping: "value" (each element), "norm" (norm of all parameters; also "full_model") or "param_norm" (norm of
+# each parameter).
 _C.SOLVER.CLIP_GRADIENTS = CN()
 _C.SOLVER.CLIP_GRADIENTS.ENABLED = False
-_C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = Typed("value", one_of("value", "norm", "param_norm"))
+_C.SOLVER.CLIP_GRADIENTS.CLIP_TYPE = Typed("value", one_of("value", "norm", "param_norm", "full_model"))
 _C.SOLVER.CLIP_GRADIENTS.CLIP_VALUE = 1.0
 _C.SOLVER.CLIP_GRADIENTS.NORM_TYPE = 2.0
 

@@ -100,7 +100,8 @@ class DefaultTrainer(ResumableTrainer):
             gather_metric_period=cfg.LOG.GATHER_METRIC_PERIOD,
             adapter=self.build_adapter(cfg),
             accumulation_steps=cfg.SOLVER.ACCUMULATION_STEPS,
-            clip_gradients=build_grad_clipper(cfg),
+            # "full_model" is the work of the optimizer, which a subclass's build_optimizer() may build.
+            clip_gradients=None if cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE == "full_model" else build_grad_clipper(cfg),
             precision=getattr(torch, cfg.SOLVER.AMP.DTYPE) if cfg.SOLVER.AMP.ENABLED else None,
             device=device,
             iters_per_epoch=iters_per_epoch,

@@ -16,6 +16,7 @@ from .data.transfer import move_to_device
 from .modeling.adapters import ModelAdapter
 from .parallel.base import Strategy, check_strategy, strategy_of
 from .ranks.loss_weights import LossWeights
+from .solver.clipping import clipper_of
 from .solver.several import OptimizerList, one_or_several
 from .step.choice import whole_step
 from .step.fast_path import FastOptimizer, backward
@@ -44,7 +45,8 @@ class SimpleTrainer(ModelTrainer):
         async_write_metrics: ignored; metrics never wait for the device. detectron2 has this argument.
         adapter: calls the model and finds its losses; see :class:`~hookline.engine.modeling.ModelAdapter`.
         accumulation_steps: number of micro-batches that each batch is split into, for one update.
-        clip_gradients: called with the parameters before each update. If it returns their norm, the norm is logged.
+        clip_gradients: called with the parameters before each update. If it returns their norm, the norm is logged. By
+            default the clipper of an optimizer from ``build_optimizer``, whose ``step`` then does not clip again.
         precision: a dtype for torch.autocast, or None for full precision.
         grad_scaler: for float16; by default one is created if ``precision`` is float16.
         device: where batches are moved; None leaves them where they are.
@@ -91,7 +93,7 @@ class SimpleTrainer(ModelTrainer):
         self.async_write_metrics = async_write_metrics
         self.adapter = adapter or ModelAdapter()
         self.accumulation_steps = accumulation_steps
-        self.clip_gradients = clip_gradients
+        self.clip_gradients = clip_gradients or clipper_of(self.optimizer)
         self.precision = precision
         self.device = torch.device(device) if device is not None else None
         if grad_scaler is None and precision is torch.float16:
@@ -224,7 +226,7 @@ class SimpleTrainer(ModelTrainer):
         if self.nonfinite.skip_update:
             self.nonfinite.skip_update = False
             return
-        listeners, scaler = self._listeners, self.grad_scaler
+        listeners, scaler, fast = self._listeners, self.grad_scaler, self._fast_optimizer()
         if scaler is not None and (self.clip_gradients is not None or listeners["before_optimizer_step"]):
             unscale(scaler, self.optimizer)
         if self.clip_gradients is not None:
@@ -232,15 +234,18 @@ class SimpleTrainer(ModelTrainer):
             norm = self.strategy.clip(self.clip_gradients, parameters)
             if norm is not None:
                 self.storage.put_scalar("grad_norm", norm)
+            fast.pause_clipping(True)
         if listeners["before_optimizer_step"]:
             self._dispatch("before_optimizer_step")
         if scaler is None:
-            self._fast_optimizer().step()
+            fast.step()
         else:
             self.nonfinite.check_scaler(self, scaled_step(scaler, self.optimizer))
             scale = getattr(scaler, "_scale", None)
             if scale is not None:  # get_scale() would wait for the device
                 self.storage.put_scalar("grad_scale", scale, smoothing_hint=False)
+        if self.clip_gradients is not None:
+            fast.pause_clipping(False)
         if listeners["after_optimizer_step"]:
             self._dispatch("after_optimizer_step")
 

@@ -27,7 +27,7 @@ from hookline.engine.defaults import resolve_lengths
 from hookline.engine.evaluation import build_evaluator, format_results, inference_on_dataset
 from hookline.engine.launch import launched_by_torchrun
 from hookline.engine.modeling import ModelAdapter, build_adapter, build_model, resolve_device
-from hookline.engine.solver import build_grad_clipper, build_lr_scheduler, build_optimizer
+from hookline.engine.solver import build_lr_scheduler, build_optimizer
 from hookline.hooks import EventStorage, StopSignals
 
 logger = logging.getLogger("hookline.plain")
@@ -50,7 +50,6 @@ def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: b
     loader = build_train_loader(cfg)
     cfg = resolve_lengths(cfg, len(loader))
     scheduler = build_lr_scheduler(cfg, optimizer)
-    clip = build_grad_clipper(cfg)
     batches = EpochIterator(loader)
 
     max_iter = cfg.SOLVER.MAX_ITER
@@ -72,8 +71,6 @@ def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: b
             total = sum(losses.values())
             optimizer.zero_grad()
             total.backward()
-            if clip is not None:
-                clip(list(model.parameters()))
             optimizer.step()
 
             storage.put_scalars(total_loss=total, **losses)

@@ -26,7 +26,6 @@ PARTS = (
     "_batches",
     "_fast",
     "_random_state",
-    "_whole_step",
     "accumulation_steps",
     "adapter",
     "async_write_metrics",

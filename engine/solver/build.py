@@ -14,7 +14,7 @@ from ...config import CfgNode, ConfigError, Registry, get_cfg, suggest
 from ...config.slots import Slot, errors_at
 from ...hooks.common.rng import gpus_of, preserve_rng
 from ...hooks.common.tensors import is_sharded
-from .clipping import build_grad_clipper
+from .clipping import build_grad_clipper, maybe_add_gradient_clipping
 from .param_groups import get_default_optimizer_params
 from .param_rules import apply_param_rules, check_param_rules
 from .parts import check_parts, parameters_of_parts, solver_parts
@@ -61,8 +61,9 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Any:
 
     Arguments that ``OPTIMIZER.ARGS`` does not set come from the other keys of ``SOLVER``. The fused implementation is
     used where the optimizer has one for the device, unless ``ARGS`` selects an implementation or the fused step cannot
-    update sharded parameters (FSDP2). The optimizer does not clip gradients: see ``build_grad_clipper``. If parameters
-    are sharded, all ranks must call this function.
+    update sharded parameters (FSDP2). If ``CLIP_GRADIENTS`` is enabled, ``step`` clips gradients, those of each optimizer
+    by themselves; a trainer's step clips those of all together instead. If parameters are sharded, all ranks must call
+    this function.
 
     Raises:
         ConfigError: name or arguments are wrong, a key is set that the optimizer does not use, there is nothing to
@@ -115,7 +116,7 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
             )
     optimizer: Optimizer = OPTIMIZER_SLOT.build(cfg, groups, **offered)
     _check_group_settings(groups, optimizer)
-    return optimizer
+    return maybe_add_gradient_clipping(cfg, optimizer)
 
 
 def check_solver(cfg: CfgNode) -> None:

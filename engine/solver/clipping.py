@@ -1,6 +1,7 @@
 """Gradient clipping: by value, by the global norm, or by each parameter's own norm."""
 
 import functools
+import logging
 import math
 from collections.abc import Callable
 from functools import partial
@@ -12,9 +13,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError
+from ...hooks.common.optimizers import optimizers_of
 from ...hooks.common.tensors import is_sharded, local_part
 
-__all__ = ["GradClipper", "build_grad_clipper", "maybe_add_gradient_clipping"]
+__all__ = [
+    "ClipBeforeStep",
+    "GradClipper",
+    "build_grad_clipper",
+    "clip_hooks",
+    "clipper_of",
+    "maybe_add_gradient_clipping",
+]
+
+logger = logging.getLogger(__name__)
 
 GradClipper = Callable[[list[nn.Parameter]], torch.Tensor | None]
 """Clips the gradients of parameters in place. Returns their global norm before clipping, if it was computed."""
@@ -26,7 +37,8 @@ def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
     """Build the gradient clipper of ``SOLVER.CLIP_GRADIENTS``; None if it is not enabled and the norm is not logged.
 
     "value" limits each element to [-CLIP_VALUE, CLIP_VALUE]. "norm" scales all gradients by one factor so that their
-    global norm is at most CLIP_VALUE (Pascanu et al., arXiv:1211.5063). "param_norm" scales the gradient of each
+    global norm is at most CLIP_VALUE (Pascanu et al., arXiv:1211.5063); "full_model", as projects of detectron2 call
+    it, is the same. "param_norm" scales the gradient of each
     parameter separately. Norms are of order NORM_TYPE. With ``LOG.GRAD_NORM`` the clipper always returns the global
     norm.
 
@@ -48,49 +60,101 @@ def _clipper(clip: CfgNode) -> GradClipper:
             raise ConfigError(f"SOLVER.CLIP_GRADIENTS.{name}: must be greater than 0, not {clip[name]}")
     if clip.CLIP_TYPE == "value":
         return partial(_clip_value, limit=clip.CLIP_VALUE)
-    if clip.CLIP_TYPE == "norm":
+    if clip.CLIP_TYPE in ("norm", "full_model"):
         return partial(_clip_norm, limit=clip.CLIP_VALUE, norm_type=clip.NORM_TYPE)
     if clip.CLIP_TYPE == "param_norm":
         return partial(_clip_each_norm, limit=clip.CLIP_VALUE, norm_type=clip.NORM_TYPE)
     raise ConfigError(
-        f'SOLVER.CLIP_GRADIENTS.CLIP_TYPE is {clip.CLIP_TYPE!r}; use "value", "norm" (global) or "param_norm"'
+        f'SOLVER.CLIP_GRADIENTS.CLIP_TYPE is {clip.CLIP_TYPE!r}; use "value", "norm" (global; also "full_model") or "param_norm"'
     )
 
 
 def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: OptimizerOrType) -> OptimizerOrType:
     """Make an optimizer clip gradients in its ``step``, if ``SOLVER.CLIP_GRADIENTS`` is enabled.
 
-    For custom training loops: hookline's trainers clip with :func:`build_grad_clipper`.
+    :func:`build_optimizer` calls it. A trainer whose own step clips takes over (see :class:`ClipBeforeStep`), so
+    gradients are clipped once.
 
     Args:
         cfg: the whole config.
         optimizer: an optimizer, which is changed and returned, or a class, of which a subclass is returned.
     """
-    clip = _clipper(cfg.SOLVER.CLIP_GRADIENTS) if cfg.SOLVER.CLIP_GRADIENTS.ENABLED else None
+    clip = build_grad_clipper(cfg)
     if clip is None:
         return optimizer
+    if cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE == "norm":
+        logger.info(
+            'SOLVER.CLIP_GRADIENTS.CLIP_TYPE "norm" limits the norm of all gradients together. detectron2\'s "norm" '
+            'limits that of each parameter, which is "param_norm" here'
+        )
     if isinstance(optimizer, Optimizer):
-        optimizer.__class__ = _clipping_subclass(type(optimizer), clip)
+        for hook in clip_hooks(optimizer):
+            hook.clip = clip
+            return optimizer
+        optimizer.register_step_pre_hook(ClipBeforeStep(clip))
         return optimizer
-    return _clipping_subclass(optimizer, clip)
+    base: Any = optimizer
+
+    def __init__(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        base.__init__(self, *args, **kwargs)
+        self.register_step_pre_hook(ClipBeforeStep(clip))
+
+    return type(f"{base.__name__}WithGradientClip", (base,), {"__init__": __init__})  # type: ignore[return-value]
 
 
-def _clipping_subclass(base: type[Optimizer], clip: GradClipper) -> type[Optimizer]:
-    def step(self: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-        def clip_all() -> None:
-            clip([parameter for group in self.param_groups for parameter in group["params"]])
+class ClipBeforeStep:
+    """A step hook of an optimizer, which clips the gradients of its parameters.
 
-        def clipped_closure() -> Any:
-            loss = closure()  # type: ignore[misc]
-            clip_all()
+    Args:
+        clip: the clipper.
+
+    Attributes:
+        paused: True while a trainer that has clipped the gradients itself calls ``step()``.
+    """
+
+    def __init__(self, clip: GradClipper) -> None:
+        self.clip = clip
+        self.paused = False
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        if self.paused:
+            return None
+        own, *rest = args  # the optimizer, and a closure if there is one
+        closure = kwargs.get("closure", rest[0] if rest else None)
+        if closure is None:
+            self._clip(optimizer)
+            return None
+
+        def clipped_closure() -> Any:  # the closure computes the gradients
+            loss = closure()
+            self._clip(optimizer)
             return loss
 
-        if closure is not None:  # the closure computes the gradients
-            return base.step(self, clipped_closure)
-        clip_all()
-        return base.step(self)
+        return (own, clipped_closure), {name: value for name, value in kwargs.items() if name != "closure"}
 
-    return type(f"{base.__name__}WithGradientClip", (base,), {"step": step})
+    def _clip(self, optimizer: Optimizer) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        scale = getattr(optimizer, "grad_scale", None)
+        if scale is not None:  # a GradScaler leaves the division to a fused optimizer
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    local_part(parameter.grad).div_(scale)
+            optimizer.grad_scale = None  # type: ignore[attr-defined]
+        self.clip(parameters)
+
+
+def clip_hooks(optimizer: Any) -> list[ClipBeforeStep]:
+    """Return the hooks by which an optimizer, or each of several, clips in its ``step``."""
+    hooks = (
+        hook for one in optimizers_of(optimizer) for hook in getattr(one, "_optimizer_step_pre_hooks", {}).values()
+    )
+    return [hook for hook in hooks if isinstance(hook, ClipBeforeStep)]
+
+
+def clipper_of(optimizer: Any) -> GradClipper | None:
+    """Return the clipper with which an optimizer clips in its ``step``; None if it does not, or there are several."""
+    hooks = clip_hooks(optimizer) if isinstance(optimizer, Optimizer) else []
+    return hooks[0].clip if hooks else None
 
 
 def _clip_value(parameters: list[nn.Parameter], limit: float) -> None:

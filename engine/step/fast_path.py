@@ -12,6 +12,8 @@ import torch
 from torch.optim import Optimizer
 from torch.optim import optimizer as _optimizer_module
 
+from ..solver.clipping import clip_hooks
+
 __all__ = ["FastOptimizer", "backward", "plain_step"]
 
 _engine = getattr(torch.autograd.Variable, "_execution_engine", None)
@@ -42,10 +44,14 @@ class FastOptimizer:
 
     Args:
         optimizer: any optimizer.
+
+    Attributes:
+        clip_hooks: the optimizer's hooks that clip gradients. The trainer pauses them if it has clipped them itself.
     """
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
+        self.clip_hooks = clip_hooks(optimizer)
         self._plain_zero_grad = type(optimizer).zero_grad is Optimizer.zero_grad
         self._step = plain_step(optimizer) if isinstance(optimizer, Optimizer) else None
         self._hooks: tuple[Any, ...] = (
@@ -55,6 +61,11 @@ class FastOptimizer:
             _optimizer_module._global_optimizer_post_hooks,
         )
 
+    def pause_clipping(self, paused: bool) -> None:
+        """Pause the optimizer's own clipping of gradients, or resume it."""
+        for hook in self.clip_hooks:
+            hook.paused = paused
+
     def step(self) -> None:
         """Call ``optimizer.step()``."""
         optimizer = self.optimizer
@@ -62,7 +73,7 @@ class FastOptimizer:
         own = optimizer.__dict__.get("step")
         if (
             self._step is None
-            or pre
+            or (pre and not all(getattr(hook, "paused", False) for hook in pre.values()))
             or post
             or global_pre
             or global_post

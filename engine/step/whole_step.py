@@ -15,6 +15,7 @@ from ...hooks.control.lr_scheduler import LRScheduler
 from ...hooks.host import hook_name
 from .. import comm
 from ..modeling import check_compile, resolve_device
+from ..solver.clipping import clip_hooks
 from .fast_path import plain_step
 
 __all__ = ["OptimizerStandIn", "Outputs", "WholeStep", "check_step_config"]
@@ -191,7 +192,7 @@ def _optimizer_problems(optimizer: Any) -> Iterator[str]:
         yield "several optimizers cannot be part of it: use one, with a parameter group for each part of the model"
     elif not isinstance(optimizer, Optimizer) or plain_step(optimizer) is None:
         yield f"{name}.step() does not have the form of torch's optimizers: use another optimizer"
-    elif optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    elif len(optimizer._optimizer_step_pre_hooks) > len(clip_hooks(optimizer)) or optimizer._optimizer_step_post_hooks:
         yield f"the {name} has step hooks of its own, which would not be called: remove them"
     elif "step" in vars(optimizer) and not getattr(optimizer.step, "_wrapped_by_lr_sched", False):
         yield f"the step() of this {name} was replaced: use the one of its class"

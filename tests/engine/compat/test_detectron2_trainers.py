@@ -396,7 +396,7 @@ def test_an_inner_trainer_that_is_none_is_refused(make):
 def test_all_parts_of_a_simple_trainer_can_be_missing():
     loop = vars(TrainerBase())
     parts = set(vars(SimpleTrainer(nn.Identity(), iter(()), ()))) - set(loop)
-    assert parts == {*PARTS, "model", "data_loader", "optimizer", "_given_length"}
+    assert parts == {*PARTS, "model", "data_loader", "optimizer", "_given_length", "_whole_step"}
 
 
 def test_a_failure_in_an_own_loop_leaves_no_final_checkpoint(make, tmp_path):
@@ -446,3 +446,42 @@ def test_a_checkpoint_without_the_trainer_is_continued_with_a_warning(make, capl
     with caplog.at_level(logging.WARNING):
         again.resume_or_load(resume=True)
     assert "holds no state of the trainer: training continues at iteration 6" in caplog.text
+
+
+CLIP = ("SOLVER.CLIP_GRADIENTS.ENABLED", True, "SOLVER.CLIP_GRADIENTS.CLIP_VALUE", 0.01, "SOLVER.BASE_LR", 1.0)
+CLIP = (*CLIP, "SOLVER.MOMENTUM", 0.0, "SOLVER.WEIGHT_DECAY", 0.0, "SOLVER.MAX_ITER", 1)
+
+
+def change_in_one_step(trainer):
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    trainer.train()
+    after = [p.detach() for p in trainer.model.parameters()]
+    return torch.cat([(a - b).flatten() for a, b in zip(after, before, strict=True)])
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, type("Plain", (Parts, DefaultTrainer), {})], ids=lambda s: s.__name__)
+def test_gradients_are_clipped_in_every_shape(make, shape):
+    change = change_in_one_step(make(shape, *CLIP, "SOLVER.CLIP_GRADIENTS.CLIP_TYPE", "norm"))
+    assert change.norm().item() == pytest.approx(0.01, rel=1e-3)
+
+
+@pytest.mark.parametrize("base", [WithoutInit, InnerSimple, type("Plain", (Parts, DefaultTrainer), {})])
+def test_an_optimizer_that_clips_the_full_model_itself_is_left_alone(make, base):
+    norms = []
+
+    class Clips(torch.optim.SGD):
+        def step(self, closure=None):
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            norms.append(nn.utils.clip_grad_norm_(parameters, 0.01).item())
+            return super().step(closure)
+
+    class Full(base):
+        @classmethod
+        def build_optimizer(cls, cfg, model):
+            assert cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE == "full_model"
+            return Clips(model.parameters(), cfg.SOLVER.BASE_LR)
+
+    change = change_in_one_step(make(Full, *CLIP, "SOLVER.CLIP_GRADIENTS.CLIP_TYPE", "full_model"))
+    assert change.norm().item() == pytest.approx(0.01, rel=1e-3)
+    assert len(norms) == 1
+    assert norms[0] > 0.02

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine.solver import build_grad_clipper, maybe_add_gradient_clipping
+from hookline.engine import AMPTrainer, SimpleTrainer
+from hookline.engine.solver import build_grad_clipper, build_optimizer, maybe_add_gradient_clipping
+from hookline.engine.solver.clipping import clip_hooks
 
 
 def make_cfg(clip_type="norm", value=1.0, norm_type=2.0, enabled=True):
@@ -146,3 +148,76 @@ def test_the_norm_can_be_logged_with_and_without_clipping(clip):
     assert [parameter.grad.item() for parameter in parameters] == pytest.approx(clipped)
     cfg.LOG.GRAD_NORM = False
     assert (build_grad_clipper(cfg) is None) == (clip is None)
+
+
+class Net(nn.Linear):
+    def forward(self, x):
+        return {"loss": 100 * super().forward(x).sum()}
+
+
+class Custom(SimpleTrainer):
+    def run_step(self):
+        losses = self.model(next(self._data_loader_iter))
+        self.optimizer.zero_grad()
+        sum(losses.values()).backward()
+        self.optimizer.step()
+
+
+def built(net, clip_type="norm"):
+    cfg = make_cfg(clip_type, 0.5)
+    cfg.SOLVER.MOMENTUM, cfg.SOLVER.WEIGHT_DECAY, cfg.SOLVER.BASE_LR = 0.0, 0.0, 1.0
+    return build_optimizer(cfg, net)
+
+
+def counted(optimizer):
+    """Count the calls of the optimizer's clipper."""
+    calls, (hook,) = [], clip_hooks(optimizer)
+    clip, hook.clip = hook.clip, lambda parameters: calls.append(len(parameters)) or clip(parameters)
+    return calls
+
+
+@pytest.mark.parametrize("clip_type", ["norm", "full_model"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_an_optimizer_built_from_a_config_clips_in_a_plain_loop(scaled, clip_type):
+    net = nn.Linear(3, 2)
+    before = torch.cat([p.detach().flatten().clone() for p in net.parameters()])
+    optimizer, scaler = built(net, clip_type), torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
+    scaler.scale(100 * net(torch.ones(4, 3)).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    after = torch.cat([p.detach().flatten() for p in net.parameters()])
+    assert (after - before).norm().item() == pytest.approx(0.5, rel=1e-5)
+
+
+@pytest.mark.parametrize("cls", [SimpleTrainer, AMPTrainer, Custom])
+def test_a_trainer_clips_once_in_each_step(cls):
+    net = Net(3, 2)
+    optimizer = built(net)
+    calls = counted(optimizer)
+    kwargs = {"precision": torch.bfloat16, "grad_scaler": torch.amp.GradScaler("cpu")} if cls is AMPTrainer else {}
+    trainer = cls(net, [torch.ones(4, 3)] * 3, optimizer, **kwargs)
+    before = net.weight.detach().clone()
+    trainer.train(0, 3)
+    assert calls == [2, 2, 2]
+    assert 0 < (net.weight - before).norm().item() < 3 * 0.5 + 1e-3
+    assert ("grad_norm" in trainer.storage.histories()) == (cls is not Custom)
+    net(torch.ones(4, 3))["loss"].backward()
+    optimizer.step()
+    assert len(calls) == 4
+
+
+def test_other_step_hooks_are_called_beside_the_clipping():
+    net = Net(3, 2)
+    optimizer = built(net)
+    calls, seen = counted(optimizer), []
+    optimizer.register_step_pre_hook(lambda optimizer, args, kwargs: seen.append(net.weight.grad.norm().item()))
+    SimpleTrainer(net, [torch.ones(4, 3)] * 3, optimizer).train(0, 2)
+    assert calls == [2, 2]
+    assert len(seen) == 2
+    assert max(seen) <= 0.5
+
+
+def test_an_optimizer_is_not_made_to_clip_twice():
+    net = nn.Linear(3, 2)
+    optimizer = maybe_add_gradient_clipping(make_cfg("value"), built(net))
+    assert len(clip_hooks(optimizer)) == 1
