@@ -15,6 +15,7 @@ from torch import nn
 
 from ...hooks.base import HookBase
 from ..parallel.base import strategy_of
+from ..ranks.agreement import StopRequest
 from ..simple_trainer import SimpleTrainer
 from ..train_loop import TrainerBase
 
@@ -50,24 +51,11 @@ class _Step:
         return MethodType(SimpleTrainer.run_step, trainer) if inner is None else inner.run_step
 
 
-class _Part:
-    """A part that the trainer has not set. The first access adds all such parts."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, trainer: "PortedTrainer | None", owner: Any = None) -> Any:
-        if trainer is None:
-            raise AttributeError(self._name)
-        trainer._add_missing_parts()
-        return vars(trainer)[self._name]
-
-
 class PortedTrainer(SimpleTrainer):
     """A :class:`SimpleTrainer` for subclasses written for detectron2's DefaultTrainer.
 
     - Without ``__init__``, or with ``__init__()``, it has the parts that the subclass sets: ``model``, ``optimizer``,
-      ``data_loader``. The rest of a SimpleTrainer is added when it is first used.
+      ``data_loader``. The rest of a SimpleTrainer is added before the first training, saving, loading or evaluation.
     - ``_trainer`` is the inner trainer. If a subclass sets it, its ``run_step`` is the step, and its ``state_dict``
       belongs to the checkpoint. Both trainers share all attributes, so the events of its step reach the hooks of this
       trainer. If it is not set, it is this trainer, without the subclass's ``run_step`` and state.
@@ -120,6 +108,8 @@ class PortedTrainer(SimpleTrainer):
     def _add_missing_parts(self) -> None:
         """Add the parts of a SimpleTrainer that the subclass has not set."""
         own = vars(self)
+        if own.keys() >= {*PARTS, "optimizer"}:
+            return
         loader = own.get("data_loader")
         parts = SimpleTrainer(
             nn.Identity(),  # not the model: it would be set to train mode
@@ -131,17 +121,21 @@ class PortedTrainer(SimpleTrainer):
             own.setdefault(name, getattr(parts, name))
         self._batches.listener = weakref.proxy(self)
 
+    def _prepare(self, start_iter: int, max_iter: int, stop: StopRequest | None) -> None:
+        self._add_missing_parts()
+        super()._prepare(start_iter, max_iter, stop)
+
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
+        self._add_missing_parts()
         state, inner = super().state_dict(), getattr(self, "_inner", None)
         if inner is None or type(inner).state_dict in (SimpleTrainer.state_dict, TrainerBase.state_dict):
             return state
         return {**state, **inner.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        if "optimizer" not in vars(self):
-            self._add_missing_parts()
+        self._add_missing_parts()
         super().load_state_dict(state_dict)
         inner = getattr(self, "_inner", None)
         if inner is None or type(inner).load_state_dict in (SimpleTrainer.load_state_dict, TrainerBase.load_state_dict):
@@ -203,7 +197,3 @@ class _OwnLoop(HookBase):
                 "check self.stopped, or call TrainerBase.train(self, start_iter, max_iter) in place of the loop"
             )
         raise self.stop
-
-
-for _name in PARTS:
-    setattr(PortedTrainer, _name, _Part(_name))

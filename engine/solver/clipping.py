@@ -65,7 +65,8 @@ def _clipper(clip: CfgNode) -> GradClipper:
     if clip.CLIP_TYPE == "param_norm":
         return partial(_clip_each_norm, limit=clip.CLIP_VALUE, norm_type=clip.NORM_TYPE)
     raise ConfigError(
-        f'SOLVER.CLIP_GRADIENTS.CLIP_TYPE is {clip.CLIP_TYPE!r}; use "value", "norm" (global; also "full_model") or "param_norm"'
+        f'SOLVER.CLIP_GRADIENTS.CLIP_TYPE is {clip.CLIP_TYPE!r}; use "value", "norm" (global), "full_model" (the same) '
+        'or "param_norm"'
     )
 
 
@@ -99,7 +100,7 @@ def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: OptimizerOrType) -> Opt
         base.__init__(self, *args, **kwargs)
         self.register_step_pre_hook(ClipBeforeStep(clip))
 
-    return type(f"{base.__name__}WithGradientClip", (base,), {"__init__": __init__})  # type: ignore[return-value]
+    return type(f"{base.__name__}WithGradientClip", (base,), {"__init__": __init__})
 
 
 class ClipBeforeStep:

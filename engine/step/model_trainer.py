@@ -46,8 +46,8 @@ class ModelTrainer(TrainerBase):
     data_loader: Iterable[Any]
     optimizer: Any
     adapter: ModelAdapter
-    precision: torch.dtype | None
-    device: torch.device | None
+    precision: torch.dtype | None = None
+    device: torch.device | None = None
     _batches: EpochIterator
     _given_length: int | None = None
     grad_scaler: torch.amp.GradScaler | None

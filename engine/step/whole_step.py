@@ -259,7 +259,7 @@ def _without_base_class(optimizer: Optimizer) -> Any:
     # These checks test whether a graph is being captured, in ways that cannot be traced.
     checks = (name for name in vars(Optimizer) if name.endswith("_capture_health_check"))
     methods |= dict.fromkeys(checks, _nothing)
-    methods |= {"step": plain_step(optimizer), "zero_grad": _zero_grad}
+    methods |= {"step": plain_step(optimizer), "zero_grad": _zero_grad, "pause_clipping": _nothing}
     stand_in = type(type(optimizer).__name__, (), methods)()
     stand_in.defaults = optimizer.defaults
     return stand_in
@@ -270,7 +270,7 @@ def _traceable(member: Any) -> Any:
     return getattr(member, "_torchdynamo_orig_callable", member)
 
 
-def _nothing(self: Any) -> None:
+def _nothing(self: Any, *args: Any) -> None:
     pass
 
 
