@@ -61,9 +61,9 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Any:
 
     Arguments that ``OPTIMIZER.ARGS`` does not set come from the other keys of ``SOLVER``. The fused implementation is
     used where the optimizer has one for the device, unless ``ARGS`` selects an implementation or the fused step cannot
-    update sharded parameters (FSDP2). If ``CLIP_GRADIENTS`` is enabled, ``step`` clips gradients, those of each optimizer
-    by themselves; a trainer's step clips those of all together instead. If parameters are sharded, all ranks must call
-    this function.
+    update sharded parameters (FSDP2). If ``CLIP_GRADIENTS`` is enabled, ``step`` clips the gradients of its optimizer;
+    a trainer's step clips those of all optimizers together. If parameters are sharded, all ranks must call this
+    function.
 
     Raises:
         ConfigError: name or arguments are wrong, a key is set that the optimizer does not use, there is nothing to
