@@ -30,6 +30,8 @@ _C.VERSION = 1
 _C.OUTPUT_DIR = "./output"
 # Seed of python, numpy, torch and the data order. Negative: a random seed, which is logged.
 _C.SEED = Typed(-1, int, most=2**63 - 1)
+# Try a run: train on so many batches, evaluate so many of each test set, and write no files. 0: off. --fast-dev-run: 1.
+_C.FAST_DEV_RUN = _count(0)
 # torch.backends.cudnn.benchmark (faster for inputs of one size, not deterministic).
 _C.CUDNN_BENCHMARK = False
 # torch.set_float32_matmul_precision: "" (do not change it), "highest", "high" (TF32), "medium" (bfloat16).

@@ -117,7 +117,7 @@ class DefaultTrainer(ResumableTrainer):
         make = ShardedCheckpointer if has_shards(model) else Checkpointer
         self.checkpointer = make(
             model,
-            cfg.OUTPUT_DIR,
+            "" if cfg.FAST_DEV_RUN else cfg.OUTPUT_DIR,
             asynchronous=cfg.CHECKPOINT.ASYNC,
             on_error=cfg.CHECKPOINT.ON_ERROR,
             trainer=weakref.proxy(self),  # weak, since the trainer holds the checkpointer

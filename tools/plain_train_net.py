@@ -122,4 +122,6 @@ if __name__ == "__main__":
     with config_errors_exit():
         if args.num_gpus * args.num_machines > 1 or launched_by_torchrun():
             raise ConfigError(f"--num-gpus {args.num_gpus}: this loop trains in one process; train_net.py in several")
+        if args.fast_dev_run:
+            raise ConfigError("--fast-dev-run: this loop has no such trial; train_net.py has")
         launch(main, args.num_gpus, args.num_machines, args.machine_rank, args.dist_url, args=(args,))

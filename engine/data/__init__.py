@@ -8,6 +8,7 @@ from .build import (
     check_data,
     worker_init_reset_seed,
 )
+from .check_samples import check_samples
 from .collate import COLLATE_REGISTRY, pad_collate, trivial_batch_collator
 from .common import AspectRatioGroupedDataset, DatasetFromList, MapDataset, ToIterableDataset
 from .datasets import DATASET_REGISTRY, ArrayDataset, concat_datasets, get_dataset
@@ -56,6 +57,7 @@ __all__ = [
     "build_test_loader",
     "build_train_loader",
     "check_data",
+    "check_samples",
     "concat_datasets",
     "get_dataset",
     "is_deterministic",

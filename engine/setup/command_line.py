@@ -30,6 +30,11 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
         help="print what a run would do, then exit; writes nothing, but imports and builds what the config names",
     )
     parser.add_argument(
+        "--fast-dev-run",
+        action="store_true",
+        help="try a run: one training batch and one batch of each test set (or FAST_DEV_RUN of them); writes nothing",
+    )
+    parser.add_argument(
         "--num-gpus", type=int, default=1, help="processes on each machine: one per GPU, or CPU processes"
     )
     parser.add_argument("--num-machines", type=int, default=1, help="machines that train together")

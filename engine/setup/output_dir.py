@@ -18,10 +18,10 @@ __all__ = ["OutputDir", "RunKind"]
 
 logger = logging.getLogger(__name__)
 
-RunKind = Literal["train", "look", "dry"]
+RunKind = Literal["train", "look", "dry", "trial"]
 """
 "train": a training run. "look" (``--eval-only``, ``--predict``): adds only its own files and the log, also while a run
-trains in the folder. "dry" (``--dry-run``): writes nothing.
+trains in the folder. "dry" (``--dry-run``): writes nothing. "trial" (FAST_DEV_RUN): trains, but writes nothing.
 """
 
 # Files of every run, and files of writers that a config may leave out.

@@ -23,6 +23,7 @@ from ..evaluation import build_metrics, check_metrics
 from ..ranks.same_config import check_same_config
 from ..ranks.torchrun import restarted
 from .check import check_config
+from .fast_dev_run import choose_fast_dev_run, shortened
 from .lazy_start import folder_of, lazy_run
 from .logger import LOGGERS, hold_logs, open_logs, setup_logger
 from .output_dir import OutputDir, RunKind
@@ -62,6 +63,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     look = options["eval_only"] or options["predict"]
     if again := restarted(folder_of(cfg)) and hasattr(args, "resume") and not look:
         args.resume = options["resume"] = True
+    choose_fast_dev_run(cfg, args)
     text, lines = None, {}
     if isinstance(cfg, CfgNode):
         check_config(cfg)
@@ -70,7 +72,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         lines = {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
     compared = {f"--{name.replace('_', '-')}": options[name] for name in ("resume", "eval_only", "predict")}
     check_same_config(cfg, {**compared, **lines})
-    kind: RunKind = "dry" if options["dry_run"] else "look" if look else "train"
+    kind: RunKind = "dry" if options["dry_run"] else "look" if look else _training_kind(cfg)
     RunStart(cfg, kind, options["resume"], text).prepare()
     if again:
         logger.info("torchrun restarts this run: it resumes from its last checkpoint")
@@ -110,7 +112,8 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
         overridden: see :func:`check_config`.
 
     Returns:
-        The config with its seed (a copy if the start was prepared here), and the start.
+        The config with its seed (a copy if the start was prepared here; with FAST_DEV_RUN, that of the trial run), and
+        the start.
 
     Raises:
         ConfigError: as for :func:`default_setup`.
@@ -120,14 +123,18 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
         check_config(cfg, overridden)
         check_same_config(cfg, {})
         cfg = cfg.clone()
-        start = RunStart(cfg, "train", resume=None)
+        start = RunStart(cfg, _training_kind(cfg), resume=None)
         start.prepare()
         take_start(cfg)
     if cfg.DATASETS.TEST and {"build_evaluator", "test"}.isdisjoint(overridden):
         check_metrics(cfg)
         with preserve_rng():
             build_metrics(cfg)  # a constructor may refuse its arguments, also in a dry run
-    return cfg, start
+    return shortened(cfg) if cfg.FAST_DEV_RUN else cfg, start
+
+
+def _training_kind(cfg: Any) -> RunKind:
+    return "trial" if isinstance(cfg, CfgNode) and cfg.FAST_DEV_RUN else "train"
 
 
 _prepared: dict[str, "RunStart"] = {}
@@ -160,7 +167,8 @@ class RunStart:
     def prepare(self) -> None:
         """Check the folder, choose the seed and seed with it, and keep log lines in memory. All ranks call it."""
         cfg, rank = self._cfg, comm.get_rank()
-        comm.on_main_process(lambda: self._output.check(self._resume))
+        if self.kind != "trial":
+            comm.on_main_process(lambda: self._output.check(self._resume))
         if self.kind != "dry" or self._resume:
             choose_seed(cfg, bool(self._resume))
         self._text = self._text or cfg.dump(sort_keys=False)
@@ -168,9 +176,10 @@ class RunStart:
         for name in LOGGERS:
             setup_logger(distributed_rank=rank, name=name)
         if self.kind != "dry":
-            hold_logs(cfg.OUTPUT_DIR)
-            if comm.is_main_process():
-                self._output.folder.before_first_claim = self._begin_on_main_process
+            if self.kind != "trial":
+                hold_logs(cfg.OUTPUT_DIR)
+                if comm.is_main_process():
+                    self._output.folder.before_first_claim = self._begin_on_main_process
             logger.info("hookline %s, %s", hookline.__version__, describe_environment())
             logger.debug("Command line: %s", " ".join(sys.argv))
             _compare_timeouts(cfg)
@@ -202,7 +211,10 @@ class RunStart:
 
     @contextmanager
     def running(self, resume: bool | None, trains: bool) -> Iterator[None]:
-        """Call :meth:`begin`; at the end of the block, release the folder for other runs."""
+        """Call :meth:`begin`; at the end of the block, release the folder for other runs. A trial has no folder."""
+        if self.kind == "trial":
+            yield
+            return
         self.begin(resume, trains)
         try:
             yield

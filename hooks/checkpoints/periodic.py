@@ -177,6 +177,9 @@ class PeriodicCheckpointer(HookBase):
 
     def _save(self, name: str, then: Callable[[OSError | None], Any], outdated: Sequence[str], **kwargs: Any) -> None:
         trainer = self.trainer
+        if not self.checkpointer.save_dir:  # a checkpointer that only loads
+            then(None)
+            return
         path = os.path.join(self.checkpointer.save_dir, f"{name}.pth")
         trainer.emit("before_save", path)
 

@@ -1,0 +1,78 @@
+"""The command line of tools/check_data.py."""
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from torch.utils.data import Dataset, IterableDataset
+
+from hookline.engine.data import DATASET_REGISTRY, check_samples
+
+ROOT = Path(__file__).parents[2]
+
+
+@DATASET_REGISTRY.register()
+class SomeBroken(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, index):
+        if index % 8 == 5:
+            raise OSError("no such photo")
+        return index
+
+
+@DATASET_REGISTRY.register()
+class Ragged(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return [0] * (index + 1)
+
+
+class BrokenStream(IterableDataset):
+    def __iter__(self):
+        yield from (1, 2)
+        raise OSError("bad line")
+
+
+@pytest.fixture
+def tool(monkeypatch, capsys):
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["check_data.py", *arguments, "DATASETS.TRAIN", "['synthetic']"])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(ROOT / "tools/check_data.py"), run_name="__main__")
+        return end.value.code, capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_sound_data_gives_exit_code_0(tool):
+    assert tool() == (0, ["DATASETS.TRAIN[0] (synthetic): all 1024 samples can be read"])
+
+
+def test_failing_samples_are_listed(tool):
+    code, lines = tool("DATASETS.TEST", "[{'NAME': 'SomeBroken', 'AS': 'val'}]", "--max", "1")
+    assert code == 1
+    assert lines[1:] == [
+        "DATASETS.TEST[0] (val): sample 5: OSError: no such photo",
+        "DATASETS.TEST[0] (val): there are more (--max 1)",
+    ]
+
+
+def test_samples_that_make_no_batch_are_found(tool):
+    code, lines = tool("DATASETS.TEST", "['Ragged']")
+    assert code == 1
+    assert lines[2].startswith("a batch of Ragged: RuntimeError: each element in list of batch")
+    assert lines[-1] == "  while making a batch of sample 0 of Ragged, sample 1 of Ragged"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_are_checked_in_python(workers):
+    assert list(check_samples(SomeBroken(), workers)) == [(5, "OSError: no such photo"), (13, "OSError: no such photo")]
+
+
+def test_a_stream_is_read_up_to_the_first_error():
+    assert list(check_samples(BrokenStream())) == [(2, "OSError: bad line")]
