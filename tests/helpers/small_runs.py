@@ -35,6 +35,19 @@ def train_net(steps, *hooks, start=0, device="cpu"):
 # ---------------------------------------------------------------------- checkpoints
 
 
+class Counter:
+    """An object with a state."""
+
+    def __init__(self, value=0):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
 def checkpointed_trainer(folder, checkpointer_type=Checkpointer):
     """Return a trainer with four batches per epoch, and its checkpointer."""
     torch.manual_seed(0)

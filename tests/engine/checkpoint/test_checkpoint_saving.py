@@ -21,23 +21,11 @@ import pytest
 import torch
 from forker import forker
 from iopath.common.file_io import PathHandler
+from small_runs import Counter
 from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer, CheckpointError, saver
-
-
-class Counter:
-    """An object with a state."""
-
-    def __init__(self, value=0):
-        self.value = value
-
-    def state_dict(self):
-        return {"value": self.value}
-
-    def load_state_dict(self, state):
-        self.value = state["value"]
 
 
 class Gated(Checkpointer):

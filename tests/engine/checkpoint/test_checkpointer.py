@@ -7,23 +7,11 @@ import time
 import numpy as np
 import pytest
 import torch
+from small_runs import Counter
 from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer, saver, unwrap_model
-
-
-class Counter:
-    """An object with a state."""
-
-    def __init__(self, value=0):
-        self.value = value
-
-    def state_dict(self):
-        return {"value": self.value}
-
-    def load_state_dict(self, state):
-        self.value = state["value"]
 
 
 def net(seed=0):
