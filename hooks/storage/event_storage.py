@@ -145,6 +145,10 @@ class EventStorage(MediaStorage):
         """Return the last value of every scalar, and its iteration."""
         return {name: (history.latest(), history.latest_iter()) for name, history in self.histories().items()}
 
+    # Hooks of detectron2's projects read these private names.
+    _latest_scalars = property(latest)
+    _history = property(histories)
+
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """Like :meth:`latest`, but a smoothed scalar is the median of the last ``window_size`` iterations."""
         self._resolve()

@@ -34,10 +34,11 @@ class HistoryBuffer:
     def __len__(self) -> int:
         return min(len(self._values), self._max_length)
 
-    def update(self, value: float, iteration: int | None = None) -> None:
-        """Append ``value`` of ``iteration`` (default: the number of values so far)."""
+    def update(self, value: Any, iteration: float | None = None) -> None:
+        """Append ``value``, a number or a tensor of one, of ``iteration`` (default: the number of values so far)."""
+        value = float(value)
+        self._iters.append(self._count if iteration is None else int(iteration))
         self._values.append(value)
-        self._iters.append(self._count if iteration is None else iteration)
         self._count += 1
         self._total += value
         self._trim()
@@ -77,17 +78,18 @@ class HistoryBuffer:
         return self._iters[-1]
 
     def median(self, window_size: int) -> float:
-        """Return the median of the last ``window_size`` values; NaN if any of them is NaN."""
+        """Return the median of the last ``window_size`` values; NaN if there are none, or any of them is NaN."""
         window = self._values[-min(window_size, self._max_length) :]
-        return math.nan if math.isnan(sum(window)) else median(window)
+        return median(window) if window and not math.isnan(sum(window)) else math.nan
 
     def avg(self, window_size: int) -> float:
-        """Return the mean of the last ``window_size`` values."""
-        return fmean(self._values[-min(window_size, self._max_length) :])
+        """Return the mean of the last ``window_size`` values; NaN if there are none."""
+        window = self._values[-min(window_size, self._max_length) :]
+        return fmean(window) if window else math.nan
 
     def global_avg(self) -> float:
         """Return the mean of all values ever put, including those no longer kept."""
-        return self._total / self._count
+        return self._total / max(self._count, 1)
 
     def count_since(self, iteration: int) -> int:
         """Return the number of values after ``iteration``."""
@@ -122,3 +124,6 @@ class HistoryBuffer:
     def values(self) -> list[tuple[float, int]]:
         """Return the kept values, oldest first, each with its iteration."""
         return self.tail(self._max_length)
+
+    # Hooks of detectron2's projects read fvcore's private list.
+    _data = property(values)

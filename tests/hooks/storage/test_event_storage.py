@@ -325,3 +325,11 @@ def test_values_from_a_device_are_not_rounded():
 def test_a_state_of_something_else_is_rejected(junk):
     with pytest.raises(ConfigError, match="the metrics in the checkpoint cannot be loaded"):
         EventStorage().load_state_dict(junk)
+
+
+def test_private_names_of_detectron2_can_be_read():
+    with EventStorage(3) as storage:
+        storage.put_scalars(a=1.0, b=torch.tensor(2.0))
+        assert storage._latest_scalars["b"] == (2.0, 3)
+        assert "a" in storage._history
+        assert storage.history("a")._data[-1] == (1.0, 3)

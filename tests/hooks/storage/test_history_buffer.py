@@ -1,7 +1,9 @@
 import math
 import sys
 
+import numpy as np
 import pytest
+import torch
 
 from hookline.hooks import HistoryBuffer
 
@@ -96,3 +98,21 @@ def test_the_state_includes_the_mean_of_dropped_values():
         buffer.update(7.0)
     assert restored.global_avg() == history.global_avg()
     assert restored.latest_iter() == history.latest_iter() == 60
+
+
+def test_any_number_is_a_value_and_an_iteration():
+    history = HistoryBuffer()
+    for value, iteration in ((np.float32(1), 3), (torch.tensor(2.0), 4.0), (3, np.int64(5))):
+        history.update(value, iteration)
+    assert history.values() == history._data == [(1.0, 3), (2.0, 4), (3.0, 5)]
+    assert type(history.global_avg()) is float
+    with pytest.raises(ValueError, match="high"):
+        history.update("high", 6)
+    assert history.latest_iter() == 5
+
+
+def test_without_values_the_mean_is_not_a_number():
+    history = HistoryBuffer()
+    assert math.isnan(history.avg(20))
+    assert math.isnan(history.median(20))
+    assert history.global_avg() == 0.0
