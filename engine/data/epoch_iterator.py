@@ -9,6 +9,7 @@ from ...config import ConfigError
 from .batch_sampler import takes_start
 from .iterate import iterate
 from .prefetch import CudaPrefetcher
+from .stream_reader import has_state
 from .whole_pass import ended_early, exact_length
 
 __all__ = ["EpochIterator"]
@@ -46,7 +47,7 @@ class EpochIterator:
         if self.length == 0:
             raise ValueError("the data loader is empty: it has no batches")
         self._sampler = _sampler(loader)
-        self._stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._stateful = has_state(loader)
         # A loader with its own state may start in the middle of a pass.
         self._exact = None if self._stateful else exact_length(loader)
         # Epochs are only counted; passes over the loader are numbered separately.
