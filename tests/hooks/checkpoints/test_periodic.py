@@ -69,6 +69,19 @@ def test_a_failed_run_keeps_its_last_checkpoint_and_gets_no_final_one(make):
     assert last(checkpointer) == "model_0000004.pth"
 
 
+def test_an_interrupted_final_evaluation_leaves_a_final_checkpoint_without_the_end(make):
+    class Evaluates(HookBase):
+        def after_train(self):
+            raise KeyboardInterrupt
+
+    trainer, checkpointer = make()
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 0), Evaluates()])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(0, 4)
+    assert files(checkpointer) == ["last_checkpoint", "model_final.pth"]
+    assert "end" not in saved(checkpointer, "model_final")["trainer"]  # so a resume repeats the end of the run
+
+
 def test_a_run_of_no_iterations_saves_nothing(make):
     trainer, checkpointer = make()
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, 5)])
