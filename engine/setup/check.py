@@ -87,7 +87,8 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
 def _check_ranges(cfg: CfgNode) -> None:
     """Check values that have the right type but make no sense."""
     if get_cfg().VERSION != cfg.VERSION:
-        raise ConfigError(f"VERSION: this hookline reads version {get_cfg().VERSION}, not {cfg.VERSION}")
+        hint = " (detectron2's number: leave it out)" if cfg.VERSION == 2 else ""
+        raise ConfigError(f"VERSION: this hookline reads version {get_cfg().VERSION}, not {cfg.VERSION}{hint}")
     if cfg.SOLVER.ACCUMULATION_STEPS > cfg.DATALOADER.BATCH_SIZE:
         raise ConfigError(
             f"SOLVER.ACCUMULATION_STEPS: a batch of {cfg.DATALOADER.BATCH_SIZE} samples (DATALOADER.BATCH_SIZE) cannot "
