@@ -17,9 +17,12 @@ for folder in FOLDERS:
 EXTRAS = {
     "digits": ["scikit-learn>=1.3"],
     "lazy": ["omegaconf>=2.3"],
+    "huggingface": ["datasets>=2.19", "transformers>=4.40"],
+    "images": ["pillow>=10"],
     "metrics": ["torchmetrics>=1.4"],
     "rich": ["rich>=13.4"],
     "safetensors": ["safetensors>=0.4"],
+    "tables": ["pyarrow>=14"],
 }
 EXTRAS["all"] = sorted({name for names in EXTRAS.values() for name in names})
 EXTRAS["dev"] = [

@@ -14,6 +14,8 @@ from .common import AspectRatioGroupedDataset, DatasetFromList, MapDataset, ToIt
 from .datasets import DATASET_REGISTRY, ArrayDataset, concat_datasets, get_dataset
 from .epoch_iterator import EpochIterator
 from .grouped_batches import GroupedBatchSampler
+from .huggingface import HuggingFaceDataset
+from .images import ImageFolder
 from .microbatch import split_batch
 from .samplers import (
     SAMPLER_REGISTRY,
@@ -27,13 +29,16 @@ from .samplers import (
 )
 from .seeding import SeededLoader, is_deterministic, seed_generators, stream_key
 from .stream import ShardedIterable, StreamLoader
-from .text import python_docs_test, python_docs_train
+from .tables import table
+from .text import TextLines, Tokens, python_docs_test, python_docs_train
 from .transfer import move_to_device
+from .transforms import TRANSFORM_REGISTRY, Transforms
 
 __all__ = [
     "COLLATE_REGISTRY",
     "DATASET_REGISTRY",
     "SAMPLER_REGISTRY",
+    "TRANSFORM_REGISTRY",
     "ArrayDataset",
     "AspectRatioGroupedDataset",
     "DatasetFromList",
@@ -41,6 +46,8 @@ __all__ = [
     "EpochSampler",
     "GlobalBatchSampler",
     "GroupedBatchSampler",
+    "HuggingFaceDataset",
+    "ImageFolder",
     "InferenceSampler",
     "LengthGroupedSampler",
     "MapDataset",
@@ -51,8 +58,11 @@ __all__ = [
     "SeededLoader",
     "ShardedIterable",
     "StreamLoader",
+    "TextLines",
     "ToIterableDataset",
+    "Tokens",
     "TrainingSampler",
+    "Transforms",
     "build_batch_data_loader",
     "build_test_loader",
     "build_train_loader",
@@ -68,6 +78,7 @@ __all__ = [
     "seed_generators",
     "split_batch",
     "stream_key",
+    "table",
     "trivial_batch_collator",
     "worker_init_reset_seed",
 ]

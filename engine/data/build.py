@@ -90,7 +90,7 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
 
 def _training_data(cfg: CfgNode) -> Any:
     """Build the training set; with OVERFIT_BATCHES its first samples."""
-    parts = TRAIN_SLOT.build(cfg)
+    parts = [get_dataset(entry, f"DATASETS.TRAIN[{i}].ARGS") for i, entry in enumerate(cfg.DATASETS.TRAIN)]
     for i, part in enumerate(parts):
         _check_not_empty(part, f"DATASETS.TRAIN[{i}]", cfg.DATASETS.TRAIN[i])
     dataset = concat_datasets(parts)

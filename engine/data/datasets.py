@@ -78,7 +78,12 @@ def get_dataset(entry: str | dict[str, Any], key: str) -> Dataset[Any]:
         key: its config key, for error messages.
     """
     name, args = component(entry)
-    return DATASET_REGISTRY.build(name, args, key=key)
+    try:
+        return DATASET_REGISTRY.build(name, args, key=key)
+    except (ConfigError, OSError) as error:  # such as a file that does not exist
+        if key and str(error).startswith(key.partition(".ARGS")[0]):
+            raise
+        raise ConfigError(f"{key.removesuffix('.ARGS')} ({name}): {error}") from error
 
 
 def concat_datasets(datasets: Sequence[Dataset[Any]]) -> Dataset[Any]:

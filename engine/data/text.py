@@ -1,12 +1,17 @@
-"""Text as bytes: Python's language reference, split into blocks."""
+"""Text: lines of a file, blocks of tokens, and Python's language reference as bytes."""
 
 import functools
+import os
+from typing import Any, Literal
 
+import numpy as np
 import torch
+from torch.utils.data import Dataset
 
+from ...config import ConfigError, locate
 from .datasets import DATASET_REGISTRY, ArrayDataset
 
-__all__ = ["python_docs_test", "python_docs_train"]
+__all__ = ["TextLines", "Tokens", "python_docs_test", "python_docs_train"]
 
 # One of this many blocks is in the test set.
 _TEST_EVERY = 10
@@ -45,3 +50,71 @@ def _blocks(block_size: int) -> tuple[ArrayDataset, ArrayDataset]:
         ArrayDataset(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in (blocks[~test], blocks[test])
     )
     return train, held_out
+
+
+@DATASET_REGISTRY.register()
+class TextLines(Dataset[Any]):
+    """The lines of a text file that are not empty: strings, or with a tokenizer int64 tensors of their tokens.
+
+    Args:
+        path: the file, in UTF-8.
+        tokenizer: "package.module:function", called with a line, returns a list of ints. Default: none.
+        max_length: tokens (or characters) of a line, at most.
+
+    Raises:
+        ConfigError: the file has no lines, or there is no such tokenizer.
+    """
+
+    deterministic = True
+
+    def __init__(self, path: str, tokenizer: str | None = None, max_length: int | None = None) -> None:
+        with open(path, encoding="utf-8") as file:
+            self.lines = [text for line in file if (text := line.rstrip("\n"))]
+        if not self.lines:
+            raise ConfigError(f"{path} has no lines")
+        self._tokenize = None if tokenizer is None else locate(tokenizer)
+        self._max_length = max_length
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __getitem__(self, index: int) -> Any:
+        line = self.lines[index]
+        if self._tokenize is None:
+            return line[: self._max_length]
+        return torch.tensor(self._tokenize(line)[: self._max_length], dtype=torch.int64)
+
+
+@DATASET_REGISTRY.register()
+class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A file of tokens, split into blocks for a language model. The file is mapped into memory, not read.
+
+    Samples are pairs of inputs and targets (block_size,) int64; the targets are the tokens that follow each input.
+
+    Args:
+        path: the file: numbers of one type without a header, or any text with ``dtype`` "uint8", its bytes.
+        block_size: tokens per sample.
+        dtype: type of the numbers.
+
+    Raises:
+        ConfigError: the file is too short for one block.
+    """
+
+    deterministic = True
+
+    def __init__(
+        self, path: str, block_size: int, dtype: Literal["uint8", "uint16", "int32", "int64"] = "uint16"
+    ) -> None:
+        size = os.path.getsize(path) // np.dtype(dtype).itemsize
+        if size <= block_size:
+            raise ConfigError(f"{path} has {size} tokens of type {dtype}, too few for a block of {block_size}")
+        self._tokens = np.memmap(path, dtype=dtype, mode="r", shape=(size,))
+        self._block_size = block_size
+
+    def __len__(self) -> int:
+        return (len(self._tokens) - 1) // self._block_size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start = range(0, len(self) * self._block_size, self._block_size)[index]  # IndexError at the end
+        block = torch.from_numpy(self._tokens[start : start + self._block_size + 1].astype(np.int64))
+        return block[:-1], block[1:]

@@ -1,6 +1,36 @@
+import numpy as np
+import pytest
 import torch
 
-from hookline.engine.data import python_docs_test, python_docs_train
+from hookline.config import ConfigError
+from hookline.engine.data import TextLines, Tokens, python_docs_test, python_docs_train
+
+
+def letters(line):
+    return [ord(letter) for letter in line]
+
+
+def test_lines_are_strings_or_tokens(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text("one\n\ntwo words\n")
+    assert list(map(TextLines(str(path)).__getitem__, range(2))) == ["one", "two words"]
+    tokens = TextLines(str(path), tokenizer=f"{__name__}:letters", max_length=2)
+    assert tokens[1].tolist() == [ord("t"), ord("w")]
+    path.write_text("\n")
+    with pytest.raises(ConfigError, match=r"text\.txt has no lines"):
+        TextLines(str(path))
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int64"])
+def test_a_file_of_tokens_is_split_into_blocks(tmp_path, dtype):
+    np.arange(11, dtype=dtype).tofile(tmp_path / "tokens.bin")
+    blocks = Tokens(str(tmp_path / "tokens.bin"), block_size=5, dtype=dtype)
+    assert [(x.tolist(), y.tolist()) for x, y in blocks] == [
+        ([0, 1, 2, 3, 4], [1, 2, 3, 4, 5]),
+        ([5, 6, 7, 8, 9], [6, 7, 8, 9, 10]),
+    ]
+    with pytest.raises(ConfigError, match=r"has 11 tokens of type .*, too few for a block of 11"):
+        Tokens(str(tmp_path / "tokens.bin"), block_size=11, dtype=dtype)
 
 
 def test_targets_are_the_bytes_that_follow_the_inputs():

@@ -1,0 +1,105 @@
+"""Images in folders, one folder per class."""
+
+import logging
+import os
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from ...config import ConfigError
+from .datasets import DATASET_REGISTRY
+from .transforms import Transforms
+
+__all__ = ["ImageFolder"]
+
+logger = logging.getLogger(__name__)
+
+_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+
+@DATASET_REGISTRY.register()
+class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
+    """Images in one folder per class: ``root/cat/1.png``, ``root/dog/2.png``. Needs Pillow.
+
+    Samples are pairs of an image (C, H, W), float32 from 0 to 1, and the index of its class.
+
+    Args:
+        root: the folder. Images may also be in folders below those of the classes.
+        size: scale images to this height and width (a number, or both). Needed if images differ in size.
+        transforms: applied to each image, in order: names, or ``{NAME: ..., ARGS: {...}}``, such as "RandomCrop",
+            "RandomHorizontalFlip", "Normalize" or "torchvision.transforms.v2:RandomErasing".
+        mode: "RGB", or "L" for one channel of grey.
+        like: the folder whose classes are used, such as that of the training set. Default: ``root``.
+
+    Attributes:
+        classes: names of the classes, sorted.
+        files: path and class of each sample.
+
+    Raises:
+        ConfigError: a folder does not exist, holds no images or has other classes than ``like``; or Pillow is missing.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        size: int | Sequence[int] | None = None,
+        transforms: Sequence[Any] = (),
+        mode: Literal["RGB", "L"] = "RGB",
+        like: str | None = None,
+    ) -> None:
+        try:
+            import PIL.Image
+        except ImportError as error:
+            raise ConfigError("ImageFolder needs Pillow: pip install 'hookline[images]'") from error
+        self._open = PIL.Image.open
+        self.classes = _folders(like or root)
+        if unknown := sorted(set(_folders(root)) - set(self.classes)):
+            raise ConfigError(f"like: {root} has a folder {unknown[0]!r}, and {like} has not")
+        self.files = [(path, label) for label, name in enumerate(self.classes) for path in _images(root, name)]
+        if not self.files:
+            raise ConfigError(f"root: there are no images in the folders of {root} ({', '.join(_EXTENSIONS)})")
+        self._size = (size, size) if isinstance(size, int) else None if size is None else (size[0], size[1])
+        self._mode = mode
+        self._transforms = Transforms(transforms)
+        # A subclass that overrides reading, perhaps with augmentation, must declare it itself.
+        self.deterministic = self._transforms.deterministic and type(self).__getitem__ is ImageFolder.__getitem__
+        logger.info("%s: %d images of %d classes", root, len(self.files), len(self.classes))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, label = self.files[index]
+        try:
+            with self._open(path) as file:
+                image = file.convert(self._mode)
+        except Exception as error:
+            error.add_note(f"image file {path}")
+            raise
+        if self._size is not None and image.size != self._size[::-1]:
+            image = image.resize(self._size[::-1])
+        pixels = torch.from_numpy(np.array(image))
+        pixels = pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+        return self._transforms(pixels.float() / 255), label
+
+
+def _folders(root: str) -> list[str]:
+    if not os.path.isdir(root):
+        raise ConfigError(f"root: there is no folder {root}")
+    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise ConfigError(f"root: {root} has no folders; it needs one for each class, with the images in it")
+    return names
+
+
+def _images(root: str, name: str) -> list[str]:
+    found = [
+        os.path.join(folder, file)
+        for folder, _, files in os.walk(os.path.join(root, name))
+        for file in files
+        if file.lower().endswith(_EXTENSIONS)
+    ]
+    return sorted(found)
