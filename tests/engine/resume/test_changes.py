@@ -555,14 +555,13 @@ def test_early_stopping_and_best_continue_after_a_resume(make):
     assert best.best == [(0.9, 7)]
 
 
-def test_the_console_continues_the_iteration_count(make, caplog, monkeypatch):
-    monkeypatch.setattr(logging.getLogger("hookline"), "propagate", True)
-    caplog.set_level(logging.INFO, "hookline")
+def test_the_console_continues_the_iteration_count(make, log):
+    log.setLevel(logging.INFO)
     arguments = ["LOG.WRITERS", ["CommonMetricPrinter"], "LOG.PERIOD", 4]
     make(*arguments, "SOLVER.MAX_ITER", 8).train()
-    caplog.clear()
+    log.text = ""
     make(*arguments, "SOLVER.MAX_ITER", 16, resume=True).train()
-    lines = dict.fromkeys(r.getMessage() for r in caplog.records if " iter: " in r.getMessage())
+    lines = [line for line in log.text.splitlines() if " iter: " in line]
     assert [line.split("iter: ")[1].split()[0] for line in lines] == ["11/16", "15/16"]
 
 
