@@ -10,6 +10,8 @@ from enum import Enum
 from types import CodeType, ModuleType
 from typing import Any
 
+from iopath.common.file_io import g_pathmgr
+
 from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
 from .instantiate import target_name, unknown_argument
 from .lazy_text import read_yaml, to_python, write_yaml
@@ -89,7 +91,7 @@ class LazyConfig:
     def load_rel(filename: str, keys: str | tuple[str, ...] | None = None) -> Any:
         """Load a file whose path is relative to the file that calls this. See :meth:`load`."""
         caller = sys._getframe(1).f_code.co_filename
-        if not os.path.isfile(caller):
+        if not g_pathmgr.isfile(caller):
             raise ConfigError(f"load_rel('{filename}') is called outside of a file: use LazyConfig.load")
         return LazyConfig.load(os.path.join(os.path.dirname(caller), filename), keys)
 
@@ -109,7 +111,7 @@ class LazyConfig:
                 filename,
                 ", ".join(lost),
             )
-        with open(filename, "w", encoding="utf-8") as file:
+        with g_pathmgr.open(filename, "w", encoding="utf-8") as file:
             file.write(text)
 
     @staticmethod
@@ -186,7 +188,7 @@ def _refuse_key(key: str, parent: Mapping[str, Any], name: str) -> None:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8") as file:
+        with g_pathmgr.open(path, encoding="utf-8") as file:
             return file.read()
     except FileNotFoundError:
         raise ConfigError(f"{path}: there is no such file{suggest_file(path)}") from None
@@ -222,12 +224,12 @@ def _import(name: str, globals: Any = None, locals: Any = None, fromlist: Any = 
     for _ in range(level):
         folder = os.path.dirname(folder)
     path = os.path.join(folder, *name.split("."))
-    if not name or (os.path.isdir(path) and not os.path.isfile(path + ".py")):
+    if not name or (g_pathmgr.isdir(path) and not g_pathmgr.isfile(path + ".py")):
         raise ImportError(
             f"{globals['__file__']}: {path} is a folder. A relative import in a config file names another config file: "
             "from .folder.file import name"
         )
-    if not os.path.isfile(path + ".py"):
+    if not g_pathmgr.isfile(path + ".py"):
         raise ImportError(f"{globals['__file__']}: cannot import {'.' * level}{name}: {path}.py does not exist")
     module = ModuleType(name)
     for key, value in _run(path + ".py").items():

@@ -260,18 +260,16 @@ def main() -> int:
                 encoding = opened.encoding
             text = file.read_bytes().decode(encoding)
             report = port(text) if "detectron2" in text else Report()
+            new = apply(text, report.edits)
+            if args.write and report.edits:
+                file.write_bytes(new.encode(encoding))
         except (SyntaxError, ValueError, OSError) as error:
             line, why = getattr(error, "lineno", None) or 1, getattr(error, "msg", None) or error
-            by_hand.append(f"{file}:{line}: cannot be read: {why}")
+            by_hand.append(f"{file}:{line}: cannot be read or written: {why}")
             continue
         by_hand += [f"{file}:{line}: {what}" for line, what in report.by_hand]
-        if not report.edits:
-            continue
-        changed, imports = changed + 1, imports + len(report.edits)
-        new = apply(text, report.edits)
-        if args.write:
-            file.write_bytes(new.encode(encoding))
-        else:
+        changed, imports = changed + bool(report.edits), imports + len(report.edits)
+        if not args.write:
             before, after = (part.splitlines(keepends=True) for part in (text, new))
             sys.stdout.writelines(difflib.unified_diff(before, after, str(file), str(file)))
     if by_hand:

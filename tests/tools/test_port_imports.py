@@ -29,7 +29,10 @@ def ported(tool, text):
     """What a file becomes."""
     Path("train_net.py").write_bytes(text.encode())
     assert tool("train_net.py", "--write")[0] == 0
-    return Path("train_net.py").read_bytes().decode()
+    once = Path("train_net.py").read_bytes()
+    assert tool("train_net.py", "--write")[1] == "0 imports in 0 files changed; 0 places need a hand\n"
+    assert Path("train_net.py").read_bytes() == once
+    return once.decode()
 
 
 PROJECT = '''\
@@ -132,7 +135,7 @@ def test_what_needs_a_hand_is_named_with_its_line(tool):
         f"  a.py:2: {describe('detectron2.structures')}",
         "  a.py:4: detectron2.engine.hooks.NoHook is not in hookline (see docs/porting/detectron2.md)",
         "  a.py:5: the string 'detectron2.engine.launch' names a module of detectron2",
-        "  b.py:1: cannot be read: Missing parentheses in call to 'print'. Did you mean print(...)?",
+        "  b.py:1: cannot be read or written: Missing parentheses in call to 'print'. Did you mean print(...)?",
     ]
 
 
