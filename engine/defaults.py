@@ -287,8 +287,8 @@ class DefaultTrainer(ResumableTrainer):
             evaluators: one for each set. Default: :meth:`build_evaluator`.
 
         Returns:
-            Results by test set and metric, rank 0's on all ranks. If there is one test set and its evaluator returns
-            results by task, these are returned unchanged.
+            Rank 0's results, on all ranks. With one test set: what its evaluator returns. With several: the same by
+            test set. An evaluator built from the config returns its metrics by test set in either case.
 
         Raises:
             ConfigError: the number of evaluators is not the number of test sets.

@@ -1,6 +1,7 @@
 """Evaluation on all of DATASETS.TEST."""
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
@@ -11,6 +12,8 @@ from ..modeling import resolve_device
 from .evaluator import DatasetEvaluator, inference_on_dataset
 
 __all__ = ["evaluate_test_sets"]
+
+logger = logging.getLogger(__name__)
 
 
 def evaluate_test_sets(
@@ -28,12 +31,16 @@ def evaluate_test_sets(
     results: dict[str, Any] = {}
     for index, name in enumerate(names):
         loader = parts.build_test_loader(cfg, name)
-        evaluator = given[index] if given is not None else parts.build_evaluator(cfg, name)
+        try:
+            evaluator = given[index] if given is not None else parts.build_evaluator(cfg, name)
+        except NotImplementedError:
+            logger.warning("%s is not evaluated: build_evaluator() raises NotImplementedError", name)
+            continue
         found = inference_on_dataset(model, loader, evaluator, predict=adapter.predict, device=device)
         found = comm.broadcast_object(found)  # an evaluator may return results on rank 0 only
         if set(found) == {name}:
             results.update(found)
-        elif len(names) == 1 and found and all(isinstance(value, Mapping) for value in found.values()):
+        elif len(names) == 1:
             return dict(found)
         else:
             results[name] = found

@@ -33,7 +33,7 @@ def verify_results(cfg: CfgNode, results: Mapping[str, Any]) -> bool:
     """Compare results with ``cfg.TEST.EXPECTED_RESULTS``, and log those that are missed.
 
     Args:
-        cfg: the whole config; an expectation is [set, metric, value, tolerance].
+        cfg: the whole config; an expectation is [set, metric, value, tolerance]. The set is "" for results without one.
         results: metrics by set.
 
     Returns:
@@ -42,7 +42,7 @@ def verify_results(cfg: CfgNode, results: Mapping[str, Any]) -> bool:
     flat = flatten_results_dict(results)
     misses = []
     for task, metric, expected, tolerance in cfg.TEST.EXPECTED_RESULTS:
-        name = f"{task}/{metric}"
+        name = f"{task}/{metric}" if task else metric
         if name not in flat:
             misses.append(f"{name} is not among the results ({', '.join(flat) or 'there are none'})")
         elif not (math.isfinite(flat[name]) and abs(flat[name] - expected) <= tolerance):

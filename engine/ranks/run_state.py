@@ -1,15 +1,28 @@
 """What hooks may ask of a trainer: how far the run is, and requests to stop, save, write metrics or evaluate."""
 
 import time
-from typing import Any
+from typing import Any, cast
 
 from ...hooks.host import HookHost, hook_name
-from ...hooks.storage.event_storage import EventStorage
+from ...hooks.storage.event_storage import EventStorage, get_event_storage, has_event_storage
 from .. import comm
 from .agreement import Agreement, HookList, StopRequest
 from .shared_metrics import share_metrics
 
 __all__ = ["RunState"]
+
+
+class _OpenStorage:
+    """The storage of a trainer whose steps another trainer calls: the open one. It also gives the iteration."""
+
+    def __get__(self, trainer: Any, owner: Any = None) -> Any:
+        if trainer is None:
+            return self
+        if not has_event_storage():
+            raise AttributeError(f"{type(trainer).__name__} has no storage outside of train()")
+        storage = get_event_storage()
+        trainer.iter = storage.iter
+        return storage
 
 
 class RunState(HookHost):
@@ -18,7 +31,7 @@ class RunState(HookHost):
     See :class:`~hookline.engine.TrainerBase` for the attributes.
     """
 
-    storage: EventStorage
+    storage: EventStorage = cast(Any, _OpenStorage())
     _max_iter: int = 0
     _longest: int = 0  # the largest max_iter of the run
 

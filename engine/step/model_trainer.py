@@ -21,6 +21,7 @@ from ..modeling.adapters import ModelAdapter
 from ..parallel.base import Strategy
 from ..train_loop import TrainerBase, TrainResult
 from .nonfinite import NonFinitePolicy
+from .old_methods import adapt_old_methods, split_data_time
 from .random_state import RandomState
 from .turns import Turns
 from .whole_step import WholeStep
@@ -60,6 +61,10 @@ class ModelTrainer(TrainerBase):
     def __init__(self) -> None:
         super().__init__()
         self._random_state = RandomState()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        adapt_old_methods(cls, ModelTrainer)
 
     # ------------------------------------------------------------------ epochs and data
 
@@ -166,15 +171,25 @@ class ModelTrainer(TrainerBase):
     # ------------------------------------------------------------------ the losses of a step
 
     def _write_metrics(
-        self, loss_dict: Mapping[str, torch.Tensor], data_time: float, prefix: str = "", iter: int | None = None
+        self,
+        loss_dict: Mapping[str, torch.Tensor],
+        data_time: float | None = None,
+        prefix: str = "",
+        iter: int | None = None,
     ) -> None:
-        """Put the metrics of a step every ``gather_metric_period``, and check its losses and gradients."""
-        iteration, error = self.iter if iter is None else iter, None
+        """Put the metrics of a step every ``gather_metric_period``, and check its losses and gradients.
+
+        If ``data_time`` is not given, it is an entry of ``loss_dict``.
+        """
+        if data_time is None:
+            loss_dict, data_time = split_data_time(loss_dict)
+        storage, error = self.storage, None
+        iteration = self.iter if iter is None else iter
         try:
             if (iteration + 1) % self.gather_metric_period == 0:
                 if self._averaging_ranks > 1:
-                    self.storage.over_ranks |= {prefix + name for name in (*loss_dict, "total_loss")}
-                self.write_metrics(loss_dict, data_time, iteration, prefix, self.storage)
+                    storage.over_ranks |= {prefix + name for name in (*loss_dict, "total_loss")}
+                self.write_metrics(loss_dict, data_time, iteration, prefix, storage)
             else:
                 on_cpu = {name: loss.item() for name, loss in loss_dict.items() if loss.device.type == "cpu"}
                 _check_finite(sum(on_cpu.values()), on_cpu, iteration)
@@ -186,7 +201,7 @@ class ModelTrainer(TrainerBase):
     def write_metrics(
         loss_dict: Mapping[str, torch.Tensor],
         data_time: float,
-        cur_iter: int,
+        cur_iter: int | None = None,
         prefix: str = "",
         storage: EventStorage | None = None,
     ) -> None:
@@ -196,6 +211,7 @@ class ModelTrainer(TrainerBase):
             FloatingPointError: a loss on the CPU is NaN or infinite. Losses on a GPU are not waited for.
         """
         storage = storage or get_event_storage()
+        cur_iter = storage.iter if cur_iter is None else cur_iter
         values: dict[str, Any] = {
             name: loss.item() if loss.device.type == "cpu" else loss.detach() for name, loss in loss_dict.items()
         }

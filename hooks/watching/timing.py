@@ -19,7 +19,7 @@ class IterationTimer(HookBase):
     ``after_step`` does not count; it is reported separately.
 
     Args:
-        warmup_iter: number of steps at the start that do not count in the report.
+        warmup_iter: number of steps at the start that do not count in the report. The last of them is put.
     """
 
     single = True
@@ -41,15 +41,15 @@ class IterationTimer(HookBase):
         now = time.perf_counter()
         trainer = self.trainer
         seconds = now - self._step_start
-        if trainer.iter - trainer.start_iter >= self._warmup_iter:
+        done = trainer.iter - trainer.start_iter + 1
+        if done > self._warmup_iter:
             self._steps += 1
             self._steps_time += seconds
         else:
             self._counted_from = now
-            if not trainer.start_iter:
-                return
-            # A resumed run puts these too, so that its metrics have the same rows as an uninterrupted run's.
-        trainer.storage.put_scalar("time", seconds)
+        # A resumed run puts all, so that its metrics have the same rows as an uninterrupted run's.
+        if done >= self._warmup_iter or trainer.start_iter:
+            trainer.storage.put_scalar("time", seconds)
 
     def after_train(self) -> None:
         self._ending = True

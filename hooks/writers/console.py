@@ -19,6 +19,8 @@ _LONGEST_ETA = 10**10  # seconds; a timedelta cannot hold much more
 class CommonMetricPrinter(EventWriter):
     """Logs a line with ETA, iteration, losses, time and data time per step, learning rate and GPU memory.
 
+    Metrics with ``[metric]`` in their name are logged, too.
+
     Args:
         max_iter: number of iterations of the run, for the ETA; None: no ETA.
         window_size: iterations over which losses and times are reported as their median.
@@ -53,6 +55,9 @@ class CommonMetricPrinter(EventWriter):
         if len(losses) == 2:  # the total of a single loss is the same number
             losses.pop("total_loss", None)
         parts += [f"{name}: {value:.4g}" for name, value in losses.items()]
+        parts += [
+            f"{name}: {value:.4g}" for name, (value, _) in metrics.items() if "[metric]" in name and name not in losses
+        ]
         for name, label in (("time", "time"), ("data_time", "data_time")):
             if name in metrics:
                 parts.append(f"{label}: {format_seconds(metrics[name][0])}")

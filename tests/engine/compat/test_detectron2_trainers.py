@@ -485,3 +485,160 @@ def test_an_optimizer_that_clips_the_full_model_itself_is_left_alone(make, base)
     assert change.norm().item() == pytest.approx(0.01, rel=1e-3)
     assert len(norms) == 1
     assert norms[0] > 0.02
+
+
+# ---------------------------------------------------------------------------- a TrainerBase around an inner trainer
+
+
+class Around(TrainerBase):
+    def __init__(self, inner):
+        super().__init__()
+        self._trainer = inner
+
+    def run_step(self):
+        self._trainer.run_step()
+        get_event_storage().put_scalar("mine", self.iter)
+
+
+@pytest.mark.parametrize("period", [1, 2])
+def test_a_trainer_around_another_shares_its_storage(tmp_path, period):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = Around(SimpleTrainer(model, batches(), optimizer, gather_metric_period=period))
+    before = model.fc.weight.detach().clone()
+    checkpointer = DetectionCheckpointer(model, str(tmp_path), trainer=trainer, inner=trainer._trainer)
+    trainer.register_hooks([hooks.PeriodicCheckpointer(checkpointer, 4)])
+    trainer.train(0, 6)
+    assert not torch.equal(before, model.fc.weight)
+    assert [it for _, it in trainer.storage.history("total_loss").values()] == list(range(period - 1, 6, period))
+    assert len(trainer.storage.history("mine")) == 6
+    assert not hasattr(trainer._trainer, "storage")
+    again = Around(SimpleTrainer(Net(), batches(), optimizer))
+    checkpointer = DetectionCheckpointer(again._trainer.model, str(tmp_path), trainer=again, inner=again._trainer)
+    checkpointer.resume_or_load("", resume=True)
+    assert torch.equal(again._trainer.model.fc.weight, model.fc.weight)
+    again.train(again.iter + 1, 8)
+    assert again.storage.history("total_loss").values()[-1][1] == 7
+
+
+def test_an_inner_trainers_nan_is_reported_with_the_iteration():
+    model = Net()
+    data = [torch.ones(2, 3), torch.full((2, 3), float("nan"))]
+    trainer = Around(SimpleTrainer(model, data, torch.optim.SGD(model.parameters(), 0.1)))
+    with pytest.raises(FloatingPointError, match="iteration 1"):
+        trainer.train(0, 4)
+
+
+# ---------------------------------------------------------------------------- methods of early versions
+
+
+class Old(SimpleTrainer):
+    written, checked = (), ()
+
+    def _detect_anomaly(self, losses, loss_dict):
+        assert self.model.fc.weight.grad is None  # before the backward pass
+        assert losses == sum(loss_dict.values())
+        self.checked = (*self.checked, self.iter)
+
+    def _write_metrics(self, metrics_dict: dict):
+        self.written = (*self.written, sorted(metrics_dict))
+        super()._write_metrics(metrics_dict)
+
+
+class Older(Old):
+    def run_step(self):
+        losses = self.model(next(self._data_loader_iter))
+        self._detect_anomaly(sum(losses.values()), losses)
+        self.optimizer.zero_grad()
+        sum(losses.values()).backward()
+        self._write_metrics({**losses, "data_time": 0.5, "boxes": 3})
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("cls", [Old, Older, type("Subclass", (Old,), {})])
+def test_methods_of_early_versions_are_called(cls):
+    model = Net()
+    trainer = cls(model, batches(), torch.optim.SGD(model.parameters(), 0.1))
+    trainer.train(0, 3)
+    assert trainer.checked == (0, 1, 2)
+    names = ["data_time", "loss_a", "loss_b"]
+    assert trainer.written == (sorted([*names, "boxes"]) if cls is Older else names,) * 3
+    assert set(trainer.storage.histories()) >= {*names, "total_loss"}
+    if cls is Older:
+        assert trainer.storage.history("data_time").latest() == 0.5
+        assert trainer.storage.history("boxes").latest() == 3
+
+
+def test_an_anomaly_ends_the_run_before_the_update():
+    class Raising(SimpleTrainer):
+        def _detect_anomaly(self, losses, loss_dict):
+            raise FloatingPointError("mine")
+
+    model = Net()
+    before = model.fc.weight.detach().clone()
+    with pytest.raises(FloatingPointError, match="mine"):
+        Raising(model, batches(), torch.optim.SGD(model.parameters(), 0.1)).train(0, 3)
+    assert torch.equal(before, model.fc.weight)
+
+
+# ---------------------------------------------------------------------------- evaluation
+
+
+class Flat(Count):
+    def evaluate(self):
+        return {"acc": self.samples / 8}
+
+
+def test_flat_results_of_one_test_set_stay_flat(make, tmp_path):
+    class Trainer(Parts, DefaultTrainer):
+        @classmethod
+        def build_evaluator(cls, cfg, dataset_name):
+            return Flat()
+
+    trainer = make(Trainer, "TEST.EXPECTED_RESULTS", [["", "acc", 1.0, 0.0]])
+    trainer.train()
+    assert Trainer.test(trainer.cfg, trainer.model) == {"acc": 1.0}
+    assert rows(tmp_path)[-1]["acc"] == 1.0
+    cfg = trainer.cfg.clone()
+    cfg.defrost()
+    cfg.DATASETS.TEST = ("a", "b")
+    assert Trainer.test(cfg, trainer.model) == {"a": {"acc": 1.0}, "b": {"acc": 1.0}}
+
+
+def test_a_test_set_without_an_evaluator_is_skipped_with_a_warning(make, log):
+    class Trainer(Parts, DefaultTrainer):
+        @classmethod
+        def build_evaluator(cls, cfg, dataset_name):
+            raise NotImplementedError
+
+    trainer = make(Trainer)
+    assert Trainer.test(trainer.cfg, trainer.model) == {}
+    assert "val is not evaluated: build_evaluator() raises NotImplementedError" in log.messages
+    trainer.train()
+
+
+def test_fvcores_checkpointer_resumes_a_default_trainer(make, tmp_path):
+    from fvcore.common.checkpoint import Checkpointer
+
+    class Trainer(WithoutInit):
+        def __init__(self, cfg):
+            super().__init__(cfg)
+            self.checkpointer = Checkpointer(self.model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
+            self._hooks.clear()
+            self.register_hooks(self.build_hooks())
+
+    class WithInit(Parts, DefaultTrainer):
+        def __init__(self, cfg):
+            super().__init__(cfg)
+            self.checkpointer = Checkpointer(self.model, cfg.OUTPUT_DIR, trainer=weakref.proxy(self))
+            self._hooks.clear()
+            self.register_hooks(self.build_hooks())
+
+    for shape in (Trainer, WithInit):
+        make(shape, "OUTPUT_DIR", str(tmp_path / shape.__name__)).train()
+        again = make(shape, "OUTPUT_DIR", str(tmp_path / shape.__name__), "SOLVER.MAX_ITER", 9)
+        again.resume_or_load(resume=True)
+        assert again.start_iter == 6
+        again.train()
+        assert again.iter == 9

@@ -13,11 +13,11 @@ def times(trainer):
     return [iteration for _, iteration in trainer.storage.history("time").values()]
 
 
-def test_the_time_of_each_step_after_the_warmup_is_put():
+def test_the_time_of_each_step_from_the_last_of_the_warmup_is_put():
     trainer = Idle()
     trainer.register_hooks([IterationTimer(warmup_iter=3)])
     trainer.train(0, 10)
-    assert times(trainer) == list(range(3, 10))
+    assert times(trainer) == list(range(2, 10))
     assert all(0 < seconds < 1 for seconds, _ in trainer.storage.history("time").values())
 
 
@@ -43,7 +43,7 @@ def test_the_time_of_other_hooks_after_a_step_does_not_count(monkeypatch):
     trainer = Step()
     trainer.register_hooks([IterationTimer(warmup_iter=1), Slow()])
     trainer.train(0, 4)
-    assert [seconds for seconds, _ in trainer.storage.history("time").values()] == [2.0, 2.0, 2.0]
+    assert [seconds for seconds, _ in trainer.storage.history("time").values()] == [2.0, 2.0, 2.0, 2.0]
 
 
 def test_the_speed_of_the_run_is_reported_at_its_end(log, monkeypatch):
@@ -74,4 +74,4 @@ def test_a_second_run_starts_new_timings():
     trainer.register_hooks([IterationTimer(warmup_iter=1)])
     trainer.train(0, 3)
     trainer.train(0, 4)
-    assert times(trainer) == [1, 2, 3]
+    assert times(trainer) == [0, 1, 2, 3]

@@ -1,0 +1,58 @@
+"""The methods of trainers written for early versions of detectron2: ``_write_metrics`` and ``_detect_anomaly``."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+
+__all__ = ["adapt_old_methods", "split_data_time"]
+
+
+def adapt_old_methods(cls: Any, base: type) -> None:
+    """Have the step of a trainer call methods of the class that have their early form.
+
+    - ``_write_metrics(metrics_dict)`` gets one dict, with the losses and ``data_time``.
+    - ``_detect_anomaly(losses, loss_dict)`` is called with the sum of the losses, before the backward pass.
+
+    Args:
+        cls: a subclass of ``base``.
+        base: the class of all trainers with a model.
+    """
+    write = cls._write_metrics
+    if len(inspect.signature(write).parameters) == 2:  # self and the dict
+        cls._write_metrics = _with_data_time(write)
+    inherited = any(hasattr(parent, "_detect_anomaly") for parent in cls.__bases__ if issubclass(parent, base))
+    if hasattr(cls, "_detect_anomaly") and not inherited:
+        cls.forward = _with_anomaly_check(cls.forward)
+
+
+def split_data_time(metrics: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], float]:
+    """Return the metrics of an early ``_write_metrics``, as tensors on one device, and their ``data_time``."""
+    device = next((value.device for value in metrics.values() if isinstance(value, torch.Tensor)), None)
+    tensors = {
+        name: value if isinstance(value, torch.Tensor) else torch.tensor(float(value), device=device)
+        for name, value in metrics.items()
+        if name != "data_time"
+    }
+    return tensors, float(metrics.get("data_time", 0.0))
+
+
+def _with_data_time(write: Callable[..., None]) -> Callable[..., None]:
+    @wraps(write)
+    def _write_metrics(self: Any, loss_dict: Mapping[str, Any], data_time: float | None = None) -> None:
+        write(self, dict(loss_dict) if data_time is None else {**loss_dict, "data_time": data_time})
+
+    return _write_metrics
+
+
+def _with_anomaly_check(original: Callable[..., dict[str, torch.Tensor]]) -> Callable[..., dict[str, torch.Tensor]]:
+    @wraps(original)
+    def forward(self: Any, batch: Any) -> dict[str, torch.Tensor]:
+        loss_dict = original(self, batch)
+        losses = {name: loss for name, loss in loss_dict.items() if name != "num_items"}
+        self._detect_anomaly(sum(losses.values()), losses)
+        return loss_dict
+
+    return forward
