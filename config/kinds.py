@@ -9,6 +9,7 @@ from typing import Any
 
 from .errors import ConfigError, suggest
 from .literals import Plain, clean, literal
+from .objects import ObjectName
 
 # The type of a key that takes any value.
 _ANY = object
@@ -120,7 +121,7 @@ def convert(value: Any, expected: Any) -> Any:
     Raises:
         ConfigError: it cannot be converted.
     """
-    if type(value) is expected or expected in (_ANY, type(None)):
+    if type(value) is expected or expected in (_ANY, type(None)) or (expected is str and isinstance(value, ObjectName)):
         return value
     if (expected is float and type(value) is int) or (expected in (list, tuple) and isinstance(value, (list, tuple))):
         with suppress(OverflowError):  # an int that no float can hold
@@ -142,6 +143,8 @@ def coerce(value: Any, declared: Typed | None, expected: type) -> Any:
     Raises:
         ConfigError: the key does not take it; the message does not name the key.
     """
+    if expected is ObjectName:  # the key's present value
+        expected = str
     if declared is not None:
         expected, check = declared.type, declared.check
     else:
@@ -158,7 +161,7 @@ def coerce(value: Any, declared: Typed | None, expected: type) -> Any:
 
 def _readings(value: Any, expected: type) -> list[Any]:
     """The possible values of a string, the most likely first."""
-    if not isinstance(value, str):
+    if not isinstance(value, str) or isinstance(value, ObjectName):
         return [value]
     text = str(value)
     if expected is str:

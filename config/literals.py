@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import ConfigError
+from .objects import ObjectName
 
 # YAML words, for the command line.
 _WORDS = {"true": True, "false": False, "null": None}
@@ -52,7 +53,7 @@ def clean(value: Any) -> Any:
     """
     if type(value) is Plain:
         return literal(value)
-    if type(value) in _SCALARS:
+    if type(value) in _SCALARS or isinstance(value, ObjectName):
         return value
     if type(value) in (list, tuple):
         return type(value)(clean(item) for item in value)

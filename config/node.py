@@ -16,6 +16,7 @@ from .kinds import Typed, one_of
 from .literals import clean
 from .merging import Merge, merge_mappings, pairs_of
 from .new_keys import check_new_key, complete_section, link_renamed, renamed_key
+from .objects import ObjectName
 from .tree import MISSING, ConfigTree
 from .yaml_files import load_layers, load_text, refuse_python
 
@@ -88,7 +89,7 @@ class CfgNode(ConfigTree):
             raise ConfigError(f"'{name}' is internal state of the config, not a key")
         if not name.startswith("COMPUTED_"):
             self._check_mutable(name)
-            if type(value) not in _LEAF_TYPES and not isinstance(value, (_YacsCfgNode, Typed)):
+            if type(value) not in _LEAF_TYPES and not isinstance(value, (_YacsCfgNode, Typed, ObjectName)):
                 raise ConfigError(
                     f"{name}: a config cannot hold a {type(value).__name__}; it holds None, bool, int, float, str, "
                     "list, tuple and CfgNode"

@@ -13,6 +13,7 @@ from fvcore.common.registry import Registry as _FvcoreRegistry
 
 from .components import name_key as name_key_of
 from .errors import ConfigError, UnknownKeyError, UnknownNameError, suggest
+from .objects import ObjectName, refuse_object_text
 from .signatures import Plan, check_call, to_tensor
 
 _T = TypeVar("_T")
@@ -189,10 +190,13 @@ class Registry(_FvcoreRegistry):
         return target, plan
 
     def _resolve(self, name: str, prefix: str) -> Any:
+        if isinstance(name, ObjectName):
+            return self._resolve_object(name, prefix)
         if name in self._obj_map:
             return self._obj_map[name]
         if not isinstance(name, str):
             raise ConfigError(f"{prefix}the name of a {self._label} is a string, not {name!r}")
+        refuse_object_text(name, prefix)
         names = sorted(self._obj_map)
         known = f" Known: {', '.join(names)}." if 0 < len(names) <= _MAX_LISTED else ""
         if not name:
@@ -210,6 +214,16 @@ class Registry(_FvcoreRegistry):
                 raise ConfigError(f"{prefix}'{name}' cannot be the {self._label}: {problem}")
             return target
         raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}'{hint or '.'}{known}")
+
+    def _resolve_object(self, name: ObjectName, prefix: str) -> Any:
+        value, problem = name.value, ""
+        if name.is_component and not isinstance(value, self.kind):
+            problem = f"it is of type {type(value).__name__}, not a {self._kind_text}"
+        elif isinstance(value, type) and not name.is_component and not issubclass(value, self.kind):
+            problem = f"it is not a subclass of {self._kind_text}"
+        if problem:
+            raise ConfigError(f"{prefix}{name} cannot be the {self._label}: {problem}")
+        return name.component if name.is_component else value
 
     def _problem(self, target: Any) -> str:
         """Why an imported object is not of the registry's kind; empty if it is."""

@@ -10,6 +10,7 @@ import yaml
 
 from .errors import ConfigError, suggest_file
 from .literals import Plain, literal, spell
+from .objects import ObjectName
 
 BASE_KEY = "_BASE_"
 
@@ -109,6 +110,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 _Dumper.add_representer(str, _Dumper.represent_text)
+_Dumper.add_representer(ObjectName, _Dumper.represent_text)
 _Dumper.add_representer(tuple, _Dumper.represent_literal)
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver(_FLOAT_TAG, _EXPONENT, list("-+.0123456789"))

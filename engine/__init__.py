@@ -19,6 +19,7 @@ from .setup.seeding import choose_seed, seed_all_rng
 from .setup.start import begin_run, default_setup
 from .simple_trainer import SimpleTrainer
 from .train_loop import TrainerBase, TrainResult
+from .trainer import Trainer
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -28,6 +29,7 @@ __all__ = [
     "DefaultTrainer",
     "SimpleTrainer",
     "TrainResult",
+    "Trainer",
     "TrainerBase",
     "begin_run",
     "check_config",

@@ -37,7 +37,7 @@ from .resume.resumable import ResumableTrainer
 from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
 from .setup.command_line import default_argument_parser
 from .setup.seeding import seed_all_rng
-from .setup.start import RunStart, begin_look, default_setup, prepared_start, take_start
+from .setup.start import begin_look, default_setup, prepared_start, take_start
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .solver.parts import scheduler_hooks
 from .solver.several import one_or_several
@@ -75,9 +75,6 @@ class DefaultTrainer(ResumableTrainer):
         trainer.resume_or_load(resume=False)
         trainer.train()
     """
-
-    _start: RunStart | None = None
-    _resume: bool | None = None
 
     def __init__(self, cfg: CfgNode) -> None:
         cfg, self._start = prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
@@ -135,7 +132,7 @@ class DefaultTrainer(ResumableTrainer):
             ConfigError: the file does not exist or is damaged, or the checkpoint does not fit the config.
         """
         self._saved_run = {}
-        self._resume = resume
+        self._set_resume(resume)
         model, checkpointer = self.cfg.MODEL, adapt(self.checkpointer)
         content = checkpointer.resume_or_load(
             model.WEIGHTS, resume=resume, strict=model.WEIGHTS_STRICT, weights_from=model.WEIGHTS_FROM

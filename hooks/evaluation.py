@@ -96,7 +96,7 @@ class SanityCheck(HookBase):
 
     Args:
         num_batches: number of batches of each set.
-        evaluate: called as ``evaluate(num_batches)``. Default: the trainer's ``evaluate``.
+        evaluate: called as ``evaluate(num_batches)``. Default: the trainer's ``evaluate(max_batches=num_batches)``.
     """
 
     single = True
@@ -106,11 +106,13 @@ class SanityCheck(HookBase):
         self._evaluate = evaluate
 
     def before_train(self) -> None:
-        evaluate = self._evaluate or self.trainer.evaluate
         self.trainer.emit("before_sanity_check")
         start = time.perf_counter()
         try:
-            results = evaluate(self._num_batches)
+            if self._evaluate is None:
+                results = self.trainer.evaluate(max_batches=self._num_batches)
+            else:
+                results = self._evaluate(self._num_batches)
         except Exception as error:
             error.add_note("in the check of a few test batches before training (TEST.SANITY_CHECK_BATCHES: 0 skips it)")
             raise

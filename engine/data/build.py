@@ -21,6 +21,7 @@ from .batch_sampler import GlobalBatchSampler, RankBatchSampler
 from .collate import build_collate_fn, check_collate_fn, trivial_batch_collator
 from .common import AspectRatioGroupedDataset, MapDataset
 from .datasets import TEST_SLOT, TRAIN_SLOT, concat_datasets, first_samples, get_dataset
+from .given import is_loader, use_loader
 from .reading import BatchLoader
 from .samplers import SAMPLER_REGISTRY, EndlessSampler, InferenceSampler, seeded_generator
 from .seeding import SeededLoader, is_deterministic, own_collate_fn
@@ -56,6 +57,8 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     if not cfg.DATASETS.TRAIN:
         raise ConfigError('DATASETS.TRAIN is empty: name the training data, such as ["digits_train"]')
     dataset: Any = _training_data(cfg)
+    if is_loader(dataset):
+        return use_loader(dataset, cfg, "DATASETS.TRAIN")
     seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
     settings = cfg.DATALOADER
     total, drop_last, limit = settings.BATCH_SIZE, settings.DROP_LAST, settings.LIMIT_TRAIN_BATCHES or None
@@ -94,6 +97,9 @@ def _training_data(cfg: CfgNode) -> Any:
     for i, part in enumerate(parts):
         _check_not_empty(part, f"DATASETS.TRAIN[{i}]", cfg.DATASETS.TRAIN[i])
     dataset = concat_datasets(parts)
+    for key in ("OVERFIT_BATCHES", "LIMIT_TRAIN_BATCHES") if is_loader(dataset) else ():
+        if cfg.DATALOADER[key]:
+            raise ConfigError(f"DATALOADER.{key}: is for data sets, and the training data is a loader")
     number = cfg.DATALOADER.OVERFIT_BATCHES * cfg.DATALOADER.BATCH_SIZE
     return first_samples(dataset, number) if number else dataset
 
@@ -139,6 +145,8 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
     seed = max(cfg.SEED, 0)
     limit = cfg.DATALOADER.LIMIT_TEST_BATCHES
     dataset = _test_data(cfg, dataset_name)
+    if is_loader(dataset):
+        return use_loader(dataset, cfg, "DATASETS.TEST", limit)
     if isinstance(dataset, IterableDataset):
         total = batch_size * comm.get_data_size()
         return _stream(dataset, total, seed=seed, keep_rest=True, max_batches=limit or None, **_options(cfg, dataset))
@@ -165,7 +173,7 @@ def _test_data(cfg: CfgNode, name: str) -> Any:
 
 
 def _check_not_empty(dataset: Any, key: str, entry: str | dict[str, Any]) -> None:
-    if not isinstance(dataset, IterableDataset) and len(dataset) == 0:
+    if hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset) and len(dataset) == 0:
         raise ConfigError(f"{key}: the data set {component(entry)[0]} has no samples")
 
 

@@ -15,6 +15,8 @@ from ..compat.ported_trainer import PortedTrainer
 from ..modeling import model_summary
 from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
+from ..setup.seeding import set_seed
+from ..setup.start import RunStart
 from ..solver import LRMultiplier, SchedulerList
 from ..solver.several import one_or_several, schedulers_of
 from ..train_loop import TrainResult
@@ -55,6 +57,8 @@ class ResumableTrainer(PortedTrainer):
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
     _last_eval_results: Mapping[str, Any] = {}
     _result: TrainResult | None = None  # of the last train()
+    _start: RunStart | None = None
+    _resume: bool | None = None
     _rng_after_train: dict[str, Any] | None = None
 
     @classmethod
@@ -62,10 +66,26 @@ class ResumableTrainer(PortedTrainer):
         """Build the learning-rate scheduler."""
         raise NotImplementedError
 
+    @classmethod
+    def build_train_loader(cls, cfg: CfgNode) -> Any:
+        """Build the loader of training batches."""
+        raise NotImplementedError
+
     def _record_build(self, unresolved: CfgNode) -> None:
         """Record what was built, to detect changes when the run resumes."""
         self._unresolved, self._config, self._built = unresolved, self.cfg.dump(), hyperparameters(self.optimizer)
         self._segments = segments_since((), 0, 0, 0, self.iters_per_epoch)
+
+    def _set_resume(self, resume: bool) -> None:
+        """Record whether the run resumes. If the seed was drawn before that was known, use the saved run's."""
+        self._resume = resume
+        seed = self._start.take_saved_seed() if resume and self._start is not None else -1
+        if seed >= 0:
+            self.cfg, self._unresolved = self.cfg.clone(), self._unresolved.clone()
+            for cfg in (self.cfg, self._unresolved):
+                set_seed(cfg, seed)
+            self._config = self.cfg.dump()
+            self.reset_data_loader(lambda: self.build_train_loader(self.cfg))
 
     # ------------------------------------------------------------------ state
 

@@ -6,8 +6,9 @@ from collections.abc import Collection
 import torch
 
 from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, get_cfg, name_of, suggest
+from ...config.objects import ObjectName
 from ...config.slots import Slot, errors_at
-from ...hooks import HOOK_REGISTRY, WRITER_REGISTRY, ProgressBar, check_hooks
+from ...hooks import HOOK_REGISTRY, WRITER_REGISTRY, EarlyStopping, ProgressBar, check_hooks
 from ...hooks.common.rng import preserve_rng
 from ..checkpoint.weights import check_weights
 from ..data import DATASET_REGISTRY, check_data
@@ -112,7 +113,7 @@ def _check_ranges(cfg: CfgNode) -> None:
 
 def _check_builds(cfg: CfgNode) -> None:
     """Build the parts that are cheap to build, so that their constructors check their arguments."""
-    if cfg.MODEL.NAME:
+    if cfg.MODEL.NAME and not isinstance(cfg.MODEL.NAME, ObjectName):  # an object, or a function that may be slow
         _try_model(cfg)
     if cfg.MODEL.LOSS.NAME:
         LOSS_SLOT.try_build(cfg)
@@ -184,6 +185,8 @@ def _check_monitors(cfg: CfgNode) -> None:
     for name, args, key in HOOK_SLOT.entries(cfg):
         if name == "EarlyStopping":
             watched[f"{key}.metric"] = args["metric"]
+        elif isinstance(name, ObjectName) and isinstance(name.value, EarlyStopping):
+            watched[f"{key}.metric"] = name.value.metric
     watched = {key: metric for key, metric in watched.items() if metric}
     if not watched:
         return

@@ -11,7 +11,7 @@ from ...config import CfgNode
 from .. import comm
 from ..checkpoint.candidates import saved_config
 
-__all__ = ["choose_seed", "seed_all_rng"]
+__all__ = ["choose_seed", "saved_seed", "seed_all_rng", "set_seed"]
 
 logger = logging.getLogger(__name__)
 
@@ -28,15 +28,23 @@ def choose_seed(cfg: CfgNode, resume: bool) -> None:
         return
 
     def choose() -> int:
-        seed = -1
-        path = os.path.join(cfg.OUTPUT_DIR, "config.yaml")
-        if resume and os.path.isfile(path):
-            seed = CfgNode.load_yaml_with_base(path).get("SEED", -1)
-        elif resume and (saved := saved_config(cfg.OUTPUT_DIR)):
-            seed = CfgNode.load_cfg(saved).get("SEED", -1)
+        seed = saved_seed(cfg.OUTPUT_DIR) if resume else -1
         return seed if seed >= 0 else int.from_bytes(os.urandom(4), "little") % 2**31
 
-    seed = comm.on_main_process(choose)
+    set_seed(cfg, comm.on_main_process(choose))
+
+
+def saved_seed(folder: str) -> int:
+    """Return the seed of the run in a folder; negative if there is none."""
+    path = os.path.join(folder, "config.yaml")
+    if os.path.isfile(path):
+        return CfgNode.load_yaml_with_base(path).get("SEED", -1)
+    saved = saved_config(folder)
+    return CfgNode.load_cfg(saved).get("SEED", -1) if saved else -1
+
+
+def set_seed(cfg: CfgNode, seed: int) -> None:
+    """Set SEED, also in a frozen config."""
     frozen = cfg.is_frozen()
     cfg.defrost()
     cfg.SEED = seed

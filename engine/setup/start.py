@@ -21,14 +21,14 @@ from ...hooks.common.rng import preserve_rng
 from .. import comm
 from ..evaluation import build_metrics, check_metrics
 from ..ranks.same_config import check_same_config
-from ..ranks.torchrun import restarted
+from ..ranks.torchrun import launched_by_torchrun, restarted
 from .check import check_config
 from .fast_dev_run import choose_fast_dev_run, shortened
 from .lazy_start import folder_of, lazy_run
 from .logger import LOGGERS, hold_logs, open_logs, setup_logger
 from .output_dir import OutputDir, RunKind
 from .report import describe_config, describe_environment
-from .seeding import choose_seed, seed_all_rng
+from .seeding import choose_seed, saved_seed, seed_all_rng, set_seed
 
 __all__ = ["RunStart", "begin_look", "begin_run", "default_setup", "prepared_start", "take_start"]
 
@@ -157,6 +157,7 @@ class RunStart:
         self._resume = resume
         self._begun = False
         self._trains = True
+        self._drew_seed = False  # without knowing whether the run is resumed
         self._output = OutputDir(cfg, kind)
         self._text = text or ""
 
@@ -167,9 +168,15 @@ class RunStart:
     def prepare(self) -> None:
         """Check the folder, choose the seed and seed with it, and keep log lines in memory. All ranks call it."""
         cfg, rank = self._cfg, comm.get_rank()
+        if comm.get_world_size() == 1 and launched_by_torchrun() and int(os.environ["WORLD_SIZE"]) > 1:
+            raise ConfigError(
+                f"this is one of {os.environ['WORLD_SIZE']} processes that torchrun started, and it has not joined the "
+                "others: put what the script does into a function main(), and call launch(main, 1)"
+            )
         if self.kind != "trial":
             comm.on_main_process(lambda: self._output.check(self._resume))
         if self.kind != "dry" or self._resume:
+            self._drew_seed = cfg.SEED < 0 and self._resume is None
             choose_seed(cfg, bool(self._resume))
         self._text = self._text or cfg.dump(sort_keys=False)
         _prepared[self._output.path] = self
@@ -190,6 +197,20 @@ class RunStart:
         torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and self.kind != "look"
         if cfg.FLOAT32_PRECISION:
             torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+
+    def take_saved_seed(self) -> int:
+        """Record the seed of the run in the folder, if this start drew one before it knew that the run is resumed.
+
+        Returns:
+            The seed; negative if the seed of this start does not change.
+        """
+        if not self._drew_seed:
+            return -1
+        seed: int = comm.on_main_process(lambda: saved_seed(self._output.path))
+        if seed >= 0:
+            set_seed(self._cfg, seed)
+            self._text = self._cfg.dump(sort_keys=False)
+        return seed
 
     def begin(self, resume: bool | None = None, trains: bool = True) -> None:
         """Take the folder, write config.yaml and open the log. All ranks call it before training.

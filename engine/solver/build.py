@@ -15,6 +15,7 @@ from ...config.slots import Slot, errors_at
 from ...hooks.common.rng import gpus_of, preserve_rng
 from ...hooks.common.tensors import is_sharded
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
+from .given import given_optimizer
 from .param_groups import get_default_optimizer_params
 from .param_rules import apply_param_rules, check_param_rules
 from .parts import check_parts, parameters_of_parts, solver_parts
@@ -70,7 +71,7 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Any:
             train, or the optimizer cannot update sharded parameters.
     """
     if not cfg.SOLVER.OPTIMIZERS:
-        return _build_one(cfg, model)
+        return given_optimizer(cfg, model) or _build_one(cfg, model)
     parameters = parameters_of_parts(cfg, model)
     every = {name: entry.get("EVERY", 1) for name, entry in cfg.SOLVER.OPTIMIZERS.items()}
     parts = solver_parts(cfg).items()

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Duration, get_cfg
+from ...config.objects import kind_of
 from ...config.slots import Slot
 from ...hooks.common.optimizers import TimmScheduler
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
@@ -116,7 +117,7 @@ def check_scheduler(cfg: CfgNode) -> Slot:
     """
     cfg = resolve_schedule(cfg, 1, lambda value: 1)  # to check the arguments' types; the data is not known yet
     solver, name = cfg.SOLVER, cfg.SOLVER.LR_SCHEDULER_NAME
-    target = LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME")
+    target = kind_of(LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME"))
     slot = SCHEDULER_SLOT if _takes_optimizer(target) else SCHEDULE_SLOT
     slot.check(cfg)
     metric, by_metric = solver.LR_SCHEDULER_METRIC, _is_a(target, ReduceLROnPlateau)

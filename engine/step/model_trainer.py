@@ -142,7 +142,7 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ prediction
 
-    def predict(self, data_loader: Iterable[Any]) -> Iterator[Any]:
+    def predict(self, data_loader: Iterable[Any], with_batches: bool = False) -> Iterator[Any]:
         """Yield the model's outputs for each batch, in eval mode, with the weights that evaluations use.
 
         Hooks receive ``before_predict``; ``on_predict_end`` after the last output, or when the iterator is closed or
@@ -151,6 +151,7 @@ class ModelTrainer(TrainerBase):
 
         Args:
             data_loader: batches, as for training or without targets.
+            with_batches: yield pairs of a batch, on the model's device, and its outputs.
         """
         self._dispatch("before_predict")
         # Unwrapped: the ranks may have different numbers of batches, and must not wait for each other.
@@ -158,7 +159,8 @@ class ModelTrainer(TrainerBase):
 
         def predict(model: nn.Module, batch: Any) -> Any:
             with self._autocast():
-                return self.adapter.predict(model, batch)
+                outputs = self.adapter.predict(model, batch)
+                return (batch, outputs) if with_batches else outputs
 
         try:
             for outputs in outputs_of(model, data_loader, predict, self.device):

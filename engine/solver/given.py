@@ -1,0 +1,38 @@
+"""An optimizer that the config holds itself, in place of a name."""
+
+from torch import nn
+from torch.optim import Optimizer
+
+from ...config import CfgNode, ConfigError
+from ...config.objects import ObjectName
+from ...hooks.common.tensors import is_sharded
+
+__all__ = ["given_optimizer"]
+
+
+def given_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer | None:
+    """Return the optimizer that the config holds; None if it names one.
+
+    Args:
+        cfg: the config.
+        model: the model whose parameters the optimizer updates.
+
+    Raises:
+        ConfigError: it does not update this model's parameters.
+    """
+    name = getattr(cfg.SOLVER.OPTIMIZER, "NAME", None)
+    if not isinstance(name, ObjectName) or not name.is_component:
+        return None
+    optimizer: Optimizer = name.value
+    own = {id(parameter) for parameter in model.parameters()}
+    if any(is_sharded(parameter) for parameter in model.parameters()):
+        raise ConfigError(
+            f"SOLVER.OPTIMIZER: {name} was built before the model's parameters were sharded over ranks; pass its class "
+            "and arguments instead"
+        )
+    if not any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise ConfigError(
+            f"SOLVER.OPTIMIZER: {name} does not update any parameter of the model; build it with model.parameters() of "
+            "the model that is trained"
+        )
+    return optimizer

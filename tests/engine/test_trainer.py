@@ -1,0 +1,458 @@
+import functools
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import hookline
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import DefaultTrainer, Trainer
+from hookline.engine.data import ArrayDataset
+from hookline.engine.evaluation import MeanSquaredError
+from hookline.hooks import CallbackHook, EarlyStopping, HookBase
+
+ROOT = Path(__file__).parents[2]
+QUIET = {"MODEL.DEVICE": "cpu", "LOG.WRITERS": ["JSONWriter"], "LOG.PERIOD": 1, "LOG.PROGRESS_BAR": False}
+
+
+@pytest.fixture(autouse=True)
+def logging_is_put_back():
+    loggers = [logging.getLogger(name) for name in ("hookline", "fvcore")]
+    before = [(logger.handlers[:], logger.level, logger.propagate) for logger in loggers]
+    yield
+    for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+class Net(nn.Module):
+    def __init__(self, hidden=8):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Dropout(0.1), nn.Linear(hidden, 3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class OwnLoss(Net):
+    def forward(self, batch):
+        outputs = self.layers(batch[0])
+        return {"cls": nn.functional.cross_entropy(outputs, batch[1])} if self.training else outputs
+
+
+def points(size=24, seed=0):
+    x = torch.randn(size, 4, generator=torch.Generator().manual_seed(seed))
+    return ArrayDataset(x, x[:, :3].argmax(1))
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(model=Net, train=points, test=None, folder="run", config=None, **options):
+        given = {"loss": nn.CrossEntropyLoss(), "length": 6, "batch_size": 8, "seed": 1, **options}
+        return Trainer(model, train, test, output_dir=tmp_path / folder, config={**QUIET, **(config or {})}, **given)
+
+    return make
+
+
+def weights(trainer):
+    return torch.cat([value.flatten() for value in trainer.model.state_dict().values()])
+
+
+def test_it_trains_evaluates_and_predicts(make, tmp_path):
+    trainer = make(test=points(10, 1), metrics=["Accuracy"], length="10ep", lr=0.1, eval_period="5ep")
+    result = trainer.train()
+    assert result.reason == "completed"
+    assert result.iteration == 30
+    accuracy = result.metrics["test/accuracy"]
+    assert trainer.evaluate() == {"test": {"accuracy": accuracy}}
+    outputs = trainer.predict()
+    assert outputs.shape == (10, 3)
+    assert (outputs.argmax(1) == points(10, 1).tensors[1]).double().mean() == pytest.approx(accuracy)
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.json").read_text().splitlines()]
+    assert [row["iteration"] for row in rows if "test/accuracy" in row] == [14, 30]
+    assert {"config.yaml", "log.txt", "model_final.pth"} <= {path.name for path in (tmp_path / "run").iterdir()}
+
+
+def test_it_is_exported_at_the_top():
+    assert hookline.Trainer is Trainer
+    assert issubclass(Trainer, DefaultTrainer)
+    with pytest.raises(AttributeError, match="Trainr"):
+        hookline.Trainr  # noqa: B018
+
+
+def test_it_trains_as_a_config_does(make, tmp_path):
+    names = {
+        "MODEL.NAME": "MLP",
+        "MODEL.ARGS": {"in_features": 8, "num_classes": 4},
+        "MODEL.LOSS.NAME": "CrossEntropyLoss",
+        "DATASETS.TRAIN": [{"NAME": "synthetic", "ARGS": {"size": 40}}],
+        "DATALOADER.BATCH_SIZE": 8,
+        "SOLVER.MAX_ITER": 7,
+        "SOLVER.OPTIMIZER.NAME": "AdamW",
+        "SOLVER.BASE_LR": 0.01,
+        "SOLVER.LR_SCHEDULER_NAME": "ConstantLR",
+        "SOLVER.WARMUP_ITERS": 0,
+        "SEED": 3,
+        "OUTPUT_DIR": str(tmp_path / "config"),
+    }
+    cfg = get_cfg()
+    cfg.merge_from_list([part for pair in {**QUIET, **names}.items() for part in pair])
+    by_config = DefaultTrainer(cfg)
+    by_config.train()
+    call = make(
+        {"NAME": "MLP", "ARGS": names["MODEL.ARGS"]},
+        {"NAME": "synthetic", "ARGS": {"size": 40}},
+        optimizer="AdamW",
+        lr=0.01,
+        loss="CrossEntropyLoss",
+        length=7,
+        seed=3,
+    )
+    call.train()
+    assert torch.equal(weights(call), weights(by_config))
+    texts = [(tmp_path / folder / "config.yaml").read_text() for folder in ("config", "run")]
+    assert texts[0].replace(str(tmp_path / "config"), "") == texts[1].replace(str(tmp_path / "run"), "")
+
+
+def adam(parameters, lr):
+    return torch.optim.Adam(parameters, lr=lr)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "Adam",
+        torch.optim.Adam,
+        {"NAME": torch.optim.Adam, "ARGS": {"lr": 0.05}},
+        functools.partial(torch.optim.Adam, lr=0.05),
+        adam,
+        "object",
+    ],
+)
+def test_forms_of_an_optimizer(make, optimizer):
+    torch.manual_seed(0)
+    model, options = Net(), {"lr": 0.05}
+    if optimizer == "object":
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+    if not isinstance(optimizer, str | type) and optimizer is not adam:
+        options = {}
+    trainer = make(model, optimizer=optimizer, config={"SOLVER.WEIGHT_DECAY": 0.0001}, **options)
+    assert trainer.cfg.SOLVER.BASE_LR == 0.05
+    before = weights(trainer)
+    trainer.train()
+    assert isinstance(trainer.optimizer, torch.optim.Adam)
+    assert {group["lr"] for group in trainer.optimizer.param_groups} == {0.05}
+    assert not torch.equal(weights(trainer), before)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        "WarmupCosineLR",
+        {"NAME": "torch.optim.lr_scheduler:StepLR", "ARGS": {"step_size": "1ep"}},
+        functools.partial(torch.optim.lr_scheduler.StepLR, step_size=2),
+        lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
+    ],
+)
+def test_forms_of_a_schedule(make, schedule, tmp_path):
+    make(lr_scheduler=schedule, lr=0.1).train()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.json").read_text().splitlines()]
+    rates = [row["lr"] for row in rows]
+    assert rates[0] == 0.1
+    assert rates[-1] < 0.1
+
+
+def test_a_schedule_of_an_optimizer_that_exists(make):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    trainer = make(model, optimizer=optimizer, lr_scheduler=torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+    trainer.train()
+    assert trainer.optimizer is optimizer
+    assert optimizer.param_groups[0]["lr"] == 0.5**6
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "CrossEntropyLoss",
+        nn.CrossEntropyLoss,
+        nn.CrossEntropyLoss(),
+        nn.functional.cross_entropy,
+        functools.partial(nn.functional.cross_entropy, label_smoothing=0.0),
+        {"NAME": nn.CrossEntropyLoss, "ARGS": {"label_smoothing": 0.0}},
+    ],
+)
+def test_forms_of_a_loss(make, loss):
+    trainer = make(loss=loss, test=points(8, 1))
+    results = trainer.train().metrics
+    assert results["loss"] < 2
+    assert results["test/loss"] == pytest.approx(
+        nn.functional.cross_entropy(trainer.predict(), points(8, 1).tensors[1]).item(), abs=1e-6
+    )
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        yield from zip(*points().tensors, strict=True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        points(),
+        points,
+        functools.partial(points, seed=0),
+        TensorDataset(*points().tensors),
+        list(zip(*points().tensors, strict=True)),
+        {"NAME": points, "ARGS": {"size": 24}},
+        DataLoader(TensorDataset(*points().tensors), batch_size=8),
+    ],
+)
+def test_forms_of_data(make, data):
+    options = {"batch_size": None} if isinstance(data, DataLoader) else {}
+    trainer = make(train=data, test=data, metrics=["Accuracy"], length="2ep", **options)
+    assert trainer.train().iteration == 6
+    assert trainer.predict(data, stream=False).shape == (24, 3)
+    assert trainer.cfg.DATALOADER.BATCH_SIZE == 8
+
+
+def test_an_iterable_data_set(make):
+    trainer = make(train=Stream(), test=Stream(), config={"DATALOADER.ITERS_PER_EPOCH": 3}, length="2ep")
+    trainer.train()
+    assert trainer.predict().shape == (24, 3)
+
+
+def test_a_model_with_its_own_loss_trains_with_its_instance(make):
+    model = OwnLoss()
+    trainer = make(model, loss=None, test=points(8, 1), metrics=["Accuracy"])
+    assert trainer.model is model
+    assert trainer.train().metrics["cls"] < 2
+    assert trainer.predict().shape == (8, 3)
+
+
+def test_hooks_by_name_class_and_object(make):
+    seen = []
+
+    class Counting(HookBase):
+        def after_step(self):
+            seen.append(self.trainer.iter)
+
+    stopping = EarlyStopping("test/loss", patience=1, mode="min")
+    trainer = make(
+        test=points(8, 1),
+        eval_period=1,
+        lr=0.0,
+        hooks=[
+            Counting,
+            None,
+            CallbackHook(after_train=lambda trainer: seen.append("end")),
+            stopping,
+            "GarbageCollection",
+        ],
+    )
+    result = trainer.train()
+    assert "EarlyStopping" in result.reason or "test/loss" in result.reason
+    assert seen == [0, 1, "end"]
+    assert stopping in trainer._hooks
+
+
+def test_several_test_sets(make):
+    trainer = make(test={"near": points(8, 1), "far": points(8, 2)}, metrics=["Accuracy", MeanSquaredErrorOfScores()])
+    assert trainer.evaluate().keys() == {"near", "far"}
+    assert trainer.predict("far").shape == (8, 3)
+    assert trainer.evaluate("near").keys() == {"near"}
+    assert trainer.evaluate({"other": points(8, 3)})["other"].keys() == {"accuracy", "mse"}
+    with pytest.raises(ConfigError, match=r"pass one data set; the test data is near, far"):
+        trainer.predict()
+
+
+class MeanSquaredErrorOfScores(MeanSquaredError):
+    name = "mse"
+
+    def update(self, preds, target):
+        super().update(preds, nn.functional.one_hot(target, 3).float())
+
+
+def test_other_data_leaves_early_stopping_and_results_alone(make):
+    seen = []
+    listener = CallbackHook(
+        after_eval=lambda trainer, results: seen.append(results), before_eval=lambda trainer: seen.append("before")
+    )
+    trainer = make(test=points(8, 1), hooks=[listener])
+    trainer.evaluate(points(4, 3))
+    assert seen == ["before"]
+    results = trainer.evaluate()
+    assert seen == ["before", "before", results]
+
+
+def test_predictions_with_targets_and_metrics(make):
+    trainer = make(metrics=["Accuracy"])
+    data = points(10, 1)
+    found = trainer.predict(data, targets=True, metrics=True)
+    assert torch.equal(found.targets, data.tensors[1])
+    assert found.metrics == trainer.evaluate(data)["test"]
+    batches = list(trainer.predict(data, stream=True, targets=True))
+    assert [len(outputs) for outputs, _ in batches] == [8, 2]
+    assert torch.equal(torch.cat([outputs for outputs, _ in batches]), found.outputs)
+    with pytest.raises(ConfigError, match="stream"):
+        trainer.predict(data, stream=True, metrics=True)
+
+
+def test_outputs_in_dicts_and_lists(make):
+    class Several(Net):
+        def forward(self, x):
+            return {"logits": self.layers(x), "words": ["a"] * len(x), "extra": (x, x)}
+
+    trainer = make(Several)
+    outputs = trainer.predict([(x, 0) for x in points(10).tensors[0]])
+    assert outputs.shape == (10, 3)  # a loss of torch takes the logits
+    outputs = make(Several, loss=lambda outputs, y: outputs["logits"].sum(), folder="b").predict(points(10))
+    assert outputs["logits"].shape == (10, 3)
+    assert outputs["words"] == ["a"] * 10
+    assert outputs["extra"][1].shape == (10, 4)
+
+
+def test_outputs_that_do_not_fit_together(make):
+    class Growing(Net):
+        def forward(self, x):
+            return x.new_zeros(len(x), len(x))
+
+    with pytest.raises(ConfigError, match="stream=True"):
+        make(Growing).predict(points(10))
+
+
+def test_evaluation_and_prediction_write_nothing(make, tmp_path):
+    trainer = make(train=None, test=points(8, 1), metrics=["Accuracy"], length=None)
+    trainer.evaluate()
+    trainer.predict()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match="train_data"):
+        trainer.train()
+
+
+def test_a_trained_model_is_evaluated_from_its_file(make, tmp_path):
+    trainer = make(test=points(8, 1))
+    trainer.train()
+    again = make(
+        train=None, test=points(8, 1), length=None, folder="b", config={"MODEL.WEIGHTS": str(tmp_path / "run")}
+    )
+    assert again.evaluate() == trainer.evaluate()
+
+
+# ---------------------------------------------------------------------------- resume
+
+
+@pytest.mark.parametrize("seed", [1, None])
+@pytest.mark.parametrize("model", [Net, "object"])
+def test_a_resumed_run_ends_with_the_same_weights(make, seed, model, tmp_path):
+    def build():
+        torch.manual_seed(5)
+        return Net() if model == "object" else model
+
+    options = {"optimizer": torch.optim.AdamW, "lr": 0.01, "length": "4ep", "config": {"SOLVER.CHECKPOINT_PERIOD": 4}}
+    whole = make(build(), seed=seed, **options)
+    whole.train()
+    seed = whole.cfg.SEED if seed is None else seed
+
+    class Stop(HookBase):
+        def after_step(self):
+            if self.trainer.iter == 4:
+                self.trainer.request_stop("half")
+
+    stopped = make(build(), seed=seed, folder="b", hooks=[Stop], **options)
+    assert stopped.train().reason == "half"
+    # A new process does not know the seed of the run it resumes.
+    resumed = make(build(), seed=None, folder="b", **options)
+    result = resumed.train(resume=True)
+    assert result.iteration == 12
+    assert resumed.start_iter == 5
+    assert seed == resumed.cfg.SEED
+    assert torch.equal(weights(resumed), weights(whole))
+    assert f"SEED: {seed}\n" in (tmp_path / "b" / "config.yaml").read_text()
+
+
+def test_a_new_run_moves_the_earlier_one_away(make, tmp_path):
+    make().train()
+    make().train()
+    assert (tmp_path / "run" / "previous_001" / "model_final.pth").exists()
+
+
+def test_train_again_continues_a_longer_run(make):
+    trainer = make()
+    trainer.train()
+    trainer.max_iter = 9
+    assert trainer.train().iteration == 9
+
+
+def test_two_trainers_in_one_process(make):
+    first, second = make(), make(folder="b")
+    first.train()
+    second.train()
+    assert torch.equal(weights(second), weights(make(folder="c"))) is False
+    again = make(folder="d")
+    again.train()
+    assert torch.equal(weights(first), weights(again))
+
+
+# ---------------------------------------------------------------------------- the config file
+
+
+def test_the_config_shows_objects_and_cannot_repeat_the_run(make, tmp_path):
+    model = Net()
+    make(model, test=points(8, 1), optimizer=torch.optim.AdamW, hooks=[EarlyStopping("test/loss")]).train()
+    path = tmp_path / "run" / "config.yaml"
+    text = path.read_text()
+    assert f"  NAME: <object {Net.__module__}.Net>\n" in text
+    assert "- <object hookline.hooks.control.early_stopping.EarlyStopping>\n" in text
+    assert "NAME: <object torch.optim.adamw.AdamW>\n" in text
+    command = [sys.executable, "tools/train_net.py", "--config-file", str(path), "OUTPUT_DIR", str(tmp_path / "again")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert f"error: MODEL.NAME: <object {Net.__module__}.Net> is an object that the Python script" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "again").exists()
+
+
+# ---------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"length": None}, r'length: is missing; give a number of epochs or iterations, such as "10ep" or 1000'),
+        ({"length": "10eps"}, r"Trainer\(length=...\): .*10eps"),
+        ({"model": 3}, r"MODEL.NAME: <object builtins.int> cannot be the model: it is of type int, not a Module"),
+        ({"model": "Mlp"}, r"MODEL.NAME: unknown model 'Mlp'; did you mean 'MLP'"),
+        ({"optimizer": "AdamV"}, r"unknown optimizer 'AdamV'; did you mean 'Adam'"),
+        ({"optimizer": [1, 2]}, r"SOLVER.OPTIMIZERS"),
+        ({"optimizer": torch.optim.SGD(Net().parameters(), lr=0.1)}, r"does not update any parameter of the model"),
+        ({"optimizer": torch.optim.SGD(Net().parameters(), lr=0.1), "lr": 0.2}, r"give one of them"),
+        ({"test": points(4), "metrics": ["Acuracy"]}, r"TEST.METRICS.*did you mean 'Accuracy'"),
+        ({"test": points(4), "metrics": "Accuracy"}, r"expected a list, not 'Accuracy'"),
+        ({"hooks": [EarlyStopping("test/acc")], "test": points(4)}, r"there is no metric 'test/acc' among test/loss"),
+        ({"hooks": [3]}, r"HOOKS\[0\].*<object builtins.int> cannot be the hook"),
+        ({"train": DataLoader(points(), 4)}, r"Trainer\(train_data=...\): a loader has its own batch size"),
+        ({"config": {"SOLVER.BASE_RL": 1}}, r"Trainer\(config=...\): .*did you mean 'SOLVER.BASE_LR'"),
+        ({"config": 3}, r"expected a mapping of keys, a config or a YAML file, not a int"),
+        ({"test": {"a b": points(4)}}, r"Trainer\(test_data=...\): .*'a b'"),
+    ],
+)
+def test_errors_come_at_once_and_write_nothing(make, tmp_path, options, message):
+    if "config" in options and options["config"] == 3:
+        with pytest.raises(ConfigError, match=message):
+            Trainer(Net, points(), length=3, config=3)
+        return
+    with pytest.raises(ConfigError, match=message):
+        make(**options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_unknown_arguments_are_errors():
+    with pytest.raises(TypeError, match="epochs"):
+        Trainer(Net, points(), epochs=3)
