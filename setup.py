@@ -20,6 +20,7 @@ EXTRAS = {
     "huggingface": ["datasets>=2.19", "transformers>=4.40"],
     "images": ["pillow>=10"],
     "metrics": ["torchmetrics>=1.4"],
+    "plot": ["matplotlib>=3.7"],
     "rich": ["rich>=13.4"],
     "safetensors": ["safetensors>=0.4"],
     "tables": ["pyarrow>=14"],

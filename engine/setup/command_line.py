@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from ...config import suggest
 
-__all__ = ["default_argument_parser"]
+__all__ = ["ArgumentParser", "default_argument_parser"]
 
 
 def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
@@ -15,7 +15,7 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     Args:
         epilog: text at the end of ``--help``. Default: examples.
     """
-    parser = _ArgumentParser(
+    parser = ArgumentParser(
         epilog=epilog or _EXAMPLES.format(prog=sys.argv[0]), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--config-file", default="", metavar="FILE", help="YAML file of the run")
@@ -44,7 +44,7 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     return parser
 
 
-class _ArgumentParser(argparse.ArgumentParser):
+class ArgumentParser(argparse.ArgumentParser):
     """Accepts options between and after the KEY VALUE pairs, and suggests the nearest option for an unknown one."""
 
     def error(self, message: str) -> NoReturn:

@@ -86,8 +86,13 @@ class OptimizerList(_Named):
 class SchedulerList(_Named):
     """The schedules of an :class:`OptimizerList`, with the same names.
 
-    Each is stepped by an ``LRScheduler(part=name)`` hook.
+    Trainers step each with an ``LRScheduler(part=name)`` hook.
     """
+
+    def step(self) -> None:
+        """Step each schedule, in a loop of your own."""
+        for schedule in self:
+            schedule.step()
 
 
 def schedulers_of(scheduler: Any) -> list[Any]:

@@ -1,0 +1,149 @@
+"""The learning rate range test."""
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ...config import ConfigError
+from ...hooks.base import HookBase
+from .probe import probing
+
+__all__ = ["LRSweep", "find_lr"]
+
+
+@dataclass(frozen=True)
+class LRSweep:
+    """Result of :func:`find_lr`.
+
+    Attributes:
+        lrs: the learning rates, in ascending order.
+        losses: the loss of the step with each rate.
+        smoothed: the losses' running average.
+        suggestion: the rate at which the smoothed loss falls fastest; None if it does not fall.
+    """
+
+    lrs: list[float]
+    losses: list[float]
+    smoothed: list[float]
+    suggestion: float | None
+
+    def plot(self, path: str) -> None:
+        """Draw the losses over the rates into an image file.
+
+        Raises:
+            ConfigError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ConfigError("a plot needs matplotlib: pip install 'hookline[plot]'") from error
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(self.lrs, self.losses, alpha=0.3, label="loss")
+        axes.plot(self.lrs, self.smoothed, label="smoothed")
+        if self.suggestion is not None:
+            axes.axvline(self.suggestion, color="gray", linestyle="--", label=f"suggestion: {self.suggestion:.3g}")
+        axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        axes.legend()
+        figure.savefig(path)
+
+
+def find_lr(
+    trainer: Any,
+    min_lr: float = 1e-7,
+    max_lr: float = 10.0,
+    num_iter: int = 100,
+    smoothing: float = 0.98,
+    stop_factor: float | None = 4.0,
+) -> LRSweep:
+    """Train for some steps with a rising learning rate, and suggest a rate (Smith, arXiv:1506.01186, section 3.3).
+
+    The rate rises exponentially; parameter groups keep the ratios of their rates. Model, optimizer, data and random
+    generators are as before afterwards. Hooks are not called, and nothing is written.
+
+    Args:
+        trainer: a SimpleTrainer or DefaultTrainer that is not training. With several ranks, all of them call this.
+        min_lr: the first rate.
+        max_lr: the last rate.
+        num_iter: number of steps.
+        smoothing: factor of the running average, in [0, 1).
+        stop_factor: stop when the smoothed loss is this many times its minimum, or not finite. None: only in the
+            second case.
+
+    Raises:
+        ConfigError: an argument makes no sense, or the trainer has a loop or a step of its own.
+
+    Example::
+
+        sweep = find_lr(trainer)
+        sweep.plot("lr.png")
+        print(sweep.suggestion)
+    """
+    if not (0 < min_lr < max_lr and math.isfinite(max_lr)):
+        raise ConfigError(f"find_lr: min_lr must be positive and less than max_lr; got {min_lr} and {max_lr}")
+    if num_iter < 3 or not 0 <= smoothing < 1:
+        raise ConfigError(
+            f"find_lr: num_iter must be at least 3 and smoothing in [0, 1); got {num_iter} and {smoothing}"
+        )
+    with probing(trainer) as probe:
+        sweep = _Sweep(min_lr, max_lr, num_iter, smoothing, stop_factor)
+        probe.register_hooks([sweep])
+        with suppress(FloatingPointError):  # on a GPU
+            probe._train(0, num_iter)
+    return LRSweep(sweep.lrs, sweep.losses, sweep.smoothed, _steepest(sweep.lrs, sweep.smoothed))
+
+
+class _Sweep(HookBase):
+    """Sets the rates of each step, and stops when the loss explodes."""
+
+    def __init__(
+        self, min_lr: float, max_lr: float, num_iter: int, smoothing: float, stop_factor: float | None
+    ) -> None:
+        ratio = max_lr / min_lr
+        self._rates = [min_lr * ratio ** (i / (num_iter - 1)) for i in range(num_iter)]
+        self._smoothing = smoothing
+        self._stop_factor = stop_factor
+        self._average = 0.0
+        self.lrs: list[float] = []
+        self.losses: list[float] = []
+        self.smoothed: list[float] = []
+
+    def before_train(self) -> None:
+        groups = self.trainer.optimizer.param_groups
+        rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
+        cfg = getattr(self.trainer, "cfg", None)
+        base = cfg.SOLVER.BASE_LR if cfg is not None else rates[0]
+        self._factors = [rate / base if base else 1.0 for rate in rates]
+
+    def before_step(self) -> None:
+        rate = self._rates[self.trainer.iter]
+        for group, factor in zip(self.trainer.optimizer.param_groups, self._factors, strict=True):
+            group["lr"] = rate * factor
+
+    def after_step(self) -> None:
+        trainer = self.trainer
+        loss = float(trainer.storage.history("total_loss").latest())
+        if trainer.comm.get_world_size() > 1:
+            losses = trainer.comm.all_gather(loss)
+            loss = sum(losses) / len(losses)
+        if not math.isfinite(loss):
+            trainer.request_stop("the loss is not finite", everywhere=True)
+            return
+        self._average = self._smoothing * self._average + (1 - self._smoothing) * loss
+        self.lrs.append(self._rates[trainer.iter])
+        self.losses.append(loss)
+        self.smoothed.append(self._average / (1 - self._smoothing ** len(self.losses)))
+        factor = self._stop_factor
+        if factor is not None and len(self.losses) > 1 and self.smoothed[-1] > factor * min(self.smoothed):
+            trainer.request_stop("the loss has risen", everywhere=True)
+
+
+def _steepest(lrs: list[float], losses: list[float]) -> float | None:
+    """Return the rate at which the losses fall fastest over log(lr), without the first tenth, which is noise."""
+    first = max(1, len(lrs) // 10)
+    slopes = {
+        i: (losses[i + 1] - losses[i - 1]) / math.log(lrs[i + 1] / lrs[i - 1]) for i in range(first, len(lrs) - 1)
+    }
+    best = min(slopes, key=slopes.__getitem__, default=None)
+    return None if best is None or slopes[best] >= 0 else lrs[best]
