@@ -133,6 +133,8 @@ _C.SOLVER = CN()
 _C.SOLVER.MAX_ITER = Typed(40000, Duration.parse_length)
 # Number of micro-batches per batch.
 _C.SOLVER.ACCUMULATION_STEPS = _count(1, least=1)
+# Another number from a length in iterations or epochs on, such as {"5ep": 2, "10ep": 4}.
+_C.SOLVER.ACCUMULATION_SCHEDULE = CN(new_allowed=True)
 # World size that BATCH_SIZE, BASE_LR and lengths in iterations were chosen for; they are scaled to the actual one.
 # 0: do not scale. See DefaultTrainer.auto_scale_workers.
 _C.SOLVER.REFERENCE_WORLD_SIZE = _count(0)

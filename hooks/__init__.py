@@ -3,6 +3,7 @@
 from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, HookBase, StopTraining
 from .checkpoints.best import BestCheckpointer
 from .checkpoints.periodic import ExceptionCheckpointer, PeriodicCheckpointer
+from .control.accumulation import GradientAccumulationScheduler
 from .control.early_stopping import EarlyStopping
 from .control.interruption import SignalHandler, StopSignals, TimeLimit
 from .control.loss_spike import LossSpike
@@ -55,6 +56,7 @@ __all__ = [
     "FlopsCounter",
     "FunctionHook",
     "GarbageCollection",
+    "GradientAccumulationScheduler",
     "HistoryBuffer",
     "HookBase",
     "HookHost",

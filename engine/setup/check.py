@@ -8,7 +8,14 @@ import torch
 from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, get_cfg, name_of, suggest
 from ...config.objects import ObjectName
 from ...config.slots import Slot, errors_at
-from ...hooks import HOOK_REGISTRY, WRITER_REGISTRY, EarlyStopping, ProgressBar, check_hooks
+from ...hooks import (
+    HOOK_REGISTRY,
+    WRITER_REGISTRY,
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    ProgressBar,
+    check_hooks,
+)
 from ...hooks.common.rng import preserve_rng
 from ..checkpoint.weights import check_weights
 from ..data import DATASET_REGISTRY, check_data
@@ -95,6 +102,14 @@ def _check_ranges(cfg: CfgNode) -> None:
             f"SOLVER.ACCUMULATION_STEPS: a batch of {cfg.DATALOADER.BATCH_SIZE} samples (DATALOADER.BATCH_SIZE) cannot "
             f"be cut into {cfg.SOLVER.ACCUMULATION_STEPS} micro-batches"
         )
+    if cfg.SOLVER.ACCUMULATION_SCHEDULE:
+        with errors_at("SOLVER.ACCUMULATION_SCHEDULE"):
+            GradientAccumulationScheduler(cfg.SOLVER.ACCUMULATION_SCHEDULE)
+        if max(cfg.SOLVER.ACCUMULATION_SCHEDULE.values()) > cfg.DATALOADER.BATCH_SIZE:
+            raise ConfigError(
+                f"SOLVER.ACCUMULATION_SCHEDULE: a batch of {cfg.DATALOADER.BATCH_SIZE} samples (DATALOADER.BATCH_SIZE) "
+                f"cannot be cut into {max(cfg.SOLVER.ACCUMULATION_SCHEDULE.values())} micro-batches"
+            )
     if cfg.CHECKPOINT.LOAD_BEST_AT_END and not cfg.CHECKPOINT.BEST.METRIC:
         raise ConfigError(
             "CHECKPOINT.LOAD_BEST_AT_END: needs CHECKPOINT.BEST.METRIC, the metric that decides which weights are best"

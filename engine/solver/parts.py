@@ -16,7 +16,15 @@ __all__ = ["check_parts", "parameters_of_parts", "scheduler_hooks", "solver_part
 _OWN = ("PARAMS", "EVERY")
 # Keys of the trainer's step, or of the whole run.
 _COMMON = (
-    *("OPTIMIZERS", "MAX_ITER", "ACCUMULATION_STEPS", "REFERENCE_WORLD_SIZE", "CHECKPOINT_PERIOD", "TIME_LIMIT"),
+    *(
+        "OPTIMIZERS",
+        "MAX_ITER",
+        "ACCUMULATION_STEPS",
+        "ACCUMULATION_SCHEDULE",
+        "REFERENCE_WORLD_SIZE",
+        "CHECKPOINT_PERIOD",
+        "TIME_LIMIT",
+    ),
     *("CLIP_GRADIENTS", "NONFINITE_LOSS", "NONFINITE_LIMIT", "AMP", "COMPILE_STEP", "COMPILE_STEP_ARGS", "CUDA_GRAPH"),
 )
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -17,13 +17,24 @@ __all__ = ["ModelFreezer"]
 logger = logging.getLogger(__name__)
 
 
+class _Span(NamedTuple):
+    """Iterations in which something is frozen; ``until`` is the first one after them, None: never."""
+
+    since: int
+    until: int | None
+
+    def contains(self, iteration: int) -> bool:
+        return self.since <= iteration and (self.until is None or iteration < self.until)
+
+
 @HOOK_REGISTRY.register()
 class ModelFreezer(HookBase):
-    """Freezes parts of the model, permanently or until an iteration, all at once or layer by layer.
+    """Freezes parts of the model, from an iteration on or until one, all at once or layer by layer.
 
     A frozen parameter has no gradient, so the optimizer does not change it, momentum and weight decay included. It
-    stays in the optimizer, and is trained from its iteration on with the current learning rate. Batch norms in a
-    frozen part are in eval mode: they use their statistics and do not change them.
+    stays in the optimizer, and is trained again with the current learning rate of its parameter group: in a config,
+    ``SOLVER.PARAM_GROUPS`` gives it another one. Batch norms in a frozen part are in eval mode: they use their
+    statistics and do not change them.
 
     The iteration determines what is frozen, so nothing is saved. Parameters that did not require gradients before
     never do. Acts in ``before_train``, and in ``before_step`` when something changes.
@@ -32,6 +43,7 @@ class ModelFreezer(HookBase):
         layers: a name or a list of names of submodules, parameters or classes, such as "features", "features.0.*" or
             "BatchNorm2d" (see :func:`~hookline.hooks.common.models.matches`). A submodule includes its submodules.
         until: when to unfreeze: a duration in iterations or epochs, one for all or one per layer; 0: never.
+        since: when to freeze, in the same form; 0: from the start.
 
     Raises:
         ConfigError: a name matches nothing in the model; the message suggests the closest name.
@@ -41,21 +53,27 @@ class ModelFreezer(HookBase):
     """
 
     def __init__(
-        self, layers: str | Sequence[str], until: "Duration | int | str | Sequence[Duration | int | str]" = 0
+        self,
+        layers: str | Sequence[str],
+        until: "Duration | int | str | Sequence[Duration | int | str]" = 0,
+        since: "Duration | int | str | Sequence[Duration | int | str]" = 0,
     ) -> None:
         self.layers = [layers] if isinstance(layers, str) else list(layers)
         if not self.layers or not all(isinstance(name, str) and name for name in self.layers):
             raise ConfigError(f"ModelFreezer: layers must be names of submodules or parameters, not {layers!r}")
-        several = isinstance(until, Sequence) and not isinstance(until, str)
-        lengths: Any = until if several else [until] * len(self.layers)
-        if len(lengths) != len(self.layers):
-            raise ConfigError(f"ModelFreezer: until has {len(lengths)} durations for {len(self.layers)} layers")
-        self._lengths = [Duration.parse_length(length) for length in lengths]
-        # Each parameter and norm of a frozen part, with the iteration it is unfrozen at (None: never).
-        self._parameters: list[tuple[nn.Parameter, int | None]] | None = None
-        self._norms: list[tuple[nn.Module, int | None]] = []
+        self._since, self._until = self._parse("since", since), self._parse("until", until)
+        # Each parameter and norm, with the iterations in which it is frozen.
+        self._parameters: list[tuple[nn.Parameter, _Span]] | None = None
+        self._norms: list[tuple[nn.Module, _Span]] = []
         self._frozen_norms: list[nn.Module] = []
         self._next: int | None = None
+
+    def _parse(self, name: str, given: Any) -> list[Duration]:
+        several = isinstance(given, Sequence) and not isinstance(given, str)
+        lengths: Any = given if several else [given] * len(self.layers)
+        if len(lengths) != len(self.layers):
+            raise ConfigError(f"ModelFreezer: {name} has {len(lengths)} durations for {len(self.layers)} layers")
+        return [Duration.parse_length(length) for length in lengths]
 
     def before_train(self) -> None:
         if self._parameters is None:
@@ -86,13 +104,12 @@ class ModelFreezer(HookBase):
         model = unwrap_model(trainer.model)
         modules = {name.replace("_orig_mod.", ""): module for name, module in model.named_modules() if name}
         parameters = {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
-        when: dict[int, tuple[nn.Parameter, int | None]] = {}
-        norms: dict[int, tuple[nn.Module, int | None]] = {}
-        for pattern, length in zip(self.layers, self._lengths, strict=True):
-            try:
-                until = length.iterations(trainer.iters_per_epoch) if length else None
-            except ConfigError as error:
-                raise ConfigError(f"ModelFreezer: until: {error}") from None
+        when: dict[int, tuple[nn.Parameter, _Span]] = {}
+        norms: dict[int, tuple[nn.Module, _Span]] = {}
+        for pattern, since, until in zip(self.layers, self._since, self._until, strict=True):
+            span = _Span(self._iterations("since", since), self._iterations("until", until) if until else None)
+            if span.until is not None and span.until <= span.since:
+                raise ConfigError(f"ModelFreezer: until ({until}) must be after since ({since})")
             chosen = [module for name, module in modules.items() if matches(pattern, name, module)]
             single = [parameter for name, parameter in parameters.items() if matches(pattern, name)]
             if not chosen and not single:
@@ -100,30 +117,36 @@ class ModelFreezer(HookBase):
             # For a part that matches several names, the first of them in the list counts.
             for parameter in (*single, *(parameter for module in chosen for parameter in module.parameters())):
                 if parameter.requires_grad:
-                    when.setdefault(id(parameter), (parameter, until))
+                    when.setdefault(id(parameter), (parameter, span))
             for part in (part for module in chosen for part in module.modules()):
                 if isinstance(part, nn.modules.batchnorm._NormBase) and part.training:
-                    norms.setdefault(id(part), (part, until))
+                    norms.setdefault(id(part), (part, span))
         self._parameters, self._norms = list(when.values()), list(norms.values())
+
+    def _iterations(self, name: str, length: Duration) -> int:
+        try:
+            return length.iterations(self.trainer.iters_per_epoch) if length else 0
+        except ConfigError as error:
+            raise ConfigError(f"ModelFreezer: {name}: {error}") from None
 
     def _apply(self, iteration: int) -> None:
         """Freeze and unfreeze for an iteration, and find the next iteration with a change."""
         trained = frozen = 0
-        for parameter, until in self._parameters or ():
-            train = until is not None and iteration >= until
+        for parameter, span in self._parameters or ():
+            train = not span.contains(iteration)
             if train != parameter.requires_grad:
                 parameter.requires_grad_(train)
                 parameter.grad = None
             trained, frozen = trained + train * parameter.numel(), frozen + (not train) * parameter.numel()
-        still = [norm for norm, until in self._norms if until is None or iteration < until]
+        still = [norm for norm, span in self._norms if span.contains(iteration)]
         for norm in self._frozen_norms:
             if not any(norm is other for other in still):
                 norm.train()
         self._frozen_norms = still
         self._keep_norms()
         self._start_momentum()
-        later = [until for _, until in (*(self._parameters or ()), *self._norms) if until is not None]
-        self._next = min((until for until in later if until > iteration), default=None)
+        changes = [change for _, span in (*(self._parameters or ()), *self._norms) for change in span]
+        self._next = min((change for change in changes if change is not None and change > iteration), default=None)
         logger.info(
             "ModelFreezer: from iteration %d on, %d parameters are frozen%s%s",
             iteration,

@@ -118,3 +118,30 @@ def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(tmp_path):
     kill_at(make("run", resume=True), 11)
     make("run", resume=True).train()
     assert_equal_models(tmp_path / "run", tmp_path / "whole")
+
+
+def test_layers_can_be_frozen_from_an_iteration_on():
+    changes = moved(ModelFreezer(["body.1", "body.2"], since=["1ep", 2], until=[0, 6]))
+    assert changes["body.1.weight"] == changes["body.1.running_mean"] == [0, 1, 2, 3]
+    assert changes["body.2.weight"] == [0, 1, 6, 7]
+    assert changes["body.0.weight"] == list(range(8))
+    with pytest.raises(ConfigError, match=r"until \(3it\) must be after since \(1ep\)"):
+        trainer_of(ModelFreezer("body", until=3, since="1ep")).train(0, 1)
+
+
+def test_a_part_that_is_unfrozen_has_the_rate_of_its_group():
+    torch.manual_seed(0)
+    model, rates = Net(), []
+    groups = [{"params": model.body.parameters(), "lr": 0.01}, {"params": model.head.parameters()}]
+    trainer = SimpleTrainer(model, [(torch.randn(6, 3), torch.arange(6) % 2)], torch.optim.SGD(groups, lr=0.1))
+    before = [model.body[0].weight.detach().clone()]
+
+    def note(trainer):
+        gradient, now = model.body[0].weight.grad, model.body[0].weight.detach().clone()
+        if gradient is not None:
+            rates.append(((before[-1] - now) / gradient).median().item())
+        before.append(now)
+
+    trainer.register_hooks([ModelFreezer("body", until=2), CallbackHook(after_optimizer_step=note)])
+    trainer.train(0, 4)
+    assert rates == pytest.approx([0.01, 0.01], rel=1e-3)

@@ -1,0 +1,39 @@
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import ConfigError
+from hookline.engine import SimpleTrainer
+from hookline.hooks import CallbackHook, GradientAccumulationScheduler
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 1)
+
+    def forward(self, x):
+        return self.fc(x).square().mean()
+
+
+def counts(hook, steps=8, start=0):
+    """The number of micro-batches of each iteration."""
+    model, seen = Net(), []
+    trainer = SimpleTrainer(model, [torch.ones(6, 2)] * 3, torch.optim.SGD(model.parameters(), lr=0.1))
+    count = CallbackHook(before_step=lambda t: seen.append(0), after_backward=lambda t: seen.append(seen.pop() + 1))
+    trainer.register_hooks([hook, count])
+    trainer.train(start, steps)
+    assert trainer.accumulation_steps == 1  # as before
+    return seen
+
+
+def test_the_number_of_micro_batches_changes_at_its_time():
+    assert counts(GradientAccumulationScheduler({"1ep": 2, 5: 3})) == [1, 1, 1, 2, 2, 3, 3, 3]
+    assert counts(GradientAccumulationScheduler({7: 1, 0: 6})) == [6] * 7 + [1]
+    assert counts(GradientAccumulationScheduler({"1ep": 2, 5: 3}), start=4) == [2, 3, 3, 3]  # a resumed run
+
+
+@pytest.mark.parametrize("schedule", [{}, {"1ep": 0}, {"1ep": 1.5}, {"1h": 2}, [2]])
+def test_other_schedules_are_refused(schedule):
+    with pytest.raises(ConfigError):
+        GradientAccumulationScheduler(schedule)
