@@ -7,6 +7,8 @@ from difflib import SequenceMatcher
 
 # The least similarity (0 to 1) of a suggestion.
 _CUTOFF = 0.6
+# See misspelt().
+_LONG = 8
 
 
 class ConfigError(ValueError):
@@ -72,6 +74,20 @@ def suggest(name: str, candidates: Iterable[str]) -> str:
     return f"; did you mean '{best}'?" if best else ""
 
 
+def misspelt(name: str, candidates: Iterable[str]) -> str:
+    """Return the candidate that ``name`` probably means; empty if it is another name.
+
+    Case is ignored. One letter may be missing, added, wrong or swapped with the next one; two in a candidate of eight
+    letters or more, since shorter names are often similar by chance.
+
+    Args:
+        name: what the user wrote.
+        candidates: the valid names.
+    """
+    edits, near = min(((_edits(name.lower(), one.lower()), one) for one in candidates), default=(3, ""))
+    return near if edits <= (2 if len(near) >= _LONG else 1) else ""
+
+
 def suggest_file(path: str) -> str:
     """Suggest an existing file or folder for a missing path, as :func:`suggest`."""
     folder = os.path.dirname(path)
@@ -87,3 +103,18 @@ def _similarity(a: str, b: str) -> float:
     if matcher.real_quick_ratio() < _CUTOFF or matcher.quick_ratio() < _CUTOFF:
         return 0.0
     return matcher.ratio()
+
+
+def _edits(a: str, b: str) -> int:
+    """The number of letters to insert, delete, replace or swap with the next one, to turn ``a`` into ``b``."""
+    if abs(len(a) - len(b)) > 2:
+        return 3
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, letter in enumerate(a):
+        before, last, row = row, before, [i + 1]
+        for j, other in enumerate(b):
+            row.append(min(before[j] + (letter != other), before[j + 1] + 1, row[j] + 1))
+            if i and j and letter == b[j - 1] and a[i - 1] == other:
+                row[-1] = min(row[-1], last[j - 1] + 1)
+    return row[-1]

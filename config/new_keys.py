@@ -11,7 +11,7 @@ from functools import reduce
 from operator import getitem
 from typing import Any
 
-from .errors import ConfigError, UnknownKeyError
+from .errors import ConfigError, UnknownKeyError, misspelt
 
 __all__ = ["check_new_key", "complete_section", "declare_defaults", "link_renamed", "renamed_key", "takes_name"]
 
@@ -25,8 +25,6 @@ _SECTION = "__section__"
 # Old names of keys: {old name: (the node with the key, or None for the same node; its name there)}.
 _RENAMED = "__renamed__"
 
-# Shorter names are often similar by chance: only one letter may differ.
-_LONG = 8
 # Keys that mean something only within their section.
 _GENERAL = frozenset(
     ("NAME", "ARGS", "ENABLED", "METRIC", "MODE", "PERIOD", "KEEP", "TARGET", "TRAIN", "TEST", "INPUTS")
@@ -99,8 +97,7 @@ def check_new_key(node: Node, key: Any, value: Any) -> None:
     if section is None or node.is_new_allowed() or _is_node(value) or not isinstance(key, str):
         return
     beside = reduce(getitem, section.split("."), _defaults) if section else _defaults
-    near = min(beside, key=lambda known: _edits(key.upper(), known), default="")
-    if _edits(key.upper(), near) <= (2 if len(near) >= _LONG else 1):
+    if near := misspelt(key, beside):
         where = f"cfg.{section}" if section else "cfg"
         raise UnknownKeyError(
             f"unknown key '{_full(node, key)}'; did you mean '{_full(node, near)}'? If it is a key of your own, call "
@@ -170,18 +167,3 @@ def _is_node(value: Any) -> bool:
 def _full(node: Node, key: str) -> str:
     section = node.__dict__.get(_SECTION)
     return f"{section}.{key}" if section else key
-
-
-def _edits(a: str, b: str) -> int:
-    """The number of letters to insert, delete, replace or swap with the next one, to turn ``a`` into ``b``."""
-    if abs(len(a) - len(b)) > 2:
-        return 3
-    before: list[int] = []
-    row = list(range(len(b) + 1))
-    for i, letter in enumerate(a):
-        before, last, row = row, before, [i + 1]
-        for j, other in enumerate(b):
-            row.append(min(before[j] + (letter != other), before[j + 1] + 1, row[j] + 1))
-            if i and j and letter == b[j - 1] and a[i - 1] == other:
-                row[-1] = min(row[-1], last[j - 1] + 1)
-    return row[-1]

@@ -2,10 +2,12 @@
 
 import os
 from collections.abc import Collection
+from typing import Any
 
 import torch
 
 from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, get_cfg, name_of, suggest
+from ...config.errors import misspelt
 from ...config.objects import ObjectName
 from ...config.slots import Slot, errors_at
 from ...hooks import (
@@ -19,6 +21,8 @@ from ...hooks import (
 from ...hooks.common.rng import preserve_rng
 from ..checkpoint.weights import check_weights
 from ..data import DATASET_REGISTRY, check_data
+from ..data.build import SAMPLER_SLOT
+from ..data.datasets import TEST_SLOT, TRAIN_SLOT
 from ..evaluation import build_metrics, check_evaluation
 from ..modeling import check_model
 from ..modeling.build import LOSS_SLOT, MODEL_SLOT
@@ -26,9 +30,10 @@ from ..parallel.base import check_parallel
 from ..solver import check_solver
 from ..solver.build import OPTIMIZER_SLOT
 from ..solver.parts import solver_parts
+from ..solver.scheduling import SCHEDULE_SLOT
 from ..step.whole_step import check_step_config
 
-__all__ = ["HOOK_SLOT", "WRITER_SLOT", "check_config", "overridden_builders"]
+__all__ = ["HOOK_SLOT", "WRITER_SLOT", "check_config", "overridden_builders", "unknown_parts"]
 
 HOOK_SLOT = Slot(
     HOOK_REGISTRY, "HOOKS", offers=("cfg", "checkpointer", "model", "optimizer", "eval_function", "output_dir")
@@ -36,21 +41,52 @@ HOOK_SLOT = Slot(
 WRITER_SLOT = Slot(WRITER_REGISTRY, "LOG.WRITERS", offers=("output_dir", "max_iter", "window_size"))
 
 
-# The key that makes each method of DefaultTrainer work, and the value that switches its check off.
+# The keys that make each method of DefaultTrainer work, each with a value that switches its check off.
 _BUILT_FROM = {
     "build_model": ("MODEL.NAME", ""),
     "build_optimizer": ("SOLVER.OPTIMIZER.NAME", ""),
     "build_lr_scheduler": ("SOLVER.LR_SCHEDULER_NAME", ""),
-    "build_train_loader": ("DATASETS.TRAIN", ()),
+    "build_train_loader": ("DATASETS.TRAIN", (), "DATALOADER.SAMPLER_TRAIN", "EpochSampler"),
     "build_test_loader": ("DATASETS.TEST", ()),
     "build_evaluator": ("TEST.METRICS", ()),
 }
+
+_NAMED_BY = (
+    ("build_model", MODEL_SLOT),
+    ("build_optimizer", OPTIMIZER_SLOT),
+    ("build_lr_scheduler", SCHEDULE_SLOT),
+    ("build_train_loader", TRAIN_SLOT),
+    ("build_train_loader", SAMPLER_SLOT),
+    ("build_test_loader", TEST_SLOT),
+)
 
 
 def overridden_builders(cls: type, base: type) -> set[str]:
     """Return the names of the ``build_*`` methods and ``test`` of ``base`` (DefaultTrainer) that ``cls`` overrides."""
     subclasses = cls.__mro__[: cls.__mro__.index(base)]
     return {name for name in (*_BUILT_FROM, "test") if any(name in vars(one) for one in subclasses)}
+
+
+def unknown_parts(cfg: CfgNode) -> dict[str, ConfigError]:
+    """Return the methods ``build_*`` whose component has a name that hookline cannot build, each with the error.
+
+    A script that builds this part itself may name it as it likes, as in detectron2. Not returned are names that are
+    probably misspelt, names of modules, and names with arguments, which are meant for hookline.
+    """
+    unknown: dict[str, ConfigError] = {}
+    for builder, slot in _NAMED_BY:
+        try:
+            slot.check(cfg)
+        except ConfigError as error:
+            known = [name for name, _ in slot.registry]
+            if not any(_is_meant(name, args, known) for name, args, _ in slot.entries(cfg)):
+                unknown[builder] = error
+    return unknown
+
+
+def _is_meant(name: str, args: Any, known: Collection[str]) -> bool:
+    """Whether a name and its arguments are meant for hookline, although it cannot build them."""
+    return bool(args) or isinstance(name, ObjectName) or ":" in name or bool(misspelt(name, known))
 
 
 def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:

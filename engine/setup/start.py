@@ -22,7 +22,7 @@ from .. import comm
 from ..evaluation import build_metrics, check_metrics
 from ..ranks.same_config import check_same_config
 from ..ranks.torchrun import launched_by_torchrun, restarted
-from .check import check_config
+from .check import check_config, unknown_parts
 from .fast_dev_run import choose_fast_dev_run, shortened
 from .lazy_start import folder_of, lazy_run
 from .logger import LOGGERS, hold_logs, open_logs, setup_logger
@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 def default_setup(cfg: Any, args: Any = None) -> None:
     """Check the config, seed the random number generators, and prepare the log.
 
-    1. Runs :func:`check_config`, compares the configs of all ranks, and checks that OUTPUT_DIR is free: no other run
+    1. Runs :func:`check_config`, except for parts with unknown names, which a script may build itself and a
+       DefaultTrainer checks. Compares the configs of all ranks, and checks that OUTPUT_DIR is free: no other run
        writes there, and no file of the user has the name of a file that the run writes.
     2. Draws a seed if SEED is negative, puts it into ``cfg``, and seeds all generators.
     3. Logs the environment, the command line, and the config's differences from the defaults.
@@ -65,15 +66,21 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         args.resume = options["resume"] = True
     choose_fast_dev_run(cfg, args)
     text, lines = None, {}
+    unknown: dict[str, ConfigError] = {}
     if isinstance(cfg, CfgNode):
-        check_config(cfg)
+        unknown = unknown_parts(cfg)
+        check_config(cfg, unknown)
     else:
         cfg, text = lazy_run(cfg, options["resume"])
         lines = {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
     compared = {f"--{name.replace('_', '-')}": options[name] for name in ("resume", "eval_only", "predict")}
     check_same_config(cfg, {**compared, **lines})
     kind: RunKind = "dry" if options["dry_run"] else "look" if look else _training_kind(cfg)
-    RunStart(cfg, kind, options["resume"], text).prepare()
+    start = RunStart(cfg, kind, options["resume"], text)
+    start.unknown = unknown
+    start.prepare()
+    for builder, error in unknown.items():
+        logger.info("Left to the trainer's %s, or to the script: %s", builder, error)
     if again:
         logger.info("torchrun restarts this run: it resumes from its last checkpoint")
 
@@ -126,6 +133,8 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
         start = RunStart(cfg, _training_kind(cfg), resume=None)
         start.prepare()
         take_start(cfg)
+    elif start.unknown:  # the trainer may build these parts itself, or they may be registered by now
+        check_config(cfg, overridden)
     if cfg.DATASETS.TEST and {"build_evaluator", "test"}.isdisjoint(overridden):
         check_metrics(cfg)
         with preserve_rng():
@@ -155,6 +164,8 @@ class RunStart:
         self._cfg = cfg
         self.kind = kind
         self._resume = resume
+        self.unknown: dict[str, ConfigError] = {}
+        """See :func:`~hookline.engine.setup.check.unknown_parts`."""
         self._begun = False
         self._trains = True
         self._drew_seed = False  # without knowing whether the run is resumed

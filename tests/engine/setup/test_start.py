@@ -6,11 +6,12 @@ import pytest
 import torch
 from starts import arguments, contents, set_up, train
 
-from hookline.config import ConfigError, get_cfg
+from hookline.config import ConfigError, UnknownKeyError, get_cfg
 from hookline.engine import (
     DefaultTrainer,
     default_setup,
 )
+from hookline.engine.data import build_train_loader
 from hookline.hooks import JSONWriter
 
 
@@ -113,3 +114,54 @@ def test_a_trainer_without_setup_draws_a_seed_and_keeps_the_config(quick):
     assert len(seeds) == 2
     assert min(seeds) >= 0
     assert cfg.SEED == -1
+
+
+class Ported(DefaultTrainer):
+    """Builds what its config names by names that hookline does not know."""
+
+    @classmethod
+    def build_optimizer(cls, cfg, model):
+        assert cfg.SOLVER.OPTIMIZER == "ADAMW_8BIT"
+        return torch.optim.AdamW(model.parameters(), cfg.SOLVER.BASE_LR)
+
+    @classmethod
+    def build_train_loader(cls, cfg):
+        assert (cfg.DATASETS.TRAIN, cfg.DATALOADER.SAMPLER_TRAIN) == (("coco_2017_train",), "ClassAwareSampler")
+        cfg = get_cfg()
+        cfg.MODEL.DEVICE = "cpu"
+        cfg.DATASETS.TRAIN = ("synthetic",)
+        return build_train_loader(cfg)
+
+
+def ported(cfg):
+    cfg.SOLVER.OPTIMIZER = "ADAMW_8BIT"
+    cfg.DATASETS.TRAIN = ("coco_2017_train",)
+    cfg.DATALOADER.SAMPLER_TRAIN = "ClassAwareSampler"
+    return cfg
+
+
+def test_unknown_names_are_left_to_the_trainer(quick, capsys):
+    cfg = ported(quick())
+    default_setup(cfg, arguments())
+    shown = capsys.readouterr().out
+    assert "Left to the trainer's build_optimizer, or to the script: SOLVER.OPTIMIZER.NAME: unknown optimizer" in shown
+    trainer = Ported(cfg)
+    trainer.train()
+    assert type(trainer.optimizer) is torch.optim.AdamW
+
+
+def test_unknown_names_stop_a_trainer_that_has_no_part_of_its_own(quick, tmp_path):
+    cfg = ported(quick())
+    default_setup(cfg, arguments())
+    with pytest.raises(UnknownKeyError, match="unknown dataset 'coco_2017_train'"):
+        DefaultTrainer(cfg)
+    assert os.listdir(tmp_path) == []
+
+
+def test_names_with_arguments_and_names_of_modules_are_checked_at_once(quick):
+    for key, value, word in (
+        ("MODEL.NAME", "no_such_module:Net", "no_such_module"),
+        ("SOLVER.OPTIMIZER.ARGS.betta", 1, "betta"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            default_setup(quick(key, value), arguments())
