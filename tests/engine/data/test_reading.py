@@ -52,7 +52,7 @@ def broken_transform():
 
 
 @pytest.mark.parametrize("test", [False, True])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("entry", "note"),
     [
