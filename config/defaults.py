@@ -139,7 +139,7 @@ _C.SOLVER.ACCUMULATION_SCHEDULE = CN(new_allowed=True)
 # 0: do not scale. See DefaultTrainer.auto_scale_workers.
 _C.SOLVER.REFERENCE_WORLD_SIZE = _count(0)
 
-# A component of OPTIMIZER_REGISTRY, or "package.module:Class".
+# A component of OPTIMIZER_REGISTRY, or "package.module:Class". A name alone, such as "ADAMW", means {NAME: "AdamW"}.
 _C.SOLVER.OPTIMIZER = CN()
 _C.SOLVER.OPTIMIZER.NAME = "SGD"
 _C.SOLVER.OPTIMIZER.ARGS = CN(new_allowed=True)

@@ -11,6 +11,7 @@ detectron2.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -201,7 +202,7 @@ class TrainingSampler(EndlessSampler):
         if size < 1:
             raise ValueError(f"an endless stream needs at least one sample, not size={size}")
         super().__init__(seed, rank, world_size)
-        self._size = size
+        self._size = index(size)  # a TypeError for a float
         self._shuffle = shuffle
 
     def _pass(self, number: int) -> torch.Tensor:
