@@ -129,8 +129,8 @@ _C.DATALOADER.FAST_FORWARD = True
 
 # ---------------------------------------------------------------------------- optimisation
 _C.SOLVER = CN()
-# Length of the run: a duration in iterations or epochs.
-_C.SOLVER.MAX_ITER = Typed(40000, Duration.parse_length)
+# Length of the run: a duration in iterations, epochs or time ("2h" of training, which a resume continues).
+_C.SOLVER.MAX_ITER = Typed(40000, Duration.parse)
 # Number of micro-batches per batch.
 _C.SOLVER.ACCUMULATION_STEPS = _count(1, least=1)
 # Another number from a length in iterations or epochs on, such as {"5ep": 2, "10ep": 4}.

@@ -8,6 +8,7 @@ from .control.early_stopping import EarlyStopping
 from .control.interruption import SignalHandler, StopSignals, TimeLimit
 from .control.loss_spike import LossSpike
 from .control.lr_scheduler import LRScheduler
+from .control.time_budget import TimeBudget
 from .evaluation import EvalHook, SanityCheck
 from .every import Every
 from .functions import CallbackHook, FunctionHook, off, on
@@ -78,6 +79,7 @@ __all__ = [
     "StopTraining",
     "TensorboardXWriter",
     "Throughput",
+    "TimeBudget",
     "TimeLimit",
     "TorchMemoryStats",
     "TorchProfiler",

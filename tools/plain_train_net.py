@@ -23,10 +23,10 @@ from hookline.engine import (
 )
 from hookline.engine.checkpoint import Checkpointer, PeriodicCheckpointer
 from hookline.engine.data import EpochIterator, build_test_loader, build_train_loader, move_to_device
-from hookline.engine.defaults import resolve_lengths
 from hookline.engine.evaluation import build_evaluator, format_results, inference_on_dataset
 from hookline.engine.launch import launched_by_torchrun
 from hookline.engine.modeling import ModelAdapter, build_adapter, build_model, resolve_device
+from hookline.engine.resume.lengths import NO_END, resolve_lengths
 from hookline.engine.solver import build_lr_scheduler, build_optimizer
 from hookline.hooks import EventStorage, StopSignals
 
@@ -53,6 +53,8 @@ def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: b
     batches = EpochIterator(loader)
 
     max_iter = cfg.SOLVER.MAX_ITER
+    if max_iter == NO_END:
+        raise ConfigError("SOLVER.MAX_ITER: this loop takes iterations or epochs; use train_net.py for a time")
     checkpointer = Checkpointer(model, cfg.OUTPUT_DIR, optimizer=optimizer, scheduler=scheduler, data=batches)
     start_iter = checkpointer.resume_or_load(cfg.MODEL.WEIGHTS, resume=resume).get("iteration", -1) + 1
     period = Duration.parse(cfg.SOLVER.CHECKPOINT_PERIOD).iterations(len(loader)) or max_iter

@@ -9,9 +9,22 @@ from ...config import CfgNode, ConfigError, Duration
 from ..solver.parts import solver_parts
 from ..solver.scheduling import resolve_schedule
 
-__all__ = ["Segment", "epochs_at", "iteration_of", "loader_length", "resolve_lengths", "scale_config", "segments_since"]
+__all__ = [
+    "NO_END",
+    "Segment",
+    "epochs_at",
+    "is_timed",
+    "iteration_of",
+    "loader_length",
+    "resolve_lengths",
+    "scale_config",
+    "segments_since",
+]
 
 logger = logging.getLogger(__name__)
+
+NO_END = 10**9
+"""The length in iterations of a run whose length is a time, until it is estimated."""
 
 Segment = tuple[int, float, int]
 """A part of a run with one epoch length: its first iteration, the epochs done before it, iterations per epoch."""
@@ -42,7 +55,7 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequenc
     cfg = resolve_schedule(cfg, iters_per_epoch, partial(iterations, "SOLVER.LR_SCHEDULER_ARGS")).clone()
     cfg.defrost()
     solver = cfg.SOLVER
-    solver.MAX_ITER = iterations("SOLVER.MAX_ITER", solver.MAX_ITER)
+    solver.MAX_ITER = NO_END if is_timed(cfg) else iterations("SOLVER.MAX_ITER", solver.MAX_ITER)
     solver.WARMUP_ITERS = iterations("SOLVER.WARMUP_ITERS", solver.WARMUP_ITERS)
     solver.STEPS = tuple(iterations("SOLVER.STEPS", step) for step in solver.STEPS)
     for name, part in solver_parts(cfg).items():
@@ -52,6 +65,11 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequenc
     if frozen:
         cfg.freeze()
     return cfg
+
+
+def is_timed(cfg: CfgNode) -> bool:
+    """Return whether the length of the run is a time."""
+    return Duration.parse(cfg.SOLVER.MAX_ITER).unit == "s"
 
 
 def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:

@@ -1,7 +1,8 @@
 """What happens when a run is resumed, extended, or trained a second time."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from ... import hooks
@@ -29,7 +30,7 @@ from .changes import (
     kinds,
     set_rates,
 )
-from .lengths import Segment, epochs_at, loader_length, resolve_lengths, segments_since
+from .lengths import Segment, epochs_at, is_timed, loader_length, resolve_lengths, segments_since
 
 __all__ = ["ResumableTrainer"]
 
@@ -142,6 +143,8 @@ class ResumableTrainer(PortedTrainer):
                 hook.set_max_iter(self.max_iter)
             self._rebuild_schedule()
         changes = changes_since(saved["config"], self.cfg)
+        if self._timed:
+            changes.pop("SOLVER.MAX_ITER", None)  # an estimate
         for text in describe_changes(changes, (saved.get("world_size", 1), comm.get_world_size())):
             logger.warning("%s", text)
         apply_changes(self.optimizer, self.scheduler, self._built or [], saved["built"], changes)
@@ -164,7 +167,8 @@ class ResumableTrainer(PortedTrainer):
         logger.info("Model:\n%s", model_summary(unwrap_model(self.model)))
         epochs = f" ({epochs_at(self.max_iter, self._segments):.4g} epochs)" if self._segments else ""
         samples, device = self.cfg.DATALOADER.BATCH_SIZE, self.device or self._device_type()
-        logger.info("Training for %d iterations%s, %d samples each, on %s", self.max_iter, epochs, samples, device)
+        length = self._unresolved.SOLVER.MAX_ITER if self._timed else f"{self.max_iter} iterations{epochs}"
+        logger.info("Training for %s, %d samples each, on %s", length, samples, device)
         stop = None
         if end is not None and end["reason"] != "completed":
             stop = StopRequest(end["reason"], by=end["by"])
@@ -183,7 +187,7 @@ class ResumableTrainer(PortedTrainer):
             return None if end is None else {**end, "complete": True}
         if end is None or end["iteration"] >= self.max_iter:
             return end
-        if self.max_iter > end["max_iter"]:
+        if self.max_iter > end["max_iter"] or (self._timed and end["reason"] == "completed"):
             return None
         change = self._change_since_stop(end["by"])
         if not change:
@@ -290,9 +294,13 @@ class ResumableTrainer(PortedTrainer):
             hook.set_max_iter(self.max_iter)
         if self._rebuild_schedule():
             set_rates(self.scheduler)
-        elif longer:
+        elif longer and not self._timed:
             name = type(self.scheduler).__name__
             logger.warning("%s keeps its schedule: only hookline's own schedules can be extended", name)
+
+    @property
+    def _timed(self) -> bool:
+        return self._built is not None and is_timed(self._unresolved)
 
     def _rebuild_schedule(self) -> bool:
         """Build the config's schedule at the present position. Return False if the scheduler does not allow it."""
@@ -300,10 +308,24 @@ class ResumableTrainer(PortedTrainer):
         if not all(isinstance(one, LRMultiplier) for one in before):
             return False
         positions = [one.state_dict() for one in before]
-        self.scheduler = one_or_several(self.build_lr_scheduler(self.cfg, self.optimizer), SchedulerList)
+        with _without_warnings("schedules", "scheduling"):  # they were given when the run was built
+            self.scheduler = one_or_several(self.build_lr_scheduler(self.cfg, self.optimizer), SchedulerList)
         for one, position in zip(schedulers_of(self.scheduler), positions, strict=True):
             one.load_state_dict(position)
         return True
 
     def _length_of_epoch(self, data_loader: Any) -> int | None:
         return self.cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)
+
+
+@contextmanager
+def _without_warnings(*modules: str) -> Iterator[None]:
+    loggers = [logging.getLogger(f"{LRMultiplier.__module__.rpartition('.')[0]}.{name}") for name in modules]
+    before = [one.disabled for one in loggers]
+    for one in loggers:
+        one.disabled = True
+    try:
+        yield
+    finally:
+        for one, disabled in zip(loggers, before, strict=True):
+            one.disabled = disabled

@@ -39,7 +39,9 @@ def describe_run(trainer: Any) -> str:
 def _lengths(trainer: Any) -> str:
     cfg, epoch = trainer.cfg, trainer.iters_per_epoch
     lines = [f"  epoch: {epoch} iterations" if epoch else "  epoch: of unknown length"]
-    lines += [f"  SOLVER.MAX_ITER: {trainer.max_iter} iterations", f"  SOLVER.WARMUP_ITERS: {cfg.SOLVER.WARMUP_ITERS}"]
+    timed = trainer.find_hook("TimeBudget")
+    length = f"{timed.budget} of training" if timed else f"{trainer.max_iter} iterations"
+    lines += [f"  SOLVER.MAX_ITER: {length}", f"  SOLVER.WARMUP_ITERS: {cfg.SOLVER.WARMUP_ITERS}"]
     if "MultiStep" in cfg.SOLVER.LR_SCHEDULER_NAME:
         lines.append(f"  SOLVER.STEPS: {cfg.SOLVER.STEPS}")
     for key in _PERIODS:

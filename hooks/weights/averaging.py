@@ -94,6 +94,11 @@ class WeightAveraging(HookBase):
         self._seen = self.trainer.start_iter - 1
         self._create_loaded()
 
+    def set_max_iter(self, max_iter: int) -> None:
+        """The length of the run has changed. A fraction of it ends at another iteration, unless averaging has begun."""
+        if self._begun_at is None:
+            self._first = self._first_iteration()
+
     def _first_iteration(self) -> int:
         trainer = self.trainer
         if self._fraction:
