@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from ..config import CfgNode, ConfigError, component, get_cfg, name_of
 from ..config.literals import clean
+from ..config.merging import Merge
 from ..config.objects import ObjectName
 from ..config.slots import errors_at
 from . import comm
@@ -44,7 +45,7 @@ class Trainer(DefaultTrainer):
             unless ``config`` sets SOLVER.WARMUP_ITERS.
         loss: a function or module, called as ``loss(model(x), y)`` (MODEL.LOSS). Without it the model returns its
             losses.
-        metrics: metrics of the test data (TEST.METRICS). Default: the loss.
+        metrics: metrics of the test data, in a list or by name (TEST.METRICS). Default: the loss.
         length: of the run, such as "10ep" or 1000 iterations (SOLVER.MAX_ITER).
         batch_size: samples of an update, over all ranks (DATALOADER.BATCH_SIZE).
         eval_period: period of evaluations, such as "1ep" (TEST.EVAL_PERIOD). The test data is always evaluated at the
@@ -76,7 +77,7 @@ class Trainer(DefaultTrainer):
         lr: float | None = None,
         lr_scheduler: Any = None,
         loss: Any = None,
-        metrics: Sequence[Any] | None = None,
+        metrics: Sequence[Any] | Mapping[str, Any] | None = None,
         length: int | str | None = None,
         batch_size: int | None = None,
         eval_period: int | str | None = None,
@@ -110,6 +111,8 @@ class Trainer(DefaultTrainer):
                 cfg.TEST.METRICS = _entries(metrics)
         elif cfg.DATASETS.TEST and cfg.MODEL.LOSS.NAME and not cfg.TEST.METRICS:
             cfg.TEST.METRICS = ["Loss"]
+        if cfg.DATASETS.TEST and not cfg.TEST.METRICS and cfg.TEST.EVALUATOR.NAME == "MetricsEvaluator":
+            raise ConfigError('metrics: is missing; name the metrics of the test data, such as ["Accuracy"]')
         if hooks:
             with _errors_of("hooks"):
                 cfg.HOOKS = [*cfg.HOOKS, *_entries(hooks)]
@@ -124,7 +127,7 @@ class Trainer(DefaultTrainer):
         ):
             if value is not None:
                 with _errors_of(argument):
-                    cfg.merge_from_list([key, value])
+                    _merge(cfg, {key: value})
         super().__init__(cfg)
 
     def train(self, resume: bool = False) -> TrainResult:  # type: ignore[override]
@@ -248,7 +251,8 @@ def _merge(cfg: CfgNode, config: Any) -> None:
     elif isinstance(config, CfgNode):
         cfg.merge_from_other_cfg(config)
     elif isinstance(config, Mapping):
-        cfg.merge_from_list([part for pair in config.items() for part in pair])
+        with Merge(cfg) as merge:
+            merge.overrides(config.items())
     elif config is not None:
         raise ConfigError(f"expected a mapping of keys, a config or a YAML file, not a {type(config).__name__}")
 
@@ -281,8 +285,10 @@ def _entry(value: Any, own_name: str = "") -> str | dict[str, Any]:
     return entry if len(entry) > 1 else name
 
 
-def _entries(values: Sequence[Any]) -> list[Any]:
-    if isinstance(values, str) or not isinstance(values, Iterable):
+def _entries(values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
+    if isinstance(values, Mapping) and "NAME" not in values:
+        return [_entry(value, name) for name, value in values.items()]
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
         raise ConfigError(f"expected a list, not {values!r}")
     return [_entry(value) for value in values if value is not None]
 
@@ -321,4 +327,4 @@ def _set_optimizer(cfg: CfgNode, optimizer: Any, lr: float | None) -> None:
         lr = own if lr is None else lr
         solver.OPTIMIZER.NAME, solver.OPTIMIZER.ARGS = name, CfgNode(args, new_allowed=True)
     if lr is not None:
-        cfg.merge_from_list(["SOLVER.BASE_LR", float(lr)])
+        _merge(cfg, {"SOLVER.BASE_LR": float(lr)})

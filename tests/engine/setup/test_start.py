@@ -165,3 +165,28 @@ def test_names_with_arguments_and_names_of_modules_are_checked_at_once(quick):
     ):
         with pytest.raises(ConfigError, match=word):
             default_setup(quick(key, value), arguments())
+
+
+def test_a_process_of_torchrun_that_has_not_joined_the_others_is_refused(quick, monkeypatch, tmp_path):
+    for name, value in {
+        "RANK": "1",
+        "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "x",
+        "MASTER_PORT": "1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=r"one of 2 processes that torchrun started.* call launch\(main, 1\)"):
+        DefaultTrainer(quick())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_resume_without_setup_uses_the_seed_of_the_run(quick, tmp_path):
+    first = train(quick("SEED", -1), setup=False)
+    again = DefaultTrainer(quick("SEED", -1, "SOLVER.MAX_ITER", 4))
+    assert again.cfg.SEED != first.cfg.SEED
+    again.resume_or_load(resume=True)
+    assert again.cfg.SEED == first.cfg.SEED
+    again.train()
+    assert f"SEED: {first.cfg.SEED}\n" in (tmp_path / "run" / "config.yaml").read_text()
+    assert "Resuming with SEED" not in (tmp_path / "run" / "log.txt").read_text()
