@@ -13,7 +13,15 @@ from typing import Any
 
 from .errors import ConfigError, UnknownKeyError, misspelt
 
-__all__ = ["check_new_key", "complete_section", "declare_defaults", "link_renamed", "renamed_key", "takes_name"]
+__all__ = [
+    "check_new_key",
+    "complete_section",
+    "declare_defaults",
+    "hint_of_own_section",
+    "link_renamed",
+    "renamed_key",
+    "takes_name",
+]
 
 Node = Any
 """A :class:`~hookline.config.CfgNode`; that module imports this one."""
@@ -108,6 +116,14 @@ def check_new_key(node: Node, key: Any, value: Any) -> None:
         logger.warning(
             "%s is a new key, which only your own code can read. Did you mean %s?", _full(node, key), others[0]
         )
+
+
+def hint_of_own_section(node: Node, name: str) -> str:
+    """Return how to add a section, if a missing key of the default config may be one, such as detectron2's INPUT."""
+    section = node.__dict__.get(_SECTION)
+    if section is None or not name.isupper() or misspelt(name, node):
+        return ""
+    return f"If it is a section of your own, add it first: cfg.{_full(node, name)} = CfgNode(new_allowed=True)"
 
 
 def takes_name(node: Node, key: str) -> bool:

@@ -15,7 +15,7 @@ from .errors import ConfigError, UnknownKeyError, suggest
 from .kinds import Typed, one_of
 from .literals import clean
 from .merging import Merge, merge_mappings, pairs_of
-from .new_keys import check_new_key, complete_section, link_renamed, renamed_key
+from .new_keys import check_new_key, complete_section, hint_of_own_section, link_renamed, renamed_key
 from .objects import ObjectName
 from .tree import MISSING, ConfigTree
 from .yaml_files import load_layers, load_text, refuse_python
@@ -82,6 +82,8 @@ class CfgNode(ConfigTree):
             return self[name]
         # Copying, pickling and displaying look up many private names: no suggestions for these.
         hint = "" if name.startswith("_") else suggest(name, self.full_keys())
+        if own := hint_of_own_section(self, name):
+            hint = f"{hint or '.'} {own}"
         raise AttributeError(f"the config has no key '{name}' here{hint}" if hint else f"no config key '{name}' here")
 
     def __setattr__(self, name: str, value: Any) -> None:
