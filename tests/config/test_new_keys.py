@@ -139,7 +139,7 @@ def test_the_optimizer_may_be_a_name(tmp_path):
 def test_a_missing_section_tells_how_to_add_it():
     cfg = get_cfg()
     for node, name in ((cfg, "INPUT"), (cfg.MODEL, "ROI_HEADS")):
-        with pytest.raises(AttributeError, match=rf"section of your own, add it first: cfg\.(MODEL\.)?{name} = CfgNode"):
+        with pytest.raises(AttributeError, match=rf"of your own, add it first: cfg\.(MODEL\.)?{name} = CfgNode"):
             getattr(node, name)
     with pytest.raises(AttributeError, match=r"did you mean 'BASE_LR'\?$"):
         _ = cfg.SOLVER.BASE_RL
