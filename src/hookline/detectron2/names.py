@@ -7,7 +7,10 @@ not here.
 
 import functools
 
-__all__ = ["HOMES", "REFUSED", "homes_of"]
+__all__ = ["DETECTRON2_VERSION", "HOMES", "REFUSED", "homes_of"]
+
+DETECTRON2_VERSION = "0.6"
+"""The version of detectron2 whose names these are: ``detectron2.__version__``."""
 
 _HOOKS = """
     AutogradProfiler BestCheckpointer CallbackHook EvalHook HookBase IterationTimer LRScheduler PeriodicCheckpointer
@@ -30,7 +33,7 @@ _LOADERS = "build_batch_data_loader trivial_batch_collator worker_init_reset_see
 _DATA_SETS = "DatasetFromList MapDataset ToIterableDataset"
 
 HOMES: dict[str, dict[str, str]] = {
-    "detectron2": {"hookline": "__version__"},
+    "detectron2": {"hookline.detectron2.names": "__version__=DETECTRON2_VERSION"},
     "detectron2.checkpoint": {"hookline.engine.checkpoint": "Checkpointer DetectionCheckpointer PeriodicCheckpointer"},
     "detectron2.checkpoint.detection_checkpoint": {"hookline.engine.checkpoint": "DetectionCheckpointer"},
     "detectron2.config": {"hookline.config": f"{_CONFIG} {_LAZY} instantiate"},
