@@ -201,7 +201,8 @@ class Checkpointer(CheckpointReader):
         Weights that do not fit the model are logged and skipped.
 
         Args:
-            path: a file, a folder or a URI. Empty: nothing is loaded.
+            path: a file, a folder or a URI; with ``?matching_heuristics=True``, names of weights are matched by their
+                ends. Empty: nothing is loaded.
             checkpointables: names of the other objects to load; None: all that are in the file.
             strict: require that the file's weights are exactly the model's.
             weights_from: "model", "averaged" or "auto": see :func:`~hookline.engine.checkpoint.weights.choose_weights`.

@@ -2,11 +2,13 @@
 
 import itertools
 import logging
+import os
 import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import parse_qsl
 
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
 
-__all__ = ["LoadReport", "load_weights", "plain_name"]
+__all__ = ["LoadReport", "load_weights", "plain_name", "split_query"]
 
 # Parts of names that torch.compile, FSDP and activation checkpointing add.
 _WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
@@ -27,6 +29,25 @@ _MAX_LINES = 40
 def plain_name(name: str) -> str:
     """Return a weight's name in the model as the user wrote it, without names of wrappers."""
     return _WRAPPERS.sub("", name)
+
+
+def split_query(path: str) -> tuple[str, bool]:
+    """Split ``weights.pth?matching_heuristics=True``, as detectron2's configs have it.
+
+    Returns:
+        The path without this query, and whether names of weights are matched by their ends.
+
+    Raises:
+        ConfigError: a local path has another query.
+    """
+    base, mark, query = path.partition("?")
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    by_suffix = options.pop("matching_heuristics", "")
+    if not mark or os.path.exists(path) or (options and "://" in path):
+        return path, False
+    if options or by_suffix not in ("True", "False"):
+        raise ConfigError(f"{path}: a path may end with ?matching_heuristics=True, but not with ?{query}")
+    return base, by_suffix == "True"
 
 
 @dataclass(frozen=True)

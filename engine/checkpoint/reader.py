@@ -9,7 +9,7 @@ from fvcore.common.checkpoint import Checkpointer, _IncompatibleKeys
 
 from ...config import ConfigError
 from .folder import is_local, read_tag
-from .matching import LoadReport, load_weights
+from .matching import LoadReport, load_weights, split_query
 from .weights import find_checkpoint, read_checkpoint
 
 __all__ = ["CheckpointReader"]
@@ -37,6 +37,7 @@ class CheckpointReader(Checkpointer):
         Raises:
             ConfigError: there is no such file.
         """
+        path, _ = split_query(path)
         if os.path.exists(path) or is_local(path):
             return find_checkpoint(path)
         try:
@@ -69,8 +70,9 @@ class CheckpointReader(Checkpointer):
 
     def _load_model(self, checkpoint: Any) -> _IncompatibleKeys:
         """Remove "model" from a checkpoint and load it."""
-        weights, by_suffix = checkpoint.pop("model"), bool(checkpoint.get("matching_heuristics"))
-        report = load_weights(self.model, weights, path=self.loaded_from or "the file", by_suffix=by_suffix)
+        by_suffix = checkpoint.get("matching_heuristics") or split_query(self.loaded_from)[1]
+        weights = checkpoint.pop("model")
+        report = load_weights(self.model, weights, path=self.loaded_from or "the file", by_suffix=bool(by_suffix))
         self.load_report = report
         self.missing_keys = [*report.missing, *(name for name, _, _ in report.mismatched)]
         return _IncompatibleKeys(report.missing, report.unexpected, report.mismatched)

@@ -19,6 +19,7 @@ from ...hooks import (
     check_hooks,
 )
 from ...hooks.common.rng import preserve_rng
+from ..checkpoint.matching import split_query
 from ..checkpoint.weights import check_weights
 from ..data import DATASET_REGISTRY, check_data
 from ..data.build import SAMPLER_SLOT
@@ -222,7 +223,7 @@ def _check_weights(cfg: CfgNode) -> None:
     if not path or "://" in path:
         return
     with errors_at("MODEL.WEIGHTS"):
-        check_weights(path, cfg.MODEL.WEIGHTS_FROM)
+        check_weights(split_query(path)[0], cfg.MODEL.WEIGHTS_FROM)
 
 
 def _check_monitors(cfg: CfgNode) -> None:

@@ -310,3 +310,20 @@ def test_a_load_file_method_written_for_fvcore_works(tmp_path):
     rest = Ported(model).load(str(tmp_path / "file.xyz"), [])
     assert equal(model, net())
     assert rest == {"note": str(tmp_path / "file.xyz")}
+
+
+def test_a_path_may_ask_for_matching_by_suffix(tmp_path):
+    path = str(tmp_path / "weights.pth")
+    torch.save({"model": weights()}, path)
+    model = nn.Module()
+    model.body = net(1)
+    with pytest.raises(ConfigError):
+        Checkpointer(model).load(path)
+    Checkpointer(model).load(f"{path}?matching_heuristics=True")
+    assert equal(model.body, net())
+
+
+@pytest.mark.parametrize("query", ["matching=True", "matching_heuristics=yes", "matching_heuristics=True&more=1"])
+def test_other_queries_of_a_local_path_are_refused(query, tmp_path):
+    with pytest.raises(ConfigError, match=r"may end with \?matching_heuristics=True, but not with"):
+        Checkpointer(nn.Linear(1, 1)).load(f"{tmp_path}/weights.pth?{query}")

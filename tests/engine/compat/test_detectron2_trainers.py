@@ -1,5 +1,6 @@
 """The usual shapes of trainers written for detectron2. Each is trained, saved, resumed and evaluated."""
 
+import argparse
 import json
 import logging
 import os
@@ -10,8 +11,17 @@ import pytest
 import torch
 from torch import nn
 
-from hookline.config import get_cfg
-from hookline.engine import AMPTrainer, DefaultTrainer, HookBase, SimpleTrainer, TrainerBase, comm, hooks
+from hookline.config import UnknownKeyError, get_cfg
+from hookline.engine import (
+    AMPTrainer,
+    DefaultTrainer,
+    HookBase,
+    SimpleTrainer,
+    TrainerBase,
+    comm,
+    default_setup,
+    hooks,
+)
 from hookline.engine.checkpoint import DetectionCheckpointer
 from hookline.engine.compat.ported_trainer import PARTS
 from hookline.engine.evaluation import DatasetEvaluator
@@ -580,6 +590,42 @@ def test_an_anomaly_ends_the_run_before_the_update():
     with pytest.raises(FloatingPointError, match="mine"):
         Raising(model, batches(), torch.optim.SGD(model.parameters(), 0.1)).train(0, 3)
     assert torch.equal(before, model.fc.weight)
+
+
+# ---------------------------------------------------------------------------- default_setup
+
+
+@pytest.mark.parametrize("shape", [InnerSimple, OwnLoop, InnerReplaced], ids=lambda shape: shape.__name__)
+def test_names_of_parts_that_a_trainer_builds_itself_are_not_checked(make, tmp_path, shape):
+    class Trainer(shape):
+        def __init__(self, cfg):
+            default_setup(cfg, argparse.Namespace(resume=resume, eval_only=False))
+            super().__init__(cfg)
+
+        @classmethod
+        def build_lr_scheduler(cls, cfg, optimizer):
+            assert cfg.SOLVER.LR_SCHEDULER_NAME == "MyPoly"
+            return torch.optim.lr_scheduler.ConstantLR(optimizer)
+
+    opts = ("DATASETS.TRAIN", ("mine",), "MODEL.NAME", "MyNet", "SOLVER.LR_SCHEDULER_NAME", "MyPoly")
+    resume = False
+    make(Trainer, *opts).train()
+    assert (tmp_path / "config.yaml").is_file()
+    resume = True
+    trainer = make(Trainer, *opts, "SOLVER.MAX_ITER", 8)
+    trainer.resume_or_load(resume=True)
+    trainer.train()
+    assert rows(tmp_path)[-1]["iteration"] == 8
+
+
+def test_unknown_names_are_refused_by_a_trainer_that_needs_them(make):
+    class Trainer(Parts, DefaultTrainer):
+        def __init__(self, cfg):
+            default_setup(cfg)
+            super().__init__(cfg)
+
+    with pytest.raises(UnknownKeyError, match=r"SOLVER\.LR_SCHEDULER_NAME: unknown .*'MyPoly'"):
+        make(Trainer, "DATASETS.TRAIN", ("mine",), "SOLVER.LR_SCHEDULER_NAME", "MyPoly")
 
 
 # ---------------------------------------------------------------------------- evaluation
