@@ -6,7 +6,7 @@ from typing import Any
 
 from .errors import ConfigError
 
-__all__ = ["ObjectName", "kind_of", "refuse_object_text"]
+__all__ = ["ObjectName", "is_object_text", "kind_of", "refuse_object_text"]
 
 _PREFIX = "<object "
 
@@ -58,6 +58,11 @@ def kind_of(target: Any) -> Any:
     return type(name.value) if isinstance(name, ObjectName) else target
 
 
+def is_object_text(name: str) -> bool:
+    """Return whether a name is the text of an :class:`ObjectName`."""
+    return name.startswith(_PREFIX)
+
+
 def refuse_object_text(name: str, prefix: str) -> None:
     """Raise an error if a name is the text of an :class:`ObjectName`, as in the ``config.yaml`` of a run from Python.
 
@@ -65,7 +70,7 @@ def refuse_object_text(name: str, prefix: str) -> None:
         name: the name.
         prefix: the beginning of the message.
     """
-    if name.startswith(_PREFIX):
+    if is_object_text(name):
         raise ConfigError(
             f"{prefix}{name} is an object that the Python script of this run passed to Trainer; a config file cannot "
             'hold it. Run that script, or name a class or function here, as "module:Name"'

@@ -58,7 +58,7 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
         raise ConfigError('DATASETS.TRAIN is empty: name the training data, such as ["digits_train"]')
     dataset: Any = _training_data(cfg)
     if is_loader(dataset):
-        return use_loader(dataset, cfg, "DATASETS.TRAIN")
+        return use_loader(dataset, "DATASETS.TRAIN", cfg.DATALOADER.LIMIT_TRAIN_BATCHES)
     seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
     settings = cfg.DATALOADER
     total, drop_last, limit = settings.BATCH_SIZE, settings.DROP_LAST, settings.LIMIT_TRAIN_BATCHES or None
@@ -97,10 +97,9 @@ def _training_data(cfg: CfgNode) -> Any:
     for i, part in enumerate(parts):
         _check_not_empty(part, f"DATASETS.TRAIN[{i}]", cfg.DATASETS.TRAIN[i])
     dataset = concat_datasets(parts)
-    for key in ("OVERFIT_BATCHES", "LIMIT_TRAIN_BATCHES") if is_loader(dataset) else ():
-        if cfg.DATALOADER[key]:
-            raise ConfigError(f"DATALOADER.{key}: is for data sets, and the training data is a loader")
     number = cfg.DATALOADER.OVERFIT_BATCHES * cfg.DATALOADER.BATCH_SIZE
+    if number and is_loader(dataset):
+        raise ConfigError("DATALOADER.OVERFIT_BATCHES: is for data sets, and the training data is a loader")
     return first_samples(dataset, number) if number else dataset
 
 
@@ -146,7 +145,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
     limit = cfg.DATALOADER.LIMIT_TEST_BATCHES
     dataset = _test_data(cfg, dataset_name)
     if is_loader(dataset):
-        return use_loader(dataset, cfg, "DATASETS.TEST", limit)
+        return use_loader(dataset, "DATASETS.TEST", limit)
     if isinstance(dataset, IterableDataset):
         total = batch_size * comm.get_data_size()
         return _stream(dataset, total, seed=seed, keep_rest=True, max_batches=limit or None, **_options(cfg, dataset))

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 from torch.utils.data import DataLoader, Dataset
 
-from ...config import CfgNode, ConfigError
+from ...config import ConfigError
 from .. import comm
 
 __all__ = ["NoTrainData", "is_loader", "use_loader"]
@@ -30,12 +30,11 @@ def is_loader(data: Any) -> bool:
     return isinstance(data, Iterable) and not isinstance(data, Dataset) and not hasattr(data, "__getitem__")
 
 
-def use_loader(loader: Any, cfg: CfgNode, key: str, limit: int = 0) -> Any:
+def use_loader(loader: Any, key: str, limit: int = 0) -> Any:
     """Return a loader that is used in the place of a data set.
 
     Args:
         loader: see :func:`is_loader`.
-        cfg: the full config.
         key: the key that names or holds the loader.
         limit: only its first so many batches are read; 0: all.
 
@@ -53,9 +52,17 @@ def use_loader(loader: Any, cfg: CfgNode, key: str, limit: int = 0) -> Any:
 
 
 class _FirstBatches:
-    def __init__(self, loader: Iterable[Any], number: int) -> None:
+    """The first batches of a loader, in each pass."""
+
+    def __init__(self, loader: Any, number: int) -> None:
         self._loader = loader
         self._number = number
+        for name in ("sampler", "batch_sampler"):  # their set_epoch() is called
+            if hasattr(loader, name):
+                setattr(self, name, getattr(loader, name))
+
+    def __len__(self) -> int:
+        return min(self._number, len(self._loader))
 
     def __iter__(self) -> Iterator[Any]:
         return islice(self._loader, self._number)

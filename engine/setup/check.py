@@ -8,7 +8,7 @@ import torch
 
 from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, get_cfg, name_of, suggest
 from ...config.errors import misspelt
-from ...config.objects import ObjectName
+from ...config.objects import ObjectName, is_object_text
 from ...config.slots import Slot, errors_at
 from ...hooks import (
     HOOK_REGISTRY,
@@ -87,7 +87,7 @@ def unknown_parts(cfg: CfgNode) -> dict[str, ConfigError]:
 
 def _is_meant(name: str, args: Any, known: Collection[str]) -> bool:
     """Whether a name and its arguments are meant for hookline, although it cannot build them."""
-    return bool(args) or isinstance(name, ObjectName) or ":" in name or bool(misspelt(name, known))
+    return bool(args) or is_object_text(name) or ":" in name or bool(misspelt(name, known))
 
 
 def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:

@@ -2,9 +2,6 @@ import functools
 import json
 import logging
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +10,11 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hookline
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, Trainer
+from hookline.engine import DefaultTrainer, Trainer, default_setup
 from hookline.engine.data import ArrayDataset
 from hookline.engine.evaluation import MeanSquaredError
 from hookline.hooks import CallbackHook, EarlyStopping, HookBase
 
-ROOT = Path(__file__).parents[2]
 QUIET = {"MODEL.DEVICE": "cpu", "LOG.WRITERS": ["JSONWriter"], "LOG.PERIOD": 1, "LOG.PROGRESS_BAR": False}
 
 
@@ -223,6 +219,21 @@ def test_forms_of_data(make, data):
     assert trainer.cfg.DATALOADER.BATCH_SIZE == 8
 
 
+def test_the_first_batches_of_a_loader(make):
+    loader = DataLoader(points(), batch_size=8, collate_fn=ArrayDataset.collate_fn)
+    limits = {"DATALOADER.LIMIT_TRAIN_BATCHES": 2, "DATALOADER.LIMIT_TEST_BATCHES": 1}
+    trainer = make(train=loader, test=loader, batch_size=None, length="3ep", config=limits)
+    assert trainer.train().iteration == 6
+    assert trainer.predict().shape == (8, 3)
+
+
+def test_a_trial_run_writes_nothing(make, tmp_path):
+    loader = DataLoader(points(), batch_size=8, collate_fn=ArrayDataset.collate_fn)
+    trainer = make(train=loader, test=loader, batch_size=None, length="3ep", config={"FAST_DEV_RUN": 2})
+    assert trainer.train().iteration == 2
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_iterable_data_set(make):
     trainer = make(train=Stream(), test=Stream(), config={"DATALOADER.ITERS_PER_EPOCH": 3}, length="2ep")
     trainer.train()
@@ -411,12 +422,11 @@ def test_the_config_shows_objects_and_cannot_repeat_the_run(make, tmp_path):
     assert f"  NAME: <object {Net.__module__}.Net>\n" in text
     assert "- <object hookline.hooks.control.early_stopping.EarlyStopping>\n" in text
     assert "NAME: <object torch.optim.adamw.AdamW>\n" in text
-    command = [sys.executable, "tools/train_net.py", "--config-file", str(path), "OUTPUT_DIR", str(tmp_path / "again")]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 2
-    assert re.match(r"error: MODEL\..*NAME: <object .*> is an object that the Python script of this run", done.stderr)
-    assert "Traceback" not in done.stderr
-    assert not (tmp_path / "again").exists()
+    cfg = get_cfg()
+    cfg.merge_from_file(path)
+    message = rf"^MODEL.NAME: <object {re.escape(Net.__module__)}.Net> is an object that the Python script of this run"
+    with pytest.raises(ConfigError, match=message):
+        default_setup(cfg)
 
 
 # ---------------------------------------------------------------------------- errors
