@@ -231,8 +231,8 @@ _C.TEST.EVAL_PERIOD = Typed(0, Duration.parse)
 _C.TEST.EVALUATOR = CN()
 _C.TEST.EVALUATOR.NAME = "MetricsEvaluator"
 _C.TEST.EVALUATOR.ARGS = CN(new_allowed=True)
-# MetricsEvaluator's metrics: components of METRIC_REGISTRY, or "torchmetrics:Name". AS gives one a name of its own, as
-# for DATASETS.TEST.
+# MetricsEvaluator's metrics: components of METRIC_REGISTRY, "torchmetrics:Name", or a function of all predictions and
+# targets (docs/models.md). AS gives one a name of its own, as for DATASETS.TEST.
 _C.TEST.METRICS = Typed([], named_components)
 # Batches of each test set that are tried before training, so that errors of evaluation appear at once. 0: none.
 _C.TEST.SANITY_CHECK_BATCHES = _count(2)

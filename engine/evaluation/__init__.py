@@ -1,7 +1,16 @@
 """Evaluation: evaluators, metrics, predictions and results."""
 
-from .build import EVALUATOR_REGISTRY, MetricsEvaluator, build_evaluator, build_metrics, check_evaluation, check_metrics
+from .build import (
+    EVALUATOR_REGISTRY,
+    MetricsEvaluator,
+    build_evaluator,
+    build_metrics,
+    check_evaluation,
+    check_metrics,
+    result_names,
+)
 from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset
+from .function_metric import FunctionMetric
 from .metrics import METRIC_REGISTRY, Accuracy, Loss, MeanMetric, MeanSquaredError, Metric
 from .predictions import predict_dataset, write_predictions
 from .testing import flatten_results_dict, format_results, print_csv_format, verify_results
@@ -12,6 +21,7 @@ __all__ = [
     "Accuracy",
     "DatasetEvaluator",
     "DatasetEvaluators",
+    "FunctionMetric",
     "Loss",
     "MeanMetric",
     "MeanSquaredError",
@@ -28,6 +38,7 @@ __all__ = [
     "inference_on_dataset",
     "predict_dataset",
     "print_csv_format",
+    "result_names",
     "verify_results",
     "write_predictions",
 ]

@@ -2,16 +2,20 @@
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
+from ...config.components import name_key
 from ...config.slots import Slot, errors_at
+from ...hooks.common.batches import samples_in
+from ...hooks.common.names import flatten_names
 from ..modeling.adapters import ModelAdapter
 from .evaluator import DatasetEvaluator
-from .metrics import METRIC_REGISTRY, Metric
+from .function_metric import FunctionMetric, is_metric_function
+from .metrics import METRIC_REGISTRY, Loss, Metric
 from .predictions import check_format
 
 __all__ = [
@@ -21,6 +25,7 @@ __all__ = [
     "build_metrics",
     "check_evaluation",
     "check_metrics",
+    "result_names",
 ]
 
 EVALUATOR_REGISTRY = Registry("EVALUATOR", DatasetEvaluator)
@@ -36,6 +41,9 @@ METRICS_SLOT = Slot(METRIC_REGISTRY, "TEST.METRICS")
 @EVALUATOR_REGISTRY.register()
 class MetricsEvaluator(DatasetEvaluator):
     """Updates metrics with predictions and targets, batch by batch.
+
+    A metric whose result is a dict, such as torchmetrics' ``MetricCollection``, adds its entries to the results; under
+    a name that was given to it, all of them with that name in front.
 
     Args:
         dataset_name: name of the results.
@@ -55,18 +63,32 @@ class MetricsEvaluator(DatasetEvaluator):
         self.dataset_name = dataset_name
         self.metrics = dict(metrics)
         self._targets_of = targets_of or ModelAdapter().targets
+        self._own_losses = [one for one in self.metrics.values() if isinstance(one, Loss) and one.of_model]
+        self.needs_losses = bool(self._own_losses)
+        """Whether ``losses`` must be set before each batch is processed."""
+        self.losses: Mapping[str, Any] = {}
+        """The losses that the model computed for the batch."""
 
     def reset(self) -> None:
         for metric in self.metrics.values():
             metric.reset()
 
     def process(self, inputs: Any, outputs: Any) -> None:
+        for loss in self._own_losses:
+            loss.add_losses(self.losses, samples_in(inputs) or 1)
+        if len(self._own_losses) == len(self.metrics):
+            return  # the batch may have no targets
         targets = self._targets_of(inputs)
         for name, metric in self.metrics.items():
+            if metric in self._own_losses:
+                continue
             if isinstance(metric, nn.Module) and isinstance(outputs, torch.Tensor):
                 metric.to(outputs.device)
             try:
-                metric.update(outputs, targets)
+                if isinstance(metric, FunctionMetric):
+                    metric.update(outputs, targets, inputs)
+                else:
+                    metric.update(outputs, targets)
             except Exception as error:
                 error.add_note(
                     f"in update() of the metric {self.dataset_name}/{name}, with predictions of {_shape(outputs)} and "
@@ -75,8 +97,29 @@ class MetricsEvaluator(DatasetEvaluator):
                 raise
 
     def evaluate(self) -> dict[str, dict[str, Any]]:
-        """``{dataset_name: {metric: value}}``, the same on every rank."""
-        return {self.dataset_name: {name: _plain(metric.compute()) for name, metric in self.metrics.items()}}
+        """``{dataset_name: {metric: value}}``, the same on every rank.
+
+        Raises:
+            ConfigError: two metrics have a result of the same name.
+            TypeError: a metric's result is not a number, or numbers by name.
+        """
+        results: dict[str, Any] = {}
+        for name, metric in self.metrics.items():
+            try:
+                value = metric.compute()
+            except Exception as error:
+                error.add_note(f"in compute() of the metric {self.dataset_name}/{name}")
+                raise
+            plain = _plain(value)
+            found = plain if isinstance(value, Mapping) and name == _default_name(metric) else {name: plain}
+            for key, item in found.items():
+                if key in results:
+                    raise ConfigError(f"{self.dataset_name}/{key}: two metrics have a result of this name")
+                for part, number in flatten_names({key: item}).items():
+                    if not isinstance(number, SupportsFloat):
+                        raise TypeError(f"the metric {self.dataset_name}/{part} is not a number but {number!r}")
+            results.update(found)
+        return {self.dataset_name: results}
 
 
 def build_evaluator(
@@ -111,10 +154,13 @@ def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
     metrics: dict[str, Metric] = {}
     for i, (name, args, key) in enumerate(METRICS_SLOT.entries(cfg)):
         with errors_at(f"TEST.METRICS[{i}] ({name})"):
-            metric = METRIC_REGISTRY.build(name, args, offered={"cfg": cfg}, key=key)
+            if function := _metric_function(name, args, key):
+                metric: Metric = FunctionMetric(function, args)
+            else:
+                metric = METRIC_REGISTRY.build(name, args, offered={"cfg": cfg}, key=key)
         entry = cfg.TEST.METRICS[i]
         own = entry.get("AS") if isinstance(entry, Mapping) else None
-        result = own or getattr(metric, "name", None) or _snake_case(type(metric).__name__)
+        result = own or _default_name(metric)
         if result in metrics:
             raise ConfigError(
                 f"TEST.METRICS[{i}]: there is already a metric named {result!r}; give one of them another name, "
@@ -132,7 +178,9 @@ def check_evaluation(cfg: CfgNode) -> None:
     """
     check_format(cfg.TEST.PREDICTIONS_FORMAT, "TEST.PREDICTIONS_FORMAT")
     EVALUATOR_SLOT.check(cfg)
-    METRICS_SLOT.check(cfg)
+    for name, args, key in METRICS_SLOT.entries(cfg):
+        if not _metric_function(name, args, key):
+            METRIC_REGISTRY.check(name, args, offered=METRICS_SLOT.offers, key=key)
 
 
 def check_metrics(cfg: CfgNode) -> None:
@@ -146,6 +194,33 @@ def check_metrics(cfg: CfgNode) -> None:
         raise ConfigError('TEST.EVALUATOR.NAME is empty: set it, for example to "MetricsEvaluator"')
     if not cfg.TEST.METRICS and EVALUATOR_REGISTRY.get(name, "TEST.EVALUATOR.NAME") is MetricsEvaluator:
         raise ConfigError('TEST.METRICS is empty: name the metrics for DATASETS.TEST, such as ["Accuracy"]')
+
+
+def result_names(cfg: CfgNode) -> tuple[list[str], bool]:
+    """Return the names of the results of ``cfg.TEST.METRICS``, and whether there are others, known only afterwards."""
+    names, others = [], False
+    for name, metric in build_metrics(cfg).items():
+        by_name = name == _default_name(metric)
+        if isinstance(metric, nn.ModuleDict) and by_name:  # a MetricCollection
+            names += [str(key) for key in metric.keys()]  # noqa: SIM118  # a ModuleDict is not a dict
+        else:
+            names.append(name)
+            others |= by_name and isinstance(metric, FunctionMetric)
+    return names, others
+
+
+def _metric_function(name: str, args: Mapping[str, Any], key: str) -> Callable[..., Any] | None:
+    """Return the function if a component is one of predictions and targets, with its arguments checked."""
+    function: Callable[..., Any] = METRIC_REGISTRY.get(name, name_key(key))
+    if not is_metric_function(function, args):
+        return None
+    METRIC_REGISTRY.check(name, args, positional=2, offered=("inputs",), key=key)
+    return function
+
+
+def _default_name(metric: Metric) -> str:
+    """The name of a metric to which the config gives none."""
+    return str(getattr(metric, "name", None) or _snake_case(type(metric).__name__))
 
 
 def _snake_case(name: str) -> str:

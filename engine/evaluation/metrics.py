@@ -4,13 +4,13 @@ They keep sums and counts on the device, so that batches do not wait for it. ``c
 is that of the whole data set, on any number of ranks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
-from ...config import CfgNode, ConfigError, Registry
+from ...config import CfgNode, Registry
 from .. import comm
 from ..modeling.build import build_loss
 
@@ -122,24 +122,35 @@ class Loss(MeanMetric):
 
     A loss that returns a sum is divided by the number of samples. A loss that is not torch's is taken as the mean.
 
+    Without ``MODEL.LOSS`` it is the sum of the losses that the model returns. If it returns none in eval mode, beside
+    its predictions, it is called a second time with ``model.training`` set; its submodules stay in eval mode.
+
     Args:
         cfg: the whole config.
-
-    Raises:
-        ConfigError: ``MODEL.LOSS`` is not set.
     """
 
     def __init__(self, cfg: CfgNode) -> None:
         super().__init__()
-        loss = build_loss(cfg)
-        if loss is None:
-            raise ConfigError(
-                "TEST.METRICS: the metric Loss needs MODEL.LOSS.NAME, the loss of predictions and targets"
-            )
-        self._loss: Callable[[Any, Any], Any] = loss
+        self._loss: Callable[[Any, Any], Any] | None = build_loss(cfg)
+        self.of_model = self._loss is None
+
+    def add_losses(self, losses: Mapping[str, Any], samples: int) -> None:
+        """Add the losses of a batch that the model computed.
+
+        Args:
+            losses: by name, and perhaps ``num_items``, the number of items that they are means of.
+            samples: the number of samples in the batch, of which the losses are means otherwise.
+        """
+        losses = dict(losses)
+        count = losses.pop("num_items", samples)
+        first, *others = losses.values()
+        total = sum(others, start=first)
+        items = torch.as_tensor(count, device=total.device)
+        self.add(torch.where(items > 0, total * items, 0.0), items)
 
     def update(self, preds: Any, target: Any) -> None:
         """Add one batch, with the arguments of the loss."""
+        assert self._loss is not None
         loss = self._loss(preds, target)
         if isinstance(loss, tuple):  # the mean, and its number of items
             loss, items = loss[0], torch.as_tensor(loss[1], device=loss[0].device)

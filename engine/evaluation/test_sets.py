@@ -1,17 +1,17 @@
 """Evaluation on all of DATASETS.TEST."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 
 from ...config import CfgNode, ConfigError, name_of
 from .. import comm
-from ..modeling import resolve_device
+from ..modeling import ModelAdapter, resolve_device
 from .evaluator import DatasetEvaluator, inference_on_dataset
 
-__all__ = ["evaluate_test_sets"]
+__all__ = ["evaluate_test_sets", "predictor"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def evaluate_test_sets(
         except NotImplementedError:
             logger.warning("%s is not evaluated: build_evaluator() raises NotImplementedError", name)
             continue
-        found = inference_on_dataset(model, loader, evaluator, predict=adapter.predict, device=device)
+        found = inference_on_dataset(model, loader, evaluator, predict=predictor(adapter, evaluator), device=device)
         found = comm.broadcast_object(found)  # an evaluator may return results on rank 0 only
         if set(found) == {name}:
             results.update(found)
@@ -45,3 +45,15 @@ def evaluate_test_sets(
         else:
             results[name] = found
     return results
+
+
+def predictor(adapter: ModelAdapter, evaluator: Any) -> Callable[[Any, Any], Any]:
+    """Return the function that predicts a batch. It passes the model's own losses to an evaluator that needs them."""
+    if not getattr(evaluator, "needs_losses", False):
+        return adapter.predict
+
+    def predict(model: Any, batch: Any) -> Any:
+        outputs, evaluator.losses = adapter.predict_with_losses(model, batch)
+        return outputs
+
+    return predict

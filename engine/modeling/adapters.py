@@ -184,10 +184,42 @@ class ModelAdapter:
         Raises:
             TypeError: the batch does not fit.
         """
+        plan, output = self._run(model, batch)
+        return self._predictions(plan, output)
+
+    def predict_with_losses(self, model: nn.Module, batch: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the model's predictions for a batch, and the losses that it computes itself.
+
+        The losses are those beside the predictions. If there are none, the model is called a second time with
+        ``model.training`` set, while its submodules (dropout, batch norm) stay in eval mode.
+
+        Raises:
+            TypeError: the batch does not fit, or the model returns no losses in either mode.
+        """
+        plan, output = self._run(model, batch)
+        predictions, module = self._predictions(plan, output), unwrap_model(model)
+        try:
+            return predictions, losses_of(output)
+        except TypeError:
+            before, module.training = module.training, True
+        try:
+            return predictions, self.losses(model, batch)
+        except TypeError as error:
+            error.add_note(
+                "for the loss of a test set: in eval mode the model returned no losses beside its predictions, nor in "
+                "a second call with model.training set (and its submodules in eval mode)"
+            )
+            raise
+        finally:
+            module.training = before
+
+    def _run(self, model: nn.Module, batch: Any) -> tuple[_Plan, Any]:
         plan = self._predicting
         if plan is None or not plan.fits(model, batch):
             plan = self._predicting = self._plan(model, batch, training=False)
-        output = plan.run(batch)
+        return plan, plan.run(batch)
+
+    def _predictions(self, plan: _Plan, output: Any) -> Any:
         if plan.own_step:
             return output
         if self.output_mapping:

@@ -24,7 +24,7 @@ from ..checkpoint.weights import check_weights
 from ..data import DATASET_REGISTRY, check_data
 from ..data.build import SAMPLER_SLOT
 from ..data.datasets import TEST_SLOT, TRAIN_SLOT
-from ..evaluation import build_metrics, check_evaluation
+from ..evaluation import check_evaluation, result_names
 from ..modeling import check_model
 from ..modeling.build import LOSS_SLOT, MODEL_SLOT
 from ..parallel.base import check_parallel
@@ -254,7 +254,10 @@ def _check_monitors(cfg: CfgNode) -> None:
         )
     if cfg.TEST.EVALUATOR.NAME != "MetricsEvaluator":
         return  # metrics of other evaluators are unknown
-    names = [f"{test_set}/{metric}" for test_set in test_sets for metric in build_metrics(cfg)]
+    metrics, others = result_names(cfg)
+    if others:  # known only after the first evaluation
+        return
+    names = [f"{test_set}/{metric}" for test_set in test_sets for metric in metrics]
     for key, metric in watched.items():
         if any(metric == name or metric.startswith(f"{name}/") for name in names):
             continue

@@ -20,10 +20,12 @@ def evaluations(tmp_path_factory):
 @pytest.mark.parametrize("size", [1, 7, 64])
 def test_metrics_equal_those_of_one_process_on_every_rank(evaluations, data, size):
     alone, first, second = (results[f"{data} {size}"] for results in evaluations)
-    assert set(alone) == {"accuracy", "accuracy_top2", "loss", "multiclass_confusion_matrix"}
+    exact = {"accuracy", "accuracy_top2", "multiclass_confusion_matrix", "samples", "shape", "first_class"}
+    assert set(alone) == {*exact, "loss"}
     assert first == second
-    for name in ("accuracy", "accuracy_top2", "multiclass_confusion_matrix"):
+    for name in exact:
         assert first[name] == alone[name]
+    assert first["samples"] == size
     assert first["loss"] == pytest.approx(alone["loss"], abs=1e-6)
 
 

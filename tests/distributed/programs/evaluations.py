@@ -41,6 +41,11 @@ class Seen(DatasetEvaluator):
         return {"seen": {"samples": sorted(samples), "most": max(most for _, most in parts)}}
 
 
+def of_all(predictions, targets, inputs):
+    """A metric that is called with all samples."""
+    return {"samples": len(predictions), "shape": inputs.shape[1], "first_class": int((targets == 0).sum())}
+
+
 def config(name, size):
     cfg = get_cfg()
     cfg.merge_from_list(
@@ -64,6 +69,7 @@ def config(name, size):
                 "Accuracy",
                 {"NAME": "Accuracy", "ARGS": {"top_k": 2}},
                 "Loss",
+                "evaluations:of_all",
                 {"NAME": "torchmetrics:ConfusionMatrix", "ARGS": {"task": "multiclass", "num_classes": 4}},
             ],
             "OUTPUT_DIR",

@@ -7,11 +7,15 @@ from hookline.engine.evaluation import (
     EVALUATOR_REGISTRY,
     Accuracy,
     DatasetEvaluator,
+    FunctionMetric,
     MetricsEvaluator,
     build_evaluator,
     check_evaluation,
     inference_on_dataset,
+    result_names,
 )
+from hookline.engine.evaluation.test_sets import predictor
+from hookline.engine.modeling import ModelAdapter
 
 
 @EVALUATOR_REGISTRY.register()
@@ -140,3 +144,107 @@ def test_an_error_of_a_metric_names_it_and_its_inputs():
         "in update() of the metric val/accuracy, with predictions of shape (4, 2) (torch.float32) and "
         "targets of shape (4, 3) (torch.float32)"
     ]
+
+
+# ---------------------------------------------------------------------- results by name
+
+
+def error_rate(predictions, targets, scale=1):
+    return scale * (predictions.argmax(1) != targets).float().mean()
+
+
+def by_name(predictions, targets, inputs):
+    assert inputs is not None
+    return {"first": float(targets[0]), "count": len(predictions)}
+
+
+THREE = [
+    (torch.tensor([[0.0, 1.0], [1.0, 0.0]]), torch.tensor([1, 1])),
+    (torch.tensor([[0.0, 1.0]]), torch.tensor([1])),
+]
+
+
+def test_a_function_of_all_predictions_and_targets_is_a_metric():
+    here = f"{__name__}:"
+    metrics = [{"NAME": f"{here}error_rate", "ARGS": {"scale": 3}}, f"{here}by_name"]
+    metrics.append({"NAME": f"{here}by_name", "AS": "again"})
+    cfg = make_cfg(metrics)
+    check_evaluation(cfg)
+    expected = {"error_rate": 1.0, "first": 1.0, "count": 3, "again": {"first": 1.0, "count": 3}}
+    assert evaluate(cfg, THREE) == {"val": expected}
+    assert result_names(cfg) == (["error_rate", "by_name", "again"], True)
+
+
+def test_a_function_that_takes_other_arguments_is_refused():
+    metric = {"NAME": f"{__name__}:error_rate", "ARGS": {"scalee": 3}}
+    with pytest.raises(ConfigError, match=r"TEST\.METRICS\[0\]\.ARGS\.scalee.*'scale'"):
+        check_evaluation(make_cfg([metric]))
+
+
+def test_batches_of_several_shapes_are_given_as_lists():
+    seen = []
+    metric = FunctionMetric(lambda preds, target: seen.extend(preds) or len(target))
+    for length in (2, 3):
+        metric.update(torch.ones(2, length), torch.ones(2))
+    assert metric.compute() == 4
+    assert [len(one) for one in seen] == [2, 2, 3, 3]
+
+
+def test_a_collection_of_torchmetrics_has_the_names_of_its_metrics():
+    torchmetrics = pytest.importorskip("torchmetrics")
+    two = {"acc": torchmetrics.Accuracy(task="binary"), "f1": torchmetrics.F1Score(task="binary")}
+    batches = [(torch.tensor([1, 0]), torch.tensor([1, 1]))]
+    for name, expected in (
+        ("metric_collection", {"acc": 0.5, "f1": pytest.approx(2 / 3)}),
+        ("own", {"own": {"acc": 0.5, "f1": pytest.approx(2 / 3)}}),
+    ):
+        evaluator = MetricsEvaluator("val", {name: torchmetrics.MetricCollection(two)})
+        assert inference_on_dataset(lambda batch: batch[0], batches, evaluator) == {"val": expected}
+
+
+def test_results_of_one_name_or_that_are_no_numbers_are_refused():
+    function = FunctionMetric(lambda preds, target: {"acc": 1.0, "text": "good"})
+    batches = [(torch.tensor([1]), torch.tensor([1]))]
+    with pytest.raises(TypeError, match="the metric val/text is not a number but 'good'"):
+        inference_on_dataset(lambda batch: batch[0], batches, MetricsEvaluator("val", {function.name: function}))
+    twice = {"acc": Accuracy(), function.name: function}
+    with pytest.raises(ConfigError, match="val/acc: two metrics have a result of this name"):
+        inference_on_dataset(lambda batch: batch[0], batches, MetricsEvaluator("val", twice))
+
+
+# ---------------------------------------------------------------------- the losses of a model
+
+
+class OwnLoss(nn.Module):
+    """Returns losses in training mode, in eval mode also if ``always``."""
+
+    def __init__(self, always):
+        super().__init__()
+        self.always, self.layer, self.dropout = always, nn.Linear(2, 2), nn.Dropout(0.9)
+
+    def forward(self, batch):
+        scores = self.layer(self.dropout(batch[0]))
+        if not (self.training or self.always):
+            return scores
+        return {"loss": nn.functional.cross_entropy(scores, batch[1]), "scores": scores}
+
+
+@pytest.mark.parametrize("always", [True, False])
+def test_the_loss_is_the_models_own_without_a_loss_in_the_config(always):
+    cfg = make_cfg(["Loss"])
+    cfg.MODEL.LOSS.NAME = ""
+    model, evaluator = OwnLoss(always).train(), build_evaluator(cfg, "val")
+    results = inference_on_dataset(model, THREE, evaluator, predict=predictor(ModelAdapter(), evaluator))
+    x, y = (torch.cat(parts) for parts in zip(*THREE, strict=True))
+    expected = nn.functional.cross_entropy(model.layer(x), y).item()  # without dropout
+    assert results == {"val": {"loss": pytest.approx(expected)}}
+    assert all(module.training for module in model.modules())
+
+
+def test_a_model_without_losses_is_told():
+    cfg = make_cfg(["Loss"])
+    cfg.MODEL.LOSS.NAME = ""
+    evaluator = build_evaluator(cfg, "val")
+    with pytest.raises(TypeError, match="must return its losses") as caught:
+        inference_on_dataset(nn.Identity(), THREE, evaluator, predict=predictor(ModelAdapter(), evaluator))
+    assert "for the loss of a test set" in caught.value.__notes__[0]
