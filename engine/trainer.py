@@ -19,6 +19,7 @@ from .data.given import NoTrainData, is_loader
 from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
 from .evaluation.collect import Predictions, collect
+from .evaluation.test_sets import predictor
 from .train_loop import TrainResult
 
 __all__ = ["Trainer"]
@@ -197,10 +198,11 @@ class Trainer(DefaultTrainer):
         names = [name_of(entry) for entry in cfg.DATASETS.TEST]
         if len(names) != 1:
             raise ConfigError(f"predict(): pass one data set; the test data is {', '.join(names) or 'empty'}")
-        batches = super().predict(self.build_test_loader(cfg, names[0]), with_batches=True)
+        evaluator = self.build_evaluator(cfg, names[0]) if metrics else None
+        loader, predict = self.build_test_loader(cfg, names[0]), predictor(self.adapter, evaluator)
+        batches = super().predict(loader, with_batches=True, predict=predict)
         if stream:
             return self._stream(batches, targets)
-        evaluator = self.build_evaluator(cfg, names[0]) if metrics else None
         if evaluator is not None:
             evaluator.reset()
         outputs, labels = [], []

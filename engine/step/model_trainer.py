@@ -142,7 +142,12 @@ class ModelTrainer(TrainerBase):
 
     # ------------------------------------------------------------------ prediction
 
-    def predict(self, data_loader: Iterable[Any], with_batches: bool = False) -> Iterator[Any]:
+    def predict(
+        self,
+        data_loader: Iterable[Any],
+        with_batches: bool = False,
+        predict: Callable[[nn.Module, Any], Any] | None = None,
+    ) -> Iterator[Any]:
         """Yield the model's outputs for each batch, in eval mode, with the weights that evaluations use.
 
         Hooks receive ``before_predict``; ``on_predict_end`` after the last output, or when the iterator is closed or
@@ -152,18 +157,18 @@ class ModelTrainer(TrainerBase):
         Args:
             data_loader: batches, as for training or without targets.
             with_batches: yield pairs of a batch, on the model's device, and its outputs.
+            predict: called with model and batch. Default: the adapter's ``predict``.
         """
         self._dispatch("before_predict")
         # Unwrapped: the ranks may have different numbers of batches, and must not wait for each other.
         model, batches = unwrap_model(self.model), 0
+        run = predict or self.adapter.predict
 
-        def predict(model: nn.Module, batch: Any) -> Any:
-            with self._autocast():
-                outputs = self.adapter.predict(model, batch)
-                return (batch, outputs) if with_batches else outputs
+        def pair(model: nn.Module, batch: Any) -> Any:
+            return batch, run(model, batch)
 
         try:
-            for outputs in outputs_of(model, data_loader, predict, self.device):
+            for outputs in outputs_of(model, data_loader, pair if with_batches else run, self.device):
                 batches += 1
                 yield outputs
         finally:

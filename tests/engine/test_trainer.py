@@ -315,6 +315,18 @@ def test_predictions_with_targets_and_metrics(make):
         trainer.predict(data, stream=True, metrics=True)
 
 
+def error_rate(predictions, targets):
+    return (predictions.argmax(1) != targets).float().mean()
+
+
+def test_metrics_of_functions_and_of_the_models_own_loss(make):
+    trainer = make(OwnLoss, test=points(10, seed=1), loss=None, metrics=["Loss", error_rate, "Accuracy"])
+    results = trainer.train().metrics
+    found = trainer.predict(metrics=True).metrics
+    assert found == {name: results[f"test/{name}"] for name in ("loss", "error_rate", "accuracy")}
+    assert found["error_rate"] == pytest.approx(1 - found["accuracy"])
+
+
 def test_outputs_in_dicts_and_lists(make):
     class Several(Net):
         def forward(self, x):
