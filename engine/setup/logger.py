@@ -101,8 +101,9 @@ def setup_logger(
     logger = logging.getLogger(name)
     logger.setLevel(logging.DEBUG)
     logger.propagate = False
-    if not any(isinstance(handler, _ConsoleHandler) for handler in logger.handlers):
-        console = _ConsoleHandler()
+    known = next((handler for handler in logger.handlers if isinstance(handler, _ConsoleHandler)), None)
+    if known is None or distributed_rank > 0:  # an earlier call, in a script's imports, did not know the rank
+        console = known or _ConsoleHandler()
         console.setLevel(logging.INFO if distributed_rank == 0 else logging.ERROR)
         console.setFormatter(_ConsoleFormatter(color and sys.stdout.isatty(), distributed_rank))
         logger.addHandler(console)

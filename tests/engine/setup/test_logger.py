@@ -103,3 +103,13 @@ def test_a_second_run_appends_to_the_file(logger, capsys, tmp_path):
     setup_logger(str(tmp_path), name=logger.name)
     logger.info("later")
     assert (tmp_path / "log.txt").read_text().startswith("earlier\n[")
+
+
+def test_a_rank_that_is_known_later_prints_errors_only(capsys):
+    logger = setup_logger(name="hookline.test_of_ranks")
+    setup_logger(name="hookline.test_of_ranks", distributed_rank=1)
+    logger.info("once per run")
+    logger.error("wrong")
+    out = capsys.readouterr().out
+    assert "once per run" not in out
+    assert "rank 1: ERROR: wrong" in out
