@@ -48,12 +48,19 @@ class RowWriter(EventWriter):
 
     path: str = ""
     state_key: str | None = None
+    # For subclasses with a write() of their own that do not call __init__, as projects of detectron2 have them.
+    _window_size = 20
+    _last_write = -1
+    _seen = 0
+    _storage: Callable[[], EventStorage | None] = staticmethod(lambda: None)
+    _resumed = False
+    _first = 0
 
     def __init__(self, window_size: int = 20) -> None:
         self._window_size = window_size
         self._last_write = -1
         self._seen = 0
-        self._storage: Callable[[], EventStorage | None] = lambda: None
+        self._storage = lambda: None
         self._resumed = False
         self._first = 0  # first iteration whose rows come from this run
 

@@ -5,6 +5,7 @@ import os
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import Any
 
 from ...config.files.atomic import replace_file
@@ -58,6 +59,8 @@ class LineWriter(RowWriter):
         A run that starts at 0 renames an existing file (``.old``, ``.old2`` and so on).
         """
         super().resume(start_iter)
+        if self._opens_itself():
+            return
         self._file.close()
         check_regular(self.path)
         claim(self.path)
@@ -124,6 +127,8 @@ class LineWriter(RowWriter):
         return False
 
     def state_dict(self) -> dict[str, Any]:
+        if self._opens_itself():
+            return super().state_dict()
         length, checksum = self._file.content()
         return {**super().state_dict(), "written": self._written, "length": length, "checksum": checksum}
 
@@ -137,13 +142,18 @@ class LineWriter(RowWriter):
         self._file_handle.write(lines)
         self._written = rows[-1][0]
 
-    @property
-    def _file_handle(self) -> AppendFile:
+    @cached_property
+    def _file_handle(self) -> Any:
         """detectron2's name for the file."""
         return self._file
 
+    def _opens_itself(self) -> bool:
+        """Whether a subclass did not call ``__init__``: it opens and closes ``_file_handle`` itself."""
+        return "_file" not in self.__dict__
+
     def sync(self) -> None:
-        self._file.sync()
+        if not self._opens_itself():
+            self._file.sync()
 
     def close(self) -> None:
-        self._file.close()
+        self._file_handle.close()

@@ -32,6 +32,9 @@ class TensorboardXWriter(RowWriter):
         **kwargs: passed to :class:`torch.utils.tensorboard.SummaryWriter`.
     """
 
+    _kwargs: dict[str, Any] | None = None  # None: a subclass made _writer itself
+    _waiting: Mapping[str, Any] = {}
+
     def __init__(self, log_dir: str | None = None, window_size: int = 20, output_dir: str = ".", **kwargs: Any) -> None:
         super().__init__(window_size)
         self.path = output_dir if log_dir is None else log_dir
@@ -39,10 +42,12 @@ class TensorboardXWriter(RowWriter):
             self.state_key = type(self).__name__  # a run's folder may be renamed
         self._kwargs = {"log_dir": self.path, **kwargs}
         self._walltime: float | None = None  # when the rows being written were collected; None: now
-        self._waiting: Mapping[str, Any] = {}  # media in the checkpoint that were not written
+        self._waiting = {}  # media in the checkpoint that were not written
 
     @cached_property
     def _writer(self) -> Any:
+        if self._kwargs is None:
+            raise AttributeError(f"{type(self).__name__} has no _writer: call super().__init__(log_dir), or set it")
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
         host = glob.escape(socket.gethostname())  # file names end in host, process and a number
@@ -57,6 +62,8 @@ class TensorboardXWriter(RowWriter):
     def resume(self, start_iter: int) -> None:
         """Make TensorBoard hide the points that an earlier run wrote from ``start_iter`` on."""
         super().resume(start_iter)
+        if self._kwargs is None:
+            return
         self.close()
         # Also in the first run of a folder: TensorBoard ignores the first mark that it reads.
         self._kwargs["purge_step"] = self._first
@@ -122,15 +129,19 @@ class TensorboardXWriter(RowWriter):
             self._writer.file_writer.add_event(event, iteration, self._walltime)
 
     def sync(self) -> None:
-        if "_writer" in self.__dict__:
+        if self._kwargs is None:
+            self._writer.flush()
+        elif "_writer" in self.__dict__:
             event_writer = self._writer.file_writer.event_writer
             if isinstance(event_writer, _EventFile):
                 event_writer.sync()
 
     def close(self) -> None:
-        writer = self.__dict__.pop("_writer", None)
+        writer = self.__dict__.get("_writer")
         if writer is not None:
             writer.close()
+        if self._kwargs is not None:  # a SummaryWriter reopens itself
+            self.__dict__.pop("_writer", None)
 
 
 _EVENT_FILE = re.compile(r"events\.out\.tfevents\.(\d+)\.")

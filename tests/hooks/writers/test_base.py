@@ -5,14 +5,18 @@ import time
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.tensorboard import SummaryWriter
 
 from hookline.engine import TrainerBase
+from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import (
     CallbackHook,
     EventStorage,
     EventWriter,
     HookBase,
     JSONWriter,
+    PeriodicCheckpointer,
     PeriodicWriter,
     TensorboardXWriter,
     get_event_storage,
@@ -526,3 +530,45 @@ def test_a_resumed_writer_knows_the_last_iteration_it_wrote(path):
     rows = read(path)
     assert [row["iteration"] for row in rows] == [15, 17]
     assert places(rows, "sparse") == [17]
+
+
+# ---------------------------------------------------------------------------- writers of detectron2's projects
+
+
+class OwnLines(JSONWriter):
+    """Does not call ``__init__`` of its base, and opens its file itself."""
+
+    def __init__(self, path):
+        self._file_handle = path.open("a")
+
+    def write(self):
+        latest = get_event_storage().latest_with_smoothing_hint(self._window_size)
+        new = {name: value for name, (value, iteration) in latest.items() if iteration > self._last_write}
+        self._last_write = max(iteration for _, iteration in latest.values())
+        self._file_handle.write(json.dumps(new) + "\n")
+        self._file_handle.flush()
+
+
+class OwnEvents(TensorboardXWriter):
+    """Does not call ``__init__`` of its base, and makes its SummaryWriter itself."""
+
+    def __init__(self, log_dir):
+        self._writer = SummaryWriter(log_dir)
+
+    def write(self):
+        for name, (value, iteration) in get_event_storage().latest().items():
+            self._writer.add_scalar(f"mine/{name}", value, iteration)
+
+
+def test_writers_that_open_their_files_themselves_write_and_resume(tmp_path):
+    for start, end in ((0, 4), (4, 8)):
+        trainer = Losses()
+        checkpointer = Checkpointer(nn.Linear(1, 1), str(tmp_path), trainer=trainer)
+        writers = [OwnLines(tmp_path / "own.json"), OwnEvents(str(tmp_path / "events"))]
+        trainer.register_hooks([PeriodicCheckpointer(checkpointer, 4), PeriodicWriter(writers, period=2)])
+        if start:
+            checkpointer.resume_or_load("", resume=True)
+        trainer.train(start, end)
+    lines = [json.loads(line) for line in (tmp_path / "own.json").read_text().splitlines()]
+    assert [line["loss"] for line in lines if "loss" in line] == [0.5, 1.5, 2.5, 3.5]
+    assert len(list((tmp_path / "events").iterdir())) == 2
