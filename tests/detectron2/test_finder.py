@@ -35,6 +35,15 @@ def test_modules_are_found_by_every_form_of_import():
     assert hooks.EvalHook is hookline.hooks.EvalHook
 
 
+def test_submodules_are_there_without_an_import(monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "detectron2"]:
+        monkeypatch.delitem(sys.modules, name)
+    import detectron2
+
+    assert detectron2.utils.comm.get_rank is comm.get_rank
+    assert not hasattr(detectron2, "structures")
+
+
 def test_a_star_imports_the_names_of_the_table():
     names = {}
     exec("from detectron2.engine.hooks import *", names)

@@ -67,9 +67,11 @@ class _Alias(ModuleType):
     """A module whose names are in other modules. What is set here is set there."""
 
     def __getattr__(self, name: str) -> Any:
-        home = homes_of(self.__name__).get(name)
+        home, full = homes_of(self.__name__).get(name), f"{self.__name__}.{name}"
+        if home is None and full in HOMES:
+            return importlib.import_module(full)  # detectron2's modules import each other
         if home is None:
-            raise AttributeError(describe(f"{self.__name__}.{name}"), name=name, obj=self)
+            raise AttributeError(describe(full), name=name, obj=self)
         module, its_name = home
         return getattr(importlib.import_module(module), its_name)
 
