@@ -87,10 +87,8 @@ class Trainer(DefaultTrainer):
         seed: int | None = None,
         config: Any = None,
     ) -> None:
-        cfg = get_cfg()
-        cfg.SOLVER.LR_SCHEDULER_NAME, cfg.SOLVER.WARMUP_ITERS = "ConstantLR", 0
         with _errors_of("config"):
-            _merge(cfg, config)
+            cfg = _base(config)
         with _errors_of("model"):
             _set_component(cfg.MODEL, "NAME", model)
         with _errors_of("train_data"):
@@ -247,16 +245,25 @@ def _errors_of(argument: str) -> Any:
     return errors_at(f"Trainer({argument}=...)")
 
 
-def _merge(cfg: CfgNode, config: Any) -> None:
+def _base(config: Any) -> CfgNode:
+    """Return the config that the other arguments change."""
+    cfg, defaults = config.clone() if isinstance(config, CfgNode) else get_cfg(), get_cfg().SOLVER
+    cfg.defrost()
+    for key, value in (("LR_SCHEDULER_NAME", "ConstantLR"), ("WARMUP_ITERS", 0)):
+        if cfg.SOLVER[key] == defaults[key]:
+            cfg.SOLVER[key] = value
     if isinstance(config, str | os.PathLike):
         cfg.merge_from_file(config)
-    elif isinstance(config, CfgNode):
-        cfg.merge_from_other_cfg(config)
-    elif isinstance(config, Mapping):
-        with Merge(cfg) as merge:
-            merge.overrides(config.items())
-    elif config is not None:
+    elif isinstance(config, Mapping) and not isinstance(config, CfgNode):
+        _merge(cfg, config)
+    elif config is not None and not isinstance(config, CfgNode):
         raise ConfigError(f"expected a mapping of keys, a config or a YAML file, not a {type(config).__name__}")
+    return cfg
+
+
+def _merge(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
+    with Merge(cfg) as merge:
+        merge.overrides(keys.items())
 
 
 def _named(value: Any, is_component: bool | None = None) -> tuple[str, dict[str, Any]]:
@@ -304,7 +311,7 @@ def _set_train_data(cfg: CfgNode, data: Any, batch_size: int | None) -> None:
     if not inspect.isclass(data) and not inspect.isroutine(data) and is_loader(data):
         if batch_size is not None:
             raise ConfigError("a loader has its own batch size; leave out batch_size, or pass the data set")
-        own = getattr(data, "batch_size", None)
+        own = getattr(data, "batch_size", None) or getattr(getattr(data, "batch_sampler", None), "batch_size", None)
         if isinstance(own, int):
             cfg.DATALOADER.BATCH_SIZE = own * comm.get_data_size()
 

@@ -3,7 +3,7 @@
 from torch import nn
 from torch.optim import Optimizer
 
-from ...config import CfgNode, ConfigError
+from ...config import CfgNode, ConfigError, get_cfg
 from ...config.objects import ObjectName
 from ...hooks.common.tensors import is_sharded
 
@@ -24,6 +24,12 @@ def given_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer | None:
     if not isinstance(name, ObjectName) or not name.is_component:
         return None
     optimizer: Optimizer = name.value
+    solver, defaults = cfg.SOLVER, get_cfg().SOLVER
+    for key in ("PARAM_GROUPS", "LAYER_DECAY", "BIAS_LR_FACTOR"):
+        if solver[key] != defaults[key]:
+            raise ConfigError(
+                f"SOLVER.{key}: {name} has parameter groups already; pass its class and arguments, or leave {key} out"
+            )
     own = {id(parameter) for parameter in model.parameters()}
     if any(is_sharded(parameter) for parameter in model.parameters()):
         raise ConfigError(

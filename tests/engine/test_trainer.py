@@ -368,6 +368,20 @@ def test_a_trained_model_is_evaluated_from_its_file(make, tmp_path):
     assert again.evaluate() == trainer.evaluate()
 
 
+def test_other_keys_come_from_a_config_or_a_file(make, tmp_path):
+    cfg = get_cfg()
+    cfg.merge_from_list(["SOLVER.MAX_ITER", 4, "SOLVER.WEIGHT_DECAY", 0.5, "MODEL.DEVICE", "cpu"])
+    cfg.freeze()
+    path = tmp_path / "base.yaml"
+    path.write_text("SOLVER: {MAX_ITER: 4, WEIGHT_DECAY: 0.5, WARMUP_ITERS: 2}\nMODEL: {DEVICE: cpu}\n")
+    for config, warmup in ((cfg, 0), (path, 2)):
+        trainer = Trainer(Net, points(), loss="CrossEntropyLoss", config=config, output_dir=tmp_path / "run", lr=0.1)
+        solver = trainer.cfg.SOLVER
+        assert (solver.MAX_ITER, solver.WEIGHT_DECAY, solver.BASE_LR) == (4, 0.5, 0.1)
+        assert ("ConstantLR", warmup) == (solver.LR_SCHEDULER_NAME, solver.WARMUP_ITERS)
+    assert cfg.SOLVER.LR_SCHEDULER_NAME == "WarmupMultiStepLR"
+
+
 # ---------------------------------------------------------------------------- resume
 
 
