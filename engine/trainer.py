@@ -108,10 +108,8 @@ class Trainer(DefaultTrainer):
         if metrics is not None:
             with _errors_of("metrics"):
                 cfg.TEST.METRICS = _entries(metrics)
-        elif cfg.DATASETS.TEST and cfg.MODEL.LOSS.NAME and not cfg.TEST.METRICS:
+        elif cfg.DATASETS.TEST and not cfg.TEST.METRICS:
             cfg.TEST.METRICS = ["Loss"]
-        if cfg.DATASETS.TEST and not cfg.TEST.METRICS and cfg.TEST.EVALUATOR.NAME == "MetricsEvaluator":
-            raise ConfigError('metrics: is missing; name the metrics of the test data, such as ["Accuracy"]')
         if hooks:
             with _errors_of("hooks"):
                 cfg.HOOKS = [*cfg.HOOKS, *_entries(hooks)]

@@ -242,9 +242,11 @@ def test_an_iterable_data_set(make):
 
 def test_a_model_with_its_own_loss_trains_with_its_instance(make):
     model = OwnLoss()
-    trainer = make(model, loss=None, test=points(8, 1), metrics=["Accuracy"])
+    trainer = make(model, loss=None, test=points(8, 1))
     assert trainer.model is model
-    assert trainer.train().metrics["cls"] < 2
+    results = trainer.train().metrics
+    assert results["cls"] < 2
+    assert results["test/loss"] < 2
     assert trainer.predict().shape == (8, 3)
 
 
@@ -272,6 +274,18 @@ def test_hooks_by_name_class_and_object(make):
     assert "EarlyStopping" in result.reason or "test/loss" in result.reason
     assert seen == [0, 1, "end"]
     assert stopping in trainer._hooks
+
+
+def share(predictions, targets):
+    return {"share": (predictions.argmax(1) == targets).double().mean().item()}
+
+
+def test_functions_as_metrics(make):
+    metrics = [share, "Accuracy", {"NAME": "Accuracy", "ARGS": {"top_k": 2}, "AS": "top2"}]
+    trainer = make(test=points(8, 1), metrics=metrics)
+    results = trainer.evaluate()["test"]
+    assert results["share"] == results["accuracy"] <= results["top2"]
+    assert make(test=points(8, 1), metrics={"mine": lambda p, t: 0.5}).evaluate() == {"test": {"mine": 0.5}}
 
 
 def test_several_test_sets(make):
@@ -470,7 +484,6 @@ def test_the_config_shows_objects_and_cannot_repeat_the_run(make, tmp_path):
         ({"optimizer": torch.optim.SGD(Net().parameters(), lr=0.1)}, r"does not update any parameter of the model"),
         ({"optimizer": torch.optim.SGD(Net().parameters(), lr=0.1), "lr": 0.2}, r"give one of them"),
         ({"test": points(4), "metrics": ["Acuracy"]}, r"TEST.METRICS.*did you mean 'Accuracy'"),
-        ({"test": points(4), "loss": None}, r"metrics: is missing"),
         ({"test": points(4), "metrics": "Accuracy"}, r"expected a list, not 'Accuracy'"),
         ({"hooks": [EarlyStopping("test/acc")], "test": points(4)}, r"there is no metric 'test/acc' among test/loss"),
         ({"hooks": [3]}, r"HOOKS\[0\].*<object builtins.int> cannot be the hook"),
