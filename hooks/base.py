@@ -30,7 +30,8 @@ EVENTS: tuple[str, ...] = (
 class StopTraining(Exception):
     """Raise it in a hook to stop after the current step, as ``trainer.request_stop(reason)`` does.
 
-    In the model or ``run_step`` it stops training at once. Then all ranks must raise it in the same step.
+    The step is finished and counts, also if the event is in the middle of it. Raised in the model or ``run_step``,
+    StopTraining discards the step and stops training at once. Then all ranks must raise it in the same step.
     """
 
 

@@ -27,6 +27,7 @@ from hookline.hooks import (
     get_event_storage,
     has_event_storage,
 )
+from hookline.hooks.base import STEP_EVENTS
 
 
 class LossModel(nn.Module):
@@ -200,6 +201,21 @@ def test_stop_training_raised_by_a_hook_is_a_stop_request():
     assert (result.reason, result.iteration) == ("converged", 1)
     assert recorder.events.count("after_step") == 1, "the hooks after it have their turn"
     assert "on_exception" not in recorder.events
+
+
+@pytest.mark.parametrize("event", [*STEP_EVENTS, "before_step", "after_step"])
+def test_a_step_counts_if_a_hook_stops_training_in_any_of_its_events(event):
+    def stop(trainer, *args):
+        if trainer.iter == 1:
+            raise StopTraining("enough")
+
+    trainer, alone = make_trainer(), make_trainer()
+    trainer.register_hooks([CallbackHook(**{event: stop})])
+    result = trainer.train(0, 100)
+    assert (result.reason, result.iteration, trainer.finished_iter) == ("enough", 2, 1)
+    alone.train(0, 2)
+    ours, theirs = trainer.model.state_dict(), alone.model.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
 def test_stop_training_raised_by_the_data_discards_the_step():
