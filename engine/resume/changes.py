@@ -6,8 +6,10 @@
 import copy
 import logging
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError
@@ -47,6 +49,8 @@ EFFECTS: dict[str, str] = {
     "SOLVER.WARMUP": _SCHEDULE,
     "SOLVER.OPTIMIZER.ARGS": "used from the next step on; the optimizer's running averages are kept",
     "SOLVER.WEIGHT_DECAY": "used from the next step on; the optimizer's running averages are kept",
+    "SOLVER.PARAM_GROUPS": "used from the next step on; the optimizer's running averages are kept",
+    "SOLVER.LAYER_DECAY": "used from the next step on; the optimizer's running averages are kept",
     "SOLVER.MOMENTUM": "used from the next step on; the optimizer's running averages are kept",
     "SOLVER.ACCUMULATION_STEPS": "same batches, same gradients up to rounding; batch norm sees other micro-batches",
     "SOLVER.AMP": "used from the next step on; a loss scale that is not in the checkpoint starts at its default",
@@ -72,11 +76,14 @@ def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def kinds(optimizer: Any, scheduler: Any) -> dict[str, str]:
-    """Return the class names of optimizer and scheduler. Their states fit only the same classes."""
+def kinds(optimizer: Any, scheduler: Any, model: nn.Module) -> dict[str, Any]:
+    """Return the class names of optimizer and scheduler, and the parameters' names by group. Their states fit only
+    the same ones."""
     names = [type(one).__name__ for one in optimizers_of(optimizer)]
     schedules = [type(one).__name__ for one in schedulers_of(scheduler)]
-    return {"optimizer": ", ".join(names), "scheduler": ", ".join(schedules)}
+    name_of = {parameter: name.replace("_orig_mod.", "") for name, parameter in model.named_parameters()}
+    groups = [[name_of.get(parameter, "") for parameter in group["params"]] for group in optimizer.param_groups]
+    return {"optimizer": ", ".join(names), "scheduler": ", ".join(schedules), "groups": groups}
 
 
 def changes_since(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
@@ -97,7 +104,7 @@ def changes_since(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
 
 
 def check_changes(
-    path: str, saved: Mapping[str, str], present: Mapping[str, str], cfg: CfgNode, differences: Sequence[str] = ()
+    path: str, saved: Mapping[str, Any], present: Mapping[str, Any], cfg: CfgNode, differences: Sequence[str] = ()
 ) -> None:
     """Check that the checkpoint fits this run's model, optimizer class and schedule class.
 
@@ -120,6 +127,13 @@ def check_changes(
         raise ConfigError(
             f"SOLVER.OPTIMIZER.NAME: {path} holds the state of {saved['optimizer']}, which {present['optimizer']} "
             f"cannot load; to resume, change it back to {saved['optimizer']}. {instead}"
+        )
+    before, now = saved.get("groups", present["groups"]), present["groups"]
+    if before != now and sorted(chain(*before)) == sorted(chain(*now)):  # torch assigns states by position
+        raise ConfigError(
+            f"SOLVER.PARAM_GROUPS: {path} holds the optimizer's state of parameters in other groups; to resume, change "
+            "back what groups them (PARAM_GROUPS, LAYER_DECAY, OPTIMIZERS, a factor or decay of biases and norms, or "
+            f"build_optimizer). {instead}"
         )
     if saved.get("scheduler", present["scheduler"]) != present["scheduler"]:
         raise ConfigError(

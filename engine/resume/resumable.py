@@ -97,7 +97,7 @@ class ResumableTrainer(PortedTrainer):
         run = {
             "config": self._config,
             "built": self._built,
-            "kinds": kinds(self.optimizer, self.scheduler),
+            "kinds": kinds(self.optimizer, self.scheduler, unwrap_model(self.model)),
             "stretches": self._segments,
             "world_size": comm.get_world_size(),
             "results": self._last_eval_results,
@@ -113,7 +113,7 @@ class ResumableTrainer(PortedTrainer):
             check_changes(
                 getattr(self.checkpointer, "loaded_from", "the checkpoint"),
                 self._saved_run.get("kinds", {}),
-                kinds(self.optimizer, self.scheduler),
+                kinds(self.optimizer, self.scheduler, unwrap_model(self.model)),
                 self.cfg,
                 report.differences() if report else [],
             )

@@ -49,7 +49,7 @@ def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
     if not clip.ENABLED:
         return partial(_measure, clip=None, norm_type=2.0) if cfg.LOG.GRAD_NORM else None
     clipper = _clipper(clip)
-    if cfg.LOG.GRAD_NORM and clip.CLIP_TYPE != "norm":
+    if cfg.LOG.GRAD_NORM and clip.CLIP_TYPE not in ("norm", "full_model"):
         return partial(_measure, clip=clipper, norm_type=clip.NORM_TYPE)
     return clipper
 
@@ -81,7 +81,7 @@ def maybe_add_gradient_clipping(cfg: CfgNode, optimizer: OptimizerOrType) -> Opt
         optimizer: an optimizer, which is changed and returned, or a class, of which a subclass is returned.
     """
     clip = build_grad_clipper(cfg)
-    if clip is None:
+    if clip is None or not cfg.SOLVER.CLIP_GRADIENTS.ENABLED:
         return optimizer
     if cfg.SOLVER.CLIP_GRADIENTS.CLIP_TYPE == "norm":
         logger.info(

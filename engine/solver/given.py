@@ -41,4 +41,8 @@ def given_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer | None:
             f"SOLVER.OPTIMIZER: {name} does not update any parameter of the model; build it with model.parameters() of "
             "the model that is trained"
         )
+    if cfg.SOLVER.PARAM_GROUPS or cfg.SOLVER.LAYER_DECAY.FACTOR != 1.0:
+        raise ConfigError(
+            f"SOLVER.PARAM_GROUPS: {name} is an object with its own groups; pass its class and arguments to use rules"
+        )
     return optimizer

@@ -627,3 +627,18 @@ def test_each_iteration_is_written_once_after_interruption_and_kill(make, tmp_pa
         return [(event.step, event.value) for event in events.Scalars("total_loss")]
 
     assert points(broken) == points(whole)
+
+
+def test_another_factor_of_a_parameter_group_is_used(make, log):
+    make("SOLVER.PARAM_GROUPS", [{"REGEX": "weight", "LR_FACTOR": 0.5}]).train()
+    trainer = make("SOLVER.PARAM_GROUPS", [{"REGEX": "weight", "LR_FACTOR": 0.25}], resume=True)
+    rates = [group["lr"] for group in trainer.optimizer.param_groups]
+    assert rates[0] == pytest.approx(rates[1] / 4)
+    assert effect_of("SOLVER.PARAM_GROUPS") in log.text
+
+
+def test_parameters_in_other_groups_are_an_error_with_the_remedy(make):
+    make("SOLVER.PARAM_GROUPS", [{"REGEX": "weight", "LR_FACTOR": 0.5}]).train()
+    for rules in ([{"REGEX": r"^1\.", "LR_FACTOR": 0.5}], []):
+        with pytest.raises(ConfigError, match=r"SOLVER\.PARAM_GROUPS: .* other groups.*MODEL\.WEIGHTS to"):
+            make("SOLVER.PARAM_GROUPS", rules, resume=True)
