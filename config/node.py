@@ -159,6 +159,10 @@ class CfgNode(ConfigTree):
     setdefault = MutableMapping.setdefault
     clear = MutableMapping.clear
 
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As ``dict.get``. Finds renamed keys too."""
+        return self[key] if key in self or renamed_key(self, key) else default
+
     def popitem(self) -> tuple[str, Any]:
         """As ``dict.popitem``."""
         if not self:

@@ -80,7 +80,8 @@ def test_renamed_keys_are_set_and_read_under_both_names(copied, caplog, monkeypa
         "The config key SOLVER.IMS_PER_BATCH is DATALOADER.BATCH_SIZE here: that key is set. Please use the new name."
     ]
     cfg.DATALOADER.BATCH_SIZE = 8
-    assert cfg.SOLVER.IMS_PER_BATCH == 8
+    assert cfg.SOLVER.IMS_PER_BATCH == cfg.SOLVER.get("IMS_PER_BATCH", 1) == 8
+    assert cfg.SOLVER.get("NOTHING", 1) == 1
     cfg.MODEL.META_ARCHITECTURE = "Net"
     assert cfg.MODEL.NAME == cfg.MODEL.META_ARCHITECTURE == "Net"
     assert "IMS_PER_BATCH" not in cfg.SOLVER.keys() | set(cfg.dump().split())
