@@ -67,6 +67,7 @@ class HookBase:
         after: hook classes (or their names) that must be earlier in the trainer's list, if they are in it.
         before: hook classes (or their names) that must be later in the list.
         single: whether a trainer may have only one hook of this class.
+        uses_outputs: whether the hook reads ``trainer.batch`` and ``trainer.outputs``, which are kept only then.
         state_key: the key of the hook's state in a checkpoint. Default: the class name, then ``Name#2``, ``Name#3``.
     """
 
@@ -74,6 +75,7 @@ class HookBase:
     after: tuple[type | str, ...] = ()
     before: tuple[type | str, ...] = ()
     single: bool = False
+    uses_outputs: bool = False
     state_key: str | None = None
 
     def on_registered(self) -> None:

@@ -56,6 +56,7 @@ class FunctionHook(HookBase):
         once: call the function only the first time.
         when: call the function only if ``when(trainer)`` is true.
         custom: whether the event is a custom one.
+        uses_outputs: whether the function reads ``trainer.batch`` and ``trainer.outputs``.
 
     Raises:
         ConfigError: there is no such event, or ``every`` cannot be used with it.
@@ -70,6 +71,7 @@ class FunctionHook(HookBase):
         once: bool = False,
         when: Callable[[Any], bool] | None = None,
         custom: bool = False,
+        uses_outputs: bool = False,
     ) -> None:
         if event not in EVENTS and not custom:
             raise ConfigError(
@@ -86,6 +88,7 @@ class FunctionHook(HookBase):
         self._once = once
         self._when = when
         self._done = False
+        self.uses_outputs = uses_outputs
         setattr(self, event, self._call)
 
     def _call(self, *args: Any, **kwargs: Any) -> None:
@@ -136,11 +139,12 @@ def on(
     when: Callable[[Any], bool] | None = None,
     trainer: Any = None,
     custom: bool = False,
+    uses_outputs: bool = False,
 ) -> Callable[[F], F]:
     """Decorate a function to be called at an event.
 
     Args:
-        event, every, once, when, custom: see :class:`FunctionHook`.
+        event, every, once, when, custom, uses_outputs: see :class:`FunctionHook`.
         trainer: a trainer, or the name of one (its ``name`` or its class). None: every trainer of this process that
             starts training from now on, until :func:`off`.
 
@@ -156,7 +160,8 @@ def on(
 
     def decorate(function: F) -> F:
         def make() -> FunctionHook:
-            return FunctionHook(function, event, every=every, once=once, when=when, custom=custom)
+            options: dict[str, Any] = {"every": every, "once": once, "when": when, "custom": custom}
+            return FunctionHook(function, event, uses_outputs=uses_outputs, **options)
 
         if trainer is None or isinstance(trainer, str):
             _WAITING.append(_Waiting(trainer, make))

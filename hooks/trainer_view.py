@@ -63,6 +63,11 @@ class TrainerView(Protocol):
     """The optimizer, or a list of several."""
     data_loader: Iterable[Any]
     """The training data."""
+    batch: Any
+    """The batch of the last forward pass (a micro-batch, if there are several), until all ``after_step`` are done. Only
+    if a hook has ``uses_outputs = True``."""
+    outputs: Any
+    """What the model returned for ``batch``."""
 
     @property
     def epoch(self) -> int:

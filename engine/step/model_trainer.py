@@ -23,6 +23,7 @@ from ..train_loop import TrainerBase, TrainResult
 from .nonfinite import NonFinitePolicy
 from .old_methods import adapt_old_methods, split_data_time
 from .random_state import RandomState
+from .step_outputs import KeptForHooks, StepOutputs
 from .turns import Turns
 from .whole_step import WholeStep
 
@@ -41,6 +42,9 @@ class ModelTrainer(TrainerBase):
         adapter: calls the model and reads its outputs.
         precision: dtype for torch.autocast, or None.
         device: where batches are moved, or None.
+        batch: the batch of the last forward pass (with SOLVER.ACCUMULATION_STEPS a micro-batch), until the step ends.
+            It and ``outputs`` are kept only if a hook has ``uses_outputs = True``.
+        outputs: what the model returned in that pass.
     """
 
     model: nn.Module
@@ -57,10 +61,13 @@ class ModelTrainer(TrainerBase):
     gather_metric_period: int
     _averaging_ranks: int
     _whole_step: WholeStep | Turns | None = None
+    batch = KeptForHooks()
+    outputs = KeptForHooks()
 
     def __init__(self) -> None:
         super().__init__()
         self._random_state = RandomState()
+        self._step_outputs = StepOutputs(self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -234,6 +241,9 @@ class ModelTrainer(TrainerBase):
 
     def _bind_hooks(self) -> None:
         super()._bind_hooks()
+        if self._step_outputs.bind(self._hooks):
+            for event in ("after_step", "after_train"):  # after all hooks
+                self._listeners[event] += (self._listener(self._step_outputs, event),)
         if self._whole_step is not None:
             self._whole_step.check(self)
 

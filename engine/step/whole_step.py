@@ -82,6 +82,8 @@ class WholeStep(ABC):
                 hook = hook_name(trainer._listeners[event][0][2])
                 yield f"the hook {hook} listens to {event}, which comes in the middle of the step: remove the hook"
         for hook in trainer._hooks:
+            if hook.uses_outputs:
+                yield f"the hook {hook_name(hook)} uses the model's outputs, which the step does not return: remove it"
             # the default of torch's CyclicLR and OneCycleLR
             if isinstance(hook, LRScheduler) and getattr(hook.scheduler, "cycle_momentum", False):
                 name = type(hook.scheduler).__name__
@@ -370,6 +372,11 @@ def check_step_config(cfg: CfgNode) -> None:
     for index, entry in enumerate(cfg.HOOKS):
         name, _ = component(entry)
         cls = HOOK_REGISTRY.get(name, f"HOOKS[{index}]")
+        if getattr(cls, "uses_outputs", False):
+            raise ConfigError(
+                f"HOOKS[{index}]: {name} uses the model's outputs, which a step under {key} does not return. Remove "
+                f"the hook, or set {key} to False"
+            )
         for event in STEP_EVENTS:
             if event not in _OUTSIDE_EVENTS and getattr(cls, event, None) is not getattr(HookBase, event):
                 raise ConfigError(
