@@ -62,6 +62,8 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
     settings = cfg.DATALOADER
     total, drop_last, limit = settings.BATCH_SIZE, settings.DROP_LAST, settings.LIMIT_TRAIN_BATCHES or None
+    if settings.OVERFIT_BATCHES:
+        logger.info("DATALOADER.OVERFIT_BATCHES: training and evaluation use the same %d samples", len(dataset))
     if isinstance(dataset, IterableDataset):
         return _train_stream(cfg, dataset, seed)
     sampler = SAMPLER_SLOT.build(
@@ -158,9 +160,7 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
 def _test_data(cfg: CfgNode, name: str) -> Any:
     """Build a test set. With OVERFIT_BATCHES it is the samples that are trained on."""
     if cfg.DATALOADER.OVERFIT_BATCHES and cfg.DATASETS.TRAIN:
-        dataset = _training_data(cfg)
-        logger.info("DATALOADER.OVERFIT_BATCHES: %s is replaced by the %d training samples", name, len(dataset))
-        return dataset
+        return _training_data(cfg)
     entry: Any = name
     key, names = "DATASETS.TEST", [name_of(entry) for entry in cfg.DATASETS.TEST]
     if name in names:

@@ -1,0 +1,77 @@
+"""The example configs: all are valid, and those with data of their own train."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hookline.config import get_cfg
+from hookline.engine import check_config
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted(str(path.relative_to(ROOT / "configs")) for path in (ROOT / "configs").glob("*/*.yaml"))
+NEEDS = {"images": "PIL", "huggingface": "transformers", "digits": "sklearn", "tabular": "sklearn"}
+
+
+def needs(config):
+    if package := NEEDS.get(config.partition("/")[0]):
+        pytest.importorskip(package)
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_config_is_valid_and_in_the_table(config, monkeypatch):
+    needs(config)
+    assert f"`{config}`" in (ROOT / "docs/examples.md").read_text()
+    monkeypatch.syspath_prepend(str(ROOT))
+    cfg = get_cfg()
+    cfg.merge_from_file(str(ROOT / "configs" / config))
+    check_config(cfg)
+
+
+def train(folder, config, *options):
+    """Train as a user does; return the last row of metrics."""
+    if not (folder / "configs").exists():
+        (folder / "configs").symlink_to(ROOT / "configs")
+    command = [sys.executable, str(ROOT / "tools/train_net.py"), "--config-file", f"configs/{config}", *options]
+    run = subprocess.run([*command, "LOG.PROGRESS_BAR", "False"], cwd=folder, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    cfg = get_cfg()
+    cfg.merge_from_file(str(ROOT / "configs" / config))
+    rows = [json.loads(line) for line in (folder / cfg.OUTPUT_DIR / "metrics.json").read_text().splitlines()]
+    return {name: value for row in rows for name, value in row.items()}, run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "metric", "least", "most"),
+    [
+        ("tabular/diabetes.yaml", "diabetes/mean_squared_error", 0, 0.6),
+        ("gan/rings.yaml", "ring/distance", 0, 0.1),
+        ("huggingface/bert.yaml", "lines/accuracy", 0.65, 1),
+    ],
+)
+def test_an_example_learns(tmp_path, config, metric, least, most):
+    needs(config)
+    metrics, _ = train(tmp_path, config)
+    assert least <= metrics[metric] <= most
+
+
+@pytest.mark.slow
+def test_features_are_transferred_and_unfrozen_in_stages(tmp_path):
+    needs("images/shapes.yaml")
+    assert train(tmp_path, "images/shapes.yaml")[0]["shapes/accuracy"] > 0.8
+    weights = ("MODEL.WEIGHTS", "output/images_shapes/model_best.pth")
+    metrics, log = train(tmp_path, "images/transfer.yaml", *weights)
+    assert metrics["signs/accuracy"] > 0.7
+    assert "classifier.weight" in log
+    assert "ModelFreezer" in log
+
+
+@pytest.mark.slow
+def test_the_language_model_writes_a_text_at_each_evaluation(tmp_path):
+    options = ("SOLVER.MAX_ITER", "4", "TEST.EVAL_PERIOD", "2", "DATALOADER.LIMIT_TEST_BATCHES", "1")
+    small = ("MODEL.ARGS.width", "16", "MODEL.ARGS.depth", "1", "CHECKPOINT.BEST.METRIC", "")
+    _, log = train(tmp_path, "language/gpt.yaml", *options, *small)
+    assert log.count("Sample: The statement ") == 2
