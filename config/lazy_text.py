@@ -56,7 +56,8 @@ _Loader.add_constructor("tag:yaml.org,2002:python/tuple", _read_tuple)
 def _write_object(dumper: _Dumper, value: Any) -> yaml.Node:
     for name in (target_name(value), repr(value)):  # a class or function; torch.float16
         try:
-            if locate(name) is value:
+            found = locate(name)
+            if found is value or (callable(value) and found == value):  # each access creates a bound method
                 return dumper.represent_scalar(_NAME + name, "")
         except ConfigError:
             continue
