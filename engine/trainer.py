@@ -6,7 +6,10 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ..config import CfgNode, ConfigError, component, get_cfg, name_of
 from ..config.literals import clean
@@ -15,6 +18,7 @@ from ..config.objects import ObjectName
 from ..config.slots import errors_at
 from . import comm
 from .checkpoint import unwrap_model
+from .data.datasets import ArrayDataset
 from .data.given import NoTrainData, is_loader
 from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
@@ -37,9 +41,10 @@ class Trainer(DefaultTrainer):
 
     Args:
         model: the model (MODEL.NAME).
-        train_data: a data set or a loader of batches (DATASETS.TRAIN). None: only evaluate and predict. Give a data set
-            to split it over ranks and to resume in the middle of an epoch; a loader does what it does.
-        test_data: a data set or a loader, whose results are named "test", or several by name (DATASETS.TEST).
+        train_data: a data set, a tuple of tensors ``(x, y)``, or a loader of batches (DATASETS.TRAIN). None: only
+            evaluate and predict. Data sets are split over ranks, and a resume starts in the middle of an epoch; a
+            loader is used as it is.
+        test_data: the same, with results named "test"; or several by name (DATASETS.TEST).
         optimizer: the optimizer (SOLVER.OPTIMIZER).
         lr: the learning rate (SOLVER.BASE_LR). Default: that of the optimizer's arguments, or the config's.
         lr_scheduler: the schedule (SOLVER.LR_SCHEDULER_NAME). Default: a constant learning rate. There is no warm-up
@@ -104,6 +109,8 @@ class Trainer(DefaultTrainer):
                 _set_optimizer(cfg, optimizer, lr)
         if lr_scheduler is not None:
             with _errors_of("lr_scheduler"):
+                if isinstance(lr_scheduler, LRScheduler) and lr_scheduler.optimizer is not optimizer:
+                    raise ConfigError("it belongs to another optimizer; pass its class and arguments, or the optimizer")
                 _set_component(cfg.SOLVER, "LR_SCHEDULER_NAME", lr_scheduler)
         if metrics is not None:
             with _errors_of("metrics"):
@@ -112,6 +119,7 @@ class Trainer(DefaultTrainer):
             cfg.TEST.METRICS = ["Loss"]
         if hooks:
             with _errors_of("hooks"):
+                _check_functions(hooks)
                 cfg.HOOKS = [*cfg.HOOKS, *_entries(hooks)]
         if train_data is not None and length is None and cfg.SOLVER.MAX_ITER == get_cfg().SOLVER.MAX_ITER:
             raise ConfigError('length: is missing; give a number of epochs or iterations, such as "10ep" or 1000')
@@ -231,6 +239,7 @@ class Trainer(DefaultTrainer):
         own = [entry for entry in cfg.DATASETS.TEST if isinstance(data, str) and name_of(entry) == data]
         with _errors_of("data"):
             cfg.DATASETS.TEST = own or _test_entries(data)
+        cfg.TEST.METRICS = cfg.TEST.METRICS or ["Loss"]
         if frozen:
             cfg.freeze()
         return cfg
@@ -300,12 +309,28 @@ def _entries(values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
     return [_entry(value) for value in values if value is not None]
 
 
+def _check_functions(hooks: Sequence[Any]) -> None:
+    for hook in hooks:
+        if inspect.isroutine(hook) and "trainer" in inspect.signature(hook).parameters:
+            raise ConfigError(
+                f"{hook.__name__} is a function of the trainer, not a hook: write CallbackHook(after_step=...), or "
+                'decorate it with @on("after_step") and leave it out here, since it then joins each trainer by itself'
+            )
+
+
+def _rows(data: Any) -> Any:
+    """Return a data set for a tuple of tensors or arrays with one row per sample; other data as it is."""
+    if isinstance(data, tuple) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data):
+        return ArrayDataset(*map(torch.as_tensor, data))
+    return data
+
+
 def _set_train_data(cfg: CfgNode, data: Any, batch_size: int | None) -> None:
     if data is None:
         if not cfg.DATASETS.TRAIN:
             cfg.DATASETS.TRAIN = [ObjectName(NoTrainData())]
         return
-    cfg.DATASETS.TRAIN = [_entry(data)]
+    cfg.DATASETS.TRAIN = [_entry(_rows(data))]
     if not inspect.isclass(data) and not inspect.isroutine(data) and is_loader(data):
         if batch_size is not None:
             raise ConfigError("a loader has its own batch size; leave out batch_size, or pass the data set")
@@ -316,8 +341,8 @@ def _set_train_data(cfg: CfgNode, data: Any, batch_size: int | None) -> None:
 
 def _test_entries(data: Any) -> list[Any]:
     if isinstance(data, Mapping) and "NAME" not in data:
-        return [_entry(one, str(name)) for name, one in data.items()]
-    return [_entry(data, "" if isinstance(data, str | Mapping) else "test")]
+        return [_entry(_rows(one), str(name)) for name, one in data.items()]
+    return [_entry(_rows(data), "" if isinstance(data, str | Mapping) else "test")]
 
 
 def _set_optimizer(cfg: CfgNode, optimizer: Any, lr: float | None) -> None:

@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import hookline
@@ -153,7 +154,7 @@ def test_forms_of_an_optimizer(make, optimizer):
     [
         "WarmupCosineLR",
         {"NAME": "torch.optim.lr_scheduler:StepLR", "ARGS": {"step_size": "1ep"}},
-        functools.partial(torch.optim.lr_scheduler.StepLR, step_size=2),
+        functools.partial(StepLR, step_size=2),
         lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5),
     ],
 )
@@ -208,6 +209,8 @@ class Stream(IterableDataset):
         TensorDataset(*points().tensors),
         list(zip(*points().tensors, strict=True)),
         {"NAME": points, "ARGS": {"size": 24}},
+        points().tensors,
+        tuple(tensor.numpy() for tensor in points().tensors),
         DataLoader(TensorDataset(*points().tensors), batch_size=8),
     ],
 )
@@ -364,6 +367,10 @@ def test_outputs_that_do_not_fit_together(make):
         make(Growing).predict(points(10))
 
 
+def test_a_trainer_without_test_data_evaluates_the_loss(make):
+    assert make().evaluate(points(8))["test"]["loss"] == pytest.approx(1.1, abs=0.3)
+
+
 def test_evaluation_and_prediction_write_nothing(make, tmp_path):
     trainer = make(train=None, test=points(8, 1), metrics=["Accuracy"], length=None)
     trainer.evaluate()
@@ -486,6 +493,9 @@ def test_the_config_shows_objects_and_cannot_repeat_the_run(make, tmp_path):
         ({"test": points(4), "metrics": ["Acuracy"]}, r"TEST.METRICS.*did you mean 'Accuracy'"),
         ({"test": points(4), "metrics": "Accuracy"}, r"expected a list, not 'Accuracy'"),
         ({"hooks": [EarlyStopping("test/acc")], "test": points(4)}, r"there is no metric 'test/acc' among test/loss"),
+        ({"hooks": [lambda trainer: None]}, r"Trainer\(hooks=...\): <lambda> is a function of the trainer, not a hook"),
+        ({"train": (torch.ones(2), torch.ones(3))}, r"Trainer\(train_data=...\): .*same length"),
+        ({"lr_scheduler": StepLR(torch.optim.SGD(Net().parameters()), 1)}, r"it belongs to another optimizer"),
         ({"hooks": [3]}, r"HOOKS\[0\].*<object builtins.int> cannot be the hook"),
         ({"train": DataLoader(points(), 4)}, r"Trainer\(train_data=...\): a loader has its own batch size"),
         ({"config": {"SOLVER.BASE_RL": 1}}, r"Trainer\(config=...\): .*did you mean 'SOLVER.BASE_LR'"),
