@@ -1,29 +1,18 @@
 """``Trainer``: a run in one call, without a config file."""
 
-import functools
-import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import torch
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
-
-from ..config import CfgNode, ConfigError, component, get_cfg, name_of
-from ..config.literals import clean
-from ..config.merging import Merge
-from ..config.objects import ObjectName
+from ..config import CfgNode, ConfigError, name_of
 from ..config.slots import errors_at
 from . import comm
 from .checkpoint import unwrap_model
-from .data.datasets import ArrayDataset
-from .data.given import NoTrainData, is_loader
 from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
 from .evaluation.collect import Predictions, collect
 from .evaluation.test_sets import predictor
+from .setup.arguments import config_of_arguments, test_entries
 from .train_loop import TrainResult
 
 __all__ = ["Trainer"]
@@ -92,48 +81,25 @@ class Trainer(DefaultTrainer):
         seed: int | None = None,
         config: Any = None,
     ) -> None:
-        with _errors_of("config"):
-            cfg = _base(config)
-        with _errors_of("model"):
-            _set_component(cfg.MODEL, "NAME", model)
-        with _errors_of("train_data"):
-            _set_train_data(cfg, train_data, batch_size)
-        if test_data is not None:
-            with _errors_of("test_data"):
-                cfg.DATASETS.TEST = _test_entries(test_data)
-        if loss is not None:
-            with _errors_of("loss"):
-                _set_component(cfg.MODEL.LOSS, "NAME", loss, is_component=not inspect.isclass(loss))
-        if optimizer is not None or lr is not None:
-            with _errors_of("optimizer"):
-                _set_optimizer(cfg, optimizer, lr)
-        if lr_scheduler is not None:
-            with _errors_of("lr_scheduler"):
-                if isinstance(lr_scheduler, LRScheduler) and lr_scheduler.optimizer is not optimizer:
-                    raise ConfigError("it belongs to another optimizer; pass its class and arguments, or the optimizer")
-                _set_component(cfg.SOLVER, "LR_SCHEDULER_NAME", lr_scheduler)
-        if metrics is not None:
-            with _errors_of("metrics"):
-                cfg.TEST.METRICS = _entries(metrics)
-        elif cfg.DATASETS.TEST and not cfg.TEST.METRICS:
-            cfg.TEST.METRICS = ["Loss"]
-        if hooks:
-            with _errors_of("hooks"):
-                _check_functions(hooks)
-                cfg.HOOKS = [*cfg.HOOKS, *_entries(hooks)]
-        if train_data is not None and length is None and cfg.SOLVER.MAX_ITER == get_cfg().SOLVER.MAX_ITER:
-            raise ConfigError('length: is missing; give a number of epochs or iterations, such as "10ep" or 1000')
-        for argument, key, value in (
-            ("length", "SOLVER.MAX_ITER", length),
-            ("batch_size", "DATALOADER.BATCH_SIZE", batch_size),
-            ("eval_period", "TEST.EVAL_PERIOD", eval_period),
-            ("output_dir", "OUTPUT_DIR", None if output_dir is None else os.fspath(output_dir)),
-            ("seed", "SEED", seed),
-        ):
-            if value is not None:
-                with _errors_of(argument):
-                    _merge(cfg, {key: value})
-        super().__init__(cfg)
+        super().__init__(
+            config_of_arguments(
+                model,
+                train_data,
+                test_data,
+                optimizer=optimizer,
+                lr=lr,
+                lr_scheduler=lr_scheduler,
+                loss=loss,
+                metrics=metrics,
+                length=length,
+                batch_size=batch_size,
+                eval_period=eval_period,
+                hooks=hooks,
+                output_dir=output_dir,
+                seed=seed,
+                config=config,
+            )
+        )
 
     def train(self, resume: bool = False) -> TrainResult:  # type: ignore[override]
         """Train; see :meth:`DefaultTrainer.train`.
@@ -237,126 +203,9 @@ class Trainer(DefaultTrainer):
         cfg.defrost()
         cfg.DATALOADER.OVERFIT_BATCHES = 0  # which replaces test data
         own = [entry for entry in cfg.DATASETS.TEST if isinstance(data, str) and name_of(entry) == data]
-        with _errors_of("data"):
-            cfg.DATASETS.TEST = own or _test_entries(data)
+        with errors_at("data"):
+            cfg.DATASETS.TEST = own or test_entries(data)
         cfg.TEST.METRICS = cfg.TEST.METRICS or ["Loss"]
         if frozen:
             cfg.freeze()
         return cfg
-
-
-# ---------------------------------------------------------------------------- from arguments to keys
-
-
-def _errors_of(argument: str) -> Any:
-    return errors_at(f"Trainer({argument}=...)")
-
-
-def _base(config: Any) -> CfgNode:
-    """Return the config that the other arguments change."""
-    cfg, defaults = config.clone() if isinstance(config, CfgNode) else get_cfg(), get_cfg().SOLVER
-    cfg.defrost()
-    for key, value in (("LR_SCHEDULER_NAME", "ConstantLR"), ("WARMUP_ITERS", 0)):
-        if cfg.SOLVER[key] == defaults[key]:
-            cfg.SOLVER[key] = value
-    if isinstance(config, str | os.PathLike):
-        cfg.merge_from_file(config)
-    elif isinstance(config, Mapping) and not isinstance(config, CfgNode):
-        _merge(cfg, config)
-    elif config is not None and not isinstance(config, CfgNode):
-        raise ConfigError(f"expected a mapping of keys, a config or a YAML file, not a {type(config).__name__}")
-    return cfg
-
-
-def _merge(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
-    with Merge(cfg) as merge:
-        merge.overrides(keys.items())
-
-
-def _named(value: Any, is_component: bool | None = None) -> tuple[str, dict[str, Any]]:
-    """Return name and arguments of a component: a name, ``{"NAME": ..., "ARGS": ...}``, or an object."""
-    if isinstance(value, Mapping) and "NAME" in value:
-        name, args = value["NAME"], value.get("ARGS")
-        _, checked = component({**value, "NAME": name if isinstance(name, str) else ObjectName(name)})
-        return name if isinstance(name, str) else ObjectName(name), checked if args is not None else {}
-    if isinstance(value, str):
-        return value, {}
-    if isinstance(value, functools.partial) and not value.args and not is_component:
-        try:
-            return ObjectName(value.func), clean(value.keywords)
-        except ConfigError:  # arguments that a config cannot hold
-            pass
-    return ObjectName(value, is_component), {}
-
-
-def _set_component(node: CfgNode, key: str, value: Any, is_component: bool | None = None) -> None:
-    name, args = _named(value, is_component)
-    node[key], node[key.replace("NAME", "ARGS")] = name, CfgNode(args, new_allowed=True)
-
-
-def _entry(value: Any, own_name: str = "") -> str | dict[str, Any]:
-    name, args = _named(value)
-    own_name = own_name or (value.get("AS", "") if isinstance(value, Mapping) else "")
-    entry = {"NAME": name, **({"ARGS": args} if args else {}), **({"AS": own_name} if own_name else {})}
-    return entry if len(entry) > 1 else name
-
-
-def _entries(values: Sequence[Any] | Mapping[str, Any]) -> list[Any]:
-    if isinstance(values, Mapping) and "NAME" not in values:
-        return [_entry(value, name) for name, value in values.items()]
-    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-        raise ConfigError(f"expected a list, not {values!r}")
-    return [_entry(value) for value in values if value is not None]
-
-
-def _check_functions(hooks: Sequence[Any]) -> None:
-    for hook in hooks:
-        if inspect.isroutine(hook) and "trainer" in inspect.signature(hook).parameters:
-            raise ConfigError(
-                f"{hook.__name__} is a function of the trainer, not a hook: write CallbackHook(after_step=...), or "
-                'decorate it with @on("after_step") and leave it out here, since it then joins each trainer by itself'
-            )
-
-
-def _rows(data: Any) -> Any:
-    """Return a data set for a tuple of tensors or arrays with one row per sample; other data as it is."""
-    if isinstance(data, tuple) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data):
-        return ArrayDataset(*map(torch.as_tensor, data))
-    return data
-
-
-def _set_train_data(cfg: CfgNode, data: Any, batch_size: int | None) -> None:
-    if data is None:
-        if not cfg.DATASETS.TRAIN:
-            cfg.DATASETS.TRAIN = [ObjectName(NoTrainData())]
-        return
-    cfg.DATASETS.TRAIN = [_entry(_rows(data))]
-    if not inspect.isclass(data) and not inspect.isroutine(data) and is_loader(data):
-        if batch_size is not None:
-            raise ConfigError("a loader has its own batch size; leave out batch_size, or pass the data set")
-        own = getattr(data, "batch_size", None) or getattr(getattr(data, "batch_sampler", None), "batch_size", None)
-        if isinstance(own, int):
-            cfg.DATALOADER.BATCH_SIZE = own * comm.get_data_size()
-
-
-def _test_entries(data: Any) -> list[Any]:
-    if isinstance(data, Mapping) and "NAME" not in data:
-        return [_entry(_rows(one), str(name)) for name, one in data.items()]
-    return [_entry(_rows(data), "" if isinstance(data, str | Mapping) else "test")]
-
-
-def _set_optimizer(cfg: CfgNode, optimizer: Any, lr: float | None) -> None:
-    solver = cfg.SOLVER
-    if isinstance(optimizer, list | tuple):
-        raise ConfigError("several optimizers are named in the key SOLVER.OPTIMIZERS: pass them by config")
-    if optimizer is not None:
-        name, args = _named(optimizer)
-        own = args.pop("lr", None)
-        if isinstance(optimizer, Optimizer):
-            own = optimizer.param_groups[0]["lr"]
-        if own is not None and lr is not None:
-            raise ConfigError(f"lr is {lr}, but the optimizer has the learning rate {own}: give one of them")
-        lr = own if lr is None else lr
-        solver.OPTIMIZER.NAME, solver.OPTIMIZER.ARGS = name, CfgNode(args, new_allowed=True)
-    if lr is not None:
-        _merge(cfg, {"SOLVER.BASE_LR": float(lr)})
