@@ -18,6 +18,7 @@ from ..hooks.writers.progress_bar import rich_is_installed
 from . import comm
 from .checkpoint import Checkpointer, unwrap_model
 from .checkpoint.sharded_checkpointer import ShardedCheckpointer
+from .compat.ddp import create_ddp_model
 from .compat.writers import default_writers
 from .data import build_test_loader, build_train_loader
 from .evaluation import (
@@ -46,6 +47,7 @@ from .train_loop import TrainResult
 __all__ = [
     "DefaultPredictor",
     "DefaultTrainer",
+    "create_ddp_model",
     "default_argument_parser",
     "default_setup",
     "default_writers",

@@ -16,13 +16,22 @@ from ...hooks.common.rng import gpus_of, preserve_rng
 from ...hooks.common.tensors import is_sharded
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
 from .given import given_optimizer
-from .param_groups import get_default_optimizer_params
+from .param_groups import get_default_optimizer_params, reduce_param_groups
 from .param_rules import apply_param_rules, check_param_rules
 from .parts import check_parts, parameters_of_parts, solver_parts
-from .scheduling import check_scheduler
+from .scheduling import build_lr_scheduler, check_scheduler
 from .several import OptimizerList
 
-__all__ = ["OPTIMIZER_REGISTRY", "build_optimizer", "check_solver"]
+# The others are imported from here by code written for detectron2.
+__all__ = [
+    "OPTIMIZER_REGISTRY",
+    "build_lr_scheduler",
+    "build_optimizer",
+    "check_solver",
+    "get_default_optimizer_params",
+    "maybe_add_gradient_clipping",
+    "reduce_param_groups",
+]
 
 OPTIMIZER_REGISTRY = Registry("OPTIMIZER", Optimizer)
 """Optimizers for ``SOLVER.OPTIMIZER.NAME``, called with parameter groups and ``SOLVER.OPTIMIZER.ARGS``."""
