@@ -17,28 +17,10 @@ from ...hooks.base import HookBase
 from ..parallel.base import strategy_of
 from ..ranks.agreement import StopRequest
 from ..simple_trainer import SimpleTrainer
+from ..step.step_outputs import StepOutputs
 from ..train_loop import TrainerBase
 
 __all__ = ["PortedTrainer"]
-
-# The attributes of a SimpleTrainer that a trainer without SimpleTrainer.__init__ lacks. A test compares the list.
-PARTS = (
-    "_averaging_ranks",
-    "_batches",
-    "_fast",
-    "_random_state",
-    "accumulation_steps",
-    "adapter",
-    "async_write_metrics",
-    "clip_gradients",
-    "device",
-    "gather_metric_period",
-    "grad_scaler",
-    "nonfinite",
-    "precision",
-    "strategy",
-    "zero_grad_before_forward",
-)
 
 
 class _Step:
@@ -108,7 +90,7 @@ class PortedTrainer(SimpleTrainer):
     def _add_missing_parts(self) -> None:
         """Add the parts of a SimpleTrainer that the subclass has not set."""
         own = vars(self)
-        if own.keys() >= {*PARTS, "optimizer"}:
+        if "nonfinite" in own and "optimizer" in own:  # set by SimpleTrainer.__init__, or added
             return
         loader = own.get("data_loader")
         parts = SimpleTrainer(
@@ -117,9 +99,14 @@ class PortedTrainer(SimpleTrainer):
             own.get("optimizer") or (),
             strategy=strategy_of(own["model"]) if "model" in own else None,
         )
-        for name in (*PARTS, "optimizer"):
+        for name in vars(parts).keys() - {"model", "data_loader", "_step_outputs"}:
             own.setdefault(name, getattr(parts, name))
         self._batches.listener = weakref.proxy(self)
+
+    def _bind_hooks(self) -> None:
+        if "_step_outputs" not in vars(self):
+            self._step_outputs = StepOutputs(self)
+        super()._bind_hooks()
 
     def _prepare(self, start_iter: int, max_iter: int, stop: StopRequest | None) -> None:
         self._add_missing_parts()

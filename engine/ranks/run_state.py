@@ -4,25 +4,26 @@ import time
 from typing import Any, cast
 
 from ...hooks.host import HookHost, hook_name
-from ...hooks.storage.event_storage import EventStorage, get_event_storage, has_event_storage
+from ...hooks.storage.event_storage import EventStorage, get_event_storage
 from .. import comm
 from .agreement import Agreement, HookList, StopRequest
 from .shared_metrics import share_metrics
 
-__all__ = ["RunState"]
+__all__ = ["OPEN_STORAGE", "RunState"]
 
 
 class _OpenStorage:
-    """The storage of a trainer whose steps another trainer calls: the open one. It also gives the iteration."""
+    """Stands for the open storage, in a trainer whose steps another trainer calls."""
 
-    def __get__(self, trainer: Any, owner: Any = None) -> Any:
-        if trainer is None:
-            return self
-        if not has_event_storage():
-            raise AttributeError(f"{type(trainer).__name__} has no storage outside of train()")
-        storage = get_event_storage()
-        trainer.iter = storage.iter
-        return storage
+    def __getattr__(self, name: str) -> Any:
+        return getattr(get_event_storage(), name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(get_event_storage(), name, value)
+
+
+OPEN_STORAGE: EventStorage = cast(Any, _OpenStorage())
+"""The storage of a trainer outside of its ``train()``."""
 
 
 class RunState(HookHost):
@@ -31,7 +32,7 @@ class RunState(HookHost):
     See :class:`~hookline.engine.TrainerBase` for the attributes.
     """
 
-    storage: EventStorage = cast(Any, _OpenStorage())
+    storage: EventStorage = OPEN_STORAGE
     _max_iter: int = 0
     _longest: int = 0  # the largest max_iter of the run
 

@@ -19,6 +19,7 @@ from ..data.transfer import move_to_device
 from ..evaluation.predictions import outputs_of
 from ..modeling.adapters import ModelAdapter
 from ..parallel.base import Strategy
+from ..ranks.run_state import OPEN_STORAGE
 from ..train_loop import TrainerBase, TrainResult
 from .nonfinite import NonFinitePolicy
 from .old_methods import adapt_old_methods, split_data_time
@@ -198,6 +199,8 @@ class ModelTrainer(TrainerBase):
         if data_time is None:
             loss_dict, data_time = split_data_time(loss_dict)
         storage, error = self.storage, None
+        if storage is OPEN_STORAGE:  # another trainer calls the steps
+            self.iter = storage.iter
         iteration = self.iter if iter is None else iter
         try:
             if (iteration + 1) % self.gather_metric_period == 0:
@@ -215,7 +218,7 @@ class ModelTrainer(TrainerBase):
     def write_metrics(
         loss_dict: Mapping[str, torch.Tensor],
         data_time: float,
-        cur_iter: int | None = None,
+        cur_iter: int | str | None = None,
         prefix: str = "",
         storage: EventStorage | None = None,
     ) -> None:
@@ -225,6 +228,8 @@ class ModelTrainer(TrainerBase):
             FloatingPointError: a loss on the CPU is NaN or infinite. Losses on a GPU are not waited for.
         """
         storage = storage or get_event_storage()
+        if isinstance(cur_iter, str):  # early versions of detectron2 have the prefix here
+            prefix, cur_iter = cur_iter, None
         cur_iter = storage.iter if cur_iter is None else cur_iter
         values: dict[str, Any] = {
             name: loss.item() if loss.device.type == "cpu" else loss.detach() for name, loss in loss_dict.items()

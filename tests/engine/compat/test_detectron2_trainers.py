@@ -23,7 +23,6 @@ from hookline.engine import (
     hooks,
 )
 from hookline.engine.checkpoint import DetectionCheckpointer
-from hookline.engine.compat.ported_trainer import PARTS
 from hookline.engine.evaluation import DatasetEvaluator
 from hookline.hooks import EventStorage, get_event_storage
 
@@ -403,10 +402,20 @@ def test_an_inner_trainer_that_is_none_is_refused(make):
         make(WithoutInit)._trainer = Net()
 
 
-def test_all_parts_of_a_simple_trainer_can_be_missing():
-    loop = vars(TrainerBase())
-    parts = set(vars(SimpleTrainer(nn.Identity(), iter(()), ()))) - set(loop)
-    assert parts == {*PARTS, "model", "data_loader", "optimizer", "_given_length", "_whole_step"}
+@pytest.mark.parametrize("shape", [WithoutInit, InnerSimple, OuterStepWithInit], ids=lambda shape: shape.__name__)
+def test_hooks_read_the_outputs_of_the_step(make, shape):
+    class Outputs(HookBase):
+        uses_outputs = True
+        seen = ()
+
+        def after_step(self):
+            assert self.trainer.batch.shape == (4, 3)
+            self.seen = (*self.seen, sorted(self.trainer.outputs))
+
+    trainer, hook = make(shape), Outputs()
+    trainer.register_hooks([hook])
+    trainer.train()
+    assert hook.seen == (["loss_a", "loss_b"],) * 6
 
 
 def test_a_failure_in_an_own_loop_leaves_no_final_checkpoint(make, tmp_path):
@@ -522,7 +531,7 @@ def test_a_trainer_around_another_shares_its_storage(tmp_path, period):
     assert not torch.equal(before, model.fc.weight)
     assert [it for _, it in trainer.storage.history("total_loss").values()] == list(range(period - 1, 6, period))
     assert len(trainer.storage.history("mine")) == 6
-    assert not hasattr(trainer._trainer, "storage")
+    assert trainer._trainer.iter == 5
     again = Around(SimpleTrainer(Net(), batches(), optimizer))
     checkpointer = DetectionCheckpointer(again._trainer.model, str(tmp_path), trainer=again, inner=again._trainer)
     checkpointer.resume_or_load("", resume=True)
@@ -578,6 +587,14 @@ def test_methods_of_early_versions_are_called(cls):
     if cls is Older:
         assert trainer.storage.history("data_time").latest() == 0.5
         assert trainer.storage.history("boxes").latest() == 3
+
+
+def test_the_prefix_of_write_metrics_may_be_its_third_argument():
+    with EventStorage(7) as storage:
+        SimpleTrainer.write_metrics({"loss": torch.tensor(2.0)}, 0.5, "val_")
+        SimpleTrainer.write_metrics({"loss": torch.tensor(3.0)}, 0.5)
+    assert storage.latest()["val_loss"] == (2.0, 7)
+    assert storage.latest()["loss"] == (3.0, 7)
 
 
 def test_an_anomaly_ends_the_run_before_the_update():
