@@ -136,6 +136,8 @@ def test_a_script_that_is_not_there_is_bad_input(tmp_path):
 
 def test_detectron2_itself_is_not_hidden(script, tmp_path):
     (tmp_path / "project/detectron2").mkdir()
+    done = run_python(["-m", "hookline.detectron2", script, "1"], tmp_path)
+    assert done.returncode == 0, done.stderr  # only a folder of that name, such as a clone
     (tmp_path / "project/detectron2/__init__.py").write_text("")
     done = run_python(["-m", "hookline.detectron2", script, "1"], tmp_path)
     assert done.returncode == 2

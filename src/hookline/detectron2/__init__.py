@@ -7,18 +7,16 @@ Or run a script unchanged: ``python -m hookline.detectron2 train_net.py --config
 ``names.py``; docs/porting/detectron2.md describes what differs.
 """
 
-import importlib.util
 import warnings
 
-from .finder import install, is_installed
+from .finder import install, installed_at
 
 __all__: list[str] = []
 
 install()
-if is_installed():
-    _place = importlib.util.find_spec("detectron2")
+if _place := installed_at():
     warnings.warn(
-        f"hookline.detectron2: detectron2 is installed ({_place and _place.origin}), so imports of it do not find "
-        "hookline. Uninstall it, or change the imports with tools/port_imports.py",
+        f"hookline.detectron2: detectron2 is installed ({_place}), so imports of it do not find hookline. "
+        "Uninstall it, or change the imports with tools/port_imports.py",
         stacklevel=2,
     )

@@ -2,10 +2,10 @@
 
 import os
 import sys
-from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 
+from .finder import installed_at
 from .script import VARIABLE, run
 
 USAGE = "usage: python -m hookline.detectron2 SCRIPT [ARGUMENTS]"
@@ -20,10 +20,9 @@ def main() -> None:
     if not os.path.isfile(path):
         _fail(f"{sys.argv[1]}: there is no such file. {USAGE}")
     sys.path[0] = os.path.dirname(path)  # as python SCRIPT does
-    installed = PathFinder.find_spec("detectron2")
-    if installed is not None:
+    if place := installed_at():
         _fail(
-            f"detectron2 itself would be imported, from {installed.origin}. Uninstall it (or rename the folder), or "
+            f"detectron2 itself would be imported, from {place}. Uninstall it (or rename the folder), or "
             "change the script's imports with tools/port_imports.py"
         )
     del sys.argv[0]

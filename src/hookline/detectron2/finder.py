@@ -5,27 +5,31 @@ import importlib
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
 from .names import HOMES, REFUSED, homes_of
 
-__all__ = ["GUIDE", "describe", "install", "is_installed"]
+__all__ = ["GUIDE", "describe", "install", "installed_at"]
 
 GUIDE = "docs/porting/detectron2.md"
 
 
 def install() -> None:
-    """Let ``import detectron2`` find hookline, unless a module of that name is on Python's path."""
+    """Let ``import detectron2`` find hookline, unless detectron2 is installed."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.insert(0, _Finder())
 
 
-def is_installed() -> bool:
-    """Whether ``import detectron2`` finds detectron2 itself."""
-    module = sys.modules.get("detectron2")
-    return not isinstance(module, _Alias) if module else PathFinder.find_spec("detectron2") is not None
+def installed_at() -> str | None:
+    """Return where detectron2 itself is, or None. A folder without ``__init__.py`` does not count."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        spec = find("detectron2", None) if find and not isinstance(finder, _Finder) else None
+        if spec is not None and spec.origin is not None:
+            return spec.origin
+    return None
 
 
 def describe(full: str) -> str:
@@ -43,14 +47,14 @@ def describe(full: str) -> str:
 
 
 class _Finder(Loader):
-    """Finds aliases of detectron2's modules. Python asks it last, so detectron2 itself is found first."""
+    """Finds aliases of detectron2's modules."""
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         if name != "detectron2" and not name.startswith("detectron2."):
             return None
         parent = name.rpartition(".")[0]
-        if parent and not isinstance(sys.modules.get(parent), _Alias):
-            return None  # a module of detectron2 itself
+        if not isinstance(sys.modules.get(parent), _Alias) if parent else installed_at():
+            return None  # detectron2 itself, or a module of it
         if name in HOMES:
             return ModuleSpec(name, self, is_package=True)
         # "from module import name" comes here for every name that the module has not
