@@ -113,7 +113,7 @@ def test_the_schedule_multiplies_every_rate():
         ([{"PARAMS": "head", "ARGS": {"lr": 0.1}}], {}, "use LR_FACTOR"),
         ([{"PARAMS": "head", "ARGS": {"betos": 0.1}}], {}, "AdamW has no setting 'betos'; did you mean 'betas'"),
         (["head"], {}, "a rule is a mapping"),
-        ([], {"LAYER_DECAY.FACTOR": 0.5}, "LAYER_DECAY.LAYERS: is empty"),
+        ([], {"LAYER_DECAY.FACTOR": 0.5}, "LAYER_DECAY.LAYERS is empty"),
         ([], {"LAYER_DECAY.FACTOR": 0.5, "LAYER_DECAY.LAYERS": ["block.*"]}, "LAYER_DECAY.LAYERS: .*'block"),
     ],
 )
