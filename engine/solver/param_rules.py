@@ -80,8 +80,8 @@ def check_param_rules(cfg: CfgNode) -> None:
     decay = cfg.SOLVER.LAYER_DECAY
     if decay.FACTOR != 1.0 and not decay.LAYERS:
         raise ConfigError(
-            f"SOLVER.LAYER_DECAY.FACTOR: is {decay.FACTOR}, but SOLVER.LAYER_DECAY.LAYERS is empty; list the layers from "
-            'input to output, such as ["embedding", "blocks.*", "head"]'
+            f"SOLVER.LAYER_DECAY.FACTOR: is {decay.FACTOR}, but SOLVER.LAYER_DECAY.LAYERS is empty; list the layers "
+            'from input to output, such as ["embedding", "blocks.*", "head"]'
         )
     _check_patterns(decay.LAYERS, "SOLVER.LAYER_DECAY.LAYERS")
 
