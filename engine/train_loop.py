@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..config import ConfigError
 from ..hooks.base import HookBase, StopTraining
 from ..hooks.storage.event_storage import EventStorage
 from . import comm
@@ -245,7 +246,8 @@ class TrainerBase(RunState):
         self._error = error
         error.logged_by_trainer = True  # type: ignore[attr-defined]
         if isinstance(error, Exception):
-            logger.error("Exception during training, at iteration %d", self.iter, exc_info=error)
+            level = logging.DEBUG if isinstance(error, ConfigError) else logging.ERROR  # its message is enough
+            logger.log(level, "Exception during training, at iteration %d", self.iter, exc_info=error)
         else:
             logger.warning("%s ended training at iteration %d", type(error).__name__, self.iter)
         self._call_each("on_exception", error)

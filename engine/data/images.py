@@ -66,7 +66,7 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
         self._transforms = Transforms(transforms)
         # A subclass that overrides reading, perhaps with augmentation, must declare it itself.
         self.deterministic = self._transforms.deterministic and type(self).__getitem__ is ImageFolder.__getitem__
-        logger.info("%s: %d images of %d classes", root, len(self.files), len(self.classes))
+        logger.debug("%s: %d images of %d classes", root, len(self.files), len(self.classes))
 
     def __len__(self) -> int:
         return len(self.files)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .reading import make_batch
+from .reading import batch_reader, make_batch
 
 __all__ = ["iterate"]
 
@@ -30,7 +30,7 @@ def iterate(loader: Any) -> Iterator[Any]:
 
 def _read(loader: "DataLoader[Any]", batches: Iterator[list[int]]) -> Iterator[Any]:
     dataset, collate = loader.dataset, loader.collate_fn
-    fetch = getattr(dataset, "__getitems__", None)
+    fetch = batch_reader(dataset)
     for indices in batches:
         try:
             made = [make_batch(dataset, fetch, collate, indices)]

@@ -9,7 +9,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from .workers import WorkerLoader, swapped
 
-__all__ = ["BatchLoader", "identity", "make_batch", "note_sample", "read_samples", "sample_name"]
+__all__ = ["BatchLoader", "batch_reader", "identity", "make_batch", "note_sample", "read_samples", "sample_name"]
 
 _NOTE = "while reading "
 # Errors of a whole batch list so many samples, at most.
@@ -23,7 +23,7 @@ def make_batch(
 
     Args:
         dataset: map-style.
-        fetch: its ``__getitems__``, if it is used.
+        fetch: its :func:`batch_reader`.
         collate: makes a batch from a list of samples.
         indices: of the samples.
 
@@ -37,6 +37,14 @@ def make_batch(
             names = [sample_name(dataset, index) for index in islice(indices, _MAX_LISTED)]
             error.add_note(f"while making a batch of {', '.join(names)}{', ...' if len(names) == _MAX_LISTED else ''}")
         raise
+
+
+def batch_reader(dataset: Any) -> Callable[[Any], Any] | None:
+    """The ``__getitems__`` of a data set that reads whole batches, or None. A Subset has one only if its data has."""
+    owner = dataset
+    while isinstance(owner, Subset):
+        owner = owner.dataset
+    return getattr(dataset, "__getitems__", None) if hasattr(owner, "__getitems__") else None
 
 
 def read_samples(dataset: Any, indices: Iterable[Any]) -> list[Any]:
@@ -93,7 +101,8 @@ class BatchLoader(WorkerLoader):
 class _BatchReader(Dataset[Any]):
     def __init__(self, dataset: Any, collate: Callable[[Any], Any]) -> None:
         self._dataset = dataset
+        self._fetch = batch_reader(dataset)
         self._collate = collate
 
     def __getitems__(self, indices: Iterable[Any]) -> Any:
-        return make_batch(self._dataset, getattr(self._dataset, "__getitems__", None), self._collate, indices)
+        return make_batch(self._dataset, self._fetch, self._collate, indices)

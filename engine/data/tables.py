@@ -70,7 +70,7 @@ def table(
         y = _numbers(path, columns, target).float().unsqueeze(1)
     else:
         y = _classes(path, columns[target], _values(known[target]))
-    logger.info("%s: %d rows, %d inputs, %s", path, len(x), x.shape[1], task)
+    logger.debug("%s: %d rows, %d inputs, %s", path, len(x), x.shape[1], task)
     return ArrayDataset(x, y)
 
 

@@ -81,3 +81,11 @@ def test_a_concatenated_set_is_named_with_the_samples_own_index():
     with pytest.raises(KeyError) as caught:
         next(EpochIterator(build_train_loader(cfg)))
     assert caught.value.__notes__ == ["while reading sample 5 of OneIsBroken (set 1 of the concatenated ones)"]
+
+
+def test_part_of_a_data_set_names_the_one_sample_too():
+    cfg = get_cfg()
+    cfg.merge_from_list(["MODEL.DEVICE", "cpu", "DATASETS.TEST", ["OneIsBroken"], "DATALOADER.LIMIT_TEST_BATCHES", 1])
+    with pytest.raises(KeyError) as caught:
+        list(whole_pass(build_test_loader(cfg, "OneIsBroken")))
+    assert caught.value.__notes__ == ["while reading sample 5 of OneIsBroken"]

@@ -1,5 +1,7 @@
 """A few test batches are tried before training."""
 
+import logging
+
 import pytest
 import torch
 from torch import nn
@@ -121,3 +123,11 @@ def test_metrics_are_built_with_the_trainer(cfg, metrics, message):
     cfg.TEST.METRICS = metrics
     with pytest.raises(ConfigError, match=message):
         DefaultTrainer(cfg)
+
+
+def test_a_wrong_path_of_test_data_is_reported_without_a_traceback(cfg, log):
+    cfg.DATASETS.TEST = [{"NAME": "ImageFolder", "ARGS": {"root": "nowhere"}, "AS": "val"}]
+    pytest.importorskip("PIL")
+    with pytest.raises(ConfigError, match=r"DATASETS\.TEST\[0\] \(ImageFolder\): root: there is no folder nowhere"):
+        DefaultTrainer(cfg).train()
+    assert not [record for record in log.records if record.levelno >= logging.ERROR]
