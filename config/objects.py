@@ -6,7 +6,7 @@ from typing import Any
 
 from .errors import ConfigError
 
-__all__ = ["ObjectName", "is_object_text", "kind_of", "refuse_object_text"]
+__all__ = ["ObjectName", "is_object_text", "kind_of", "refuse_object_text", "without_objects"]
 
 _PREFIX = "<object "
 
@@ -56,6 +56,22 @@ def kind_of(target: Any) -> Any:
     """Return the class of a component that a config holds itself; any other target of a registry as it is."""
     name = getattr(target, "__self__", None)
     return type(name.value) if isinstance(name, ObjectName) else target
+
+
+def without_objects(cfg: Any) -> Any:
+    """Return a copy of a :class:`~hookline.config.CfgNode` with the texts of objects in place of the objects."""
+    copied = cfg.clone()
+    for node in copied.walk():
+        dict.update(node, {key: _text_only(value) for key, value in node.items()})  # also in a frozen config
+    return copied
+
+
+def _text_only(value: Any) -> Any:
+    if isinstance(value, ObjectName):
+        return str(value)
+    if type(value) is dict:
+        return {key: _text_only(item) for key, item in value.items()}
+    return type(value)(map(_text_only, value)) if type(value) in (list, tuple) else value
 
 
 def is_object_text(name: str) -> bool:

@@ -8,6 +8,7 @@ from ..config import CfgNode, ConfigError, name_of
 from ..config.slots import errors_at
 from . import comm
 from .checkpoint import unwrap_model
+from .data import move_to_device
 from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
 from .evaluation.collect import Predictions, collect
@@ -180,8 +181,8 @@ class Trainer(DefaultTrainer):
             if evaluator is not None:
                 evaluator.process(batch, output)
             if targets:
-                labels.append(self.adapter.targets(batch))
-            outputs.append(output)
+                labels.append(move_to_device(self.adapter.targets(batch), "cpu"))
+            outputs.append(move_to_device(output, "cpu"))
         joined = collect(outputs)
         if not targets and evaluator is None:
             return joined

@@ -8,6 +8,7 @@ leaves the folder as it was.
 import logging
 import os
 import sys
+import weakref
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 import hookline
 
 from ...config import CfgNode, ConfigError, Duration
+from ...config.objects import without_objects
 from ...hooks.common.rng import preserve_rng
 from .. import comm
 from ..evaluation import build_metrics, check_metrics
@@ -162,6 +164,7 @@ class RunStart:
 
     def __init__(self, cfg: CfgNode, kind: RunKind, resume: bool | None, text: str | None = None) -> None:
         self._cfg = cfg
+        self._given = weakref.ref(cfg)
         self.kind = kind
         self._resume = resume
         self.unknown: dict[str, ConfigError] = {}
@@ -169,12 +172,12 @@ class RunStart:
         self._begun = False
         self._trains = True
         self._drew_seed = False  # without knowing whether the run is resumed
-        self._output = OutputDir(cfg, kind)
+        self._output = OutputDir(without_objects(cfg), kind)
         self._text = text or ""
 
     def is_for(self, cfg: CfgNode) -> bool:
         """Whether the start was prepared for this config."""
-        return cfg is self._cfg or cfg.dump(sort_keys=False) == self._text
+        return cfg is self._given() or cfg.dump(sort_keys=False) == self._text
 
     def prepare(self) -> None:
         """Check the folder, choose the seed and seed with it, and keep log lines in memory. All ranks call it."""
@@ -208,6 +211,7 @@ class RunStart:
         torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and self.kind != "look"
         if cfg.FLOAT32_PRECISION:
             torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
+        self._cfg = without_objects(cfg)  # this object may outlive the trainer, and must not keep the model alive
 
     def take_saved_seed(self) -> int:
         """Record the seed of the run in the folder, if this start drew one before it knew that the run is resumed.

@@ -1,7 +1,9 @@
 import functools
+import gc
 import json
 import logging
 import re
+import weakref
 
 import pytest
 import torch
@@ -456,6 +458,19 @@ def test_two_trainers_in_one_process(make):
     again = make(folder="d")
     again.train()
     assert torch.equal(weights(first), weights(again))
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_trainer_that_is_gone_frees_its_objects(make, trains):
+    model, data = Net(), points()
+    trainer = make(model, data, points(8, 1))
+    if trains:
+        trainer.train()
+    trainer.evaluate()
+    alive = [weakref.ref(model), weakref.ref(data)]
+    del trainer, model, data
+    gc.collect()
+    assert [one() for one in alive] == [None, None]
 
 
 # ---------------------------------------------------------------------------- the config file
