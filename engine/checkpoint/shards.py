@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ...hooks.common.optimizers import optimizers_of
+
 __all__ = [
     "SHARD",
     "Keys",
@@ -69,14 +71,17 @@ def like_model(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = (
         optimizers: its optimizers, in the order in which their states are saved.
     """
     own = {name: value for name, value in model.state_dict().items() if isinstance(value, DTensor)}
-    numbered = [parameter for one in optimizers for group in one.param_groups for parameter in group["params"]]
+    parts = [part for one in optimizers for part in optimizers_of(one)]
+    numbered = [[parameter for group in part.param_groups for parameter in group["params"]] for part in parts]
 
     def like(keys: Keys, shape: torch.Size) -> "DTensor | None":
-        # {"state": {0: {"exp_avg": ...}}}, or a weight by its name.
+        # {"state": {0: {"exp_avg": ...}}}, several as {"optimizers": [{"state": ...}]}; or a weight by its name.
         of_optimizer = len(keys) >= 3 and keys[-3] == "state" and keys[-2].isdecimal()
         found: Any
         if of_optimizer:
-            found = numbered[int(keys[-2])] if int(keys[-2]) < len(numbered) else None
+            several = len(keys) >= 5 and keys[-5] == "optimizers" and keys[-4].isdecimal()
+            own_numbers = numbered[int(keys[-4])] if several else [one for part in numbered for one in part]
+            found = own_numbers[int(keys[-2])] if int(keys[-2]) < len(own_numbers) else None
         else:
             found = own.get(keys[-1])
         return found if isinstance(found, DTensor) and found.shape == shape else None
