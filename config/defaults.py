@@ -280,6 +280,8 @@ _C.LOG.PERIOD = Typed(20, Duration.parse)
 _C.LOG.GATHER_METRIC_PERIOD = _count(1, least=1)
 # Log the norm of all gradients before clipping as grad_norm. Clipping by norm always logs it.
 _C.LOG.GRAD_NORM = False
+# Lowest level of messages on the console: "DEBUG", "INFO", "WARNING" or "ERROR". log.txt has all of them.
+_C.LOG.LEVEL = Typed("INFO", one_of("DEBUG", "INFO", "WARNING", "ERROR"))
 # A progress bar at the bottom of rank 0's terminal. "auto": if rich is installed. Output to a file or pipe has none.
 _C.LOG.PROGRESS_BAR = Typed("auto", one_of("auto", True, False))
 # Components of WRITER_REGISTRY.

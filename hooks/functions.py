@@ -1,5 +1,6 @@
 """Plain functions as hooks: ``@on("after_step", every="100it")``."""
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -12,7 +13,8 @@ __all__ = ["CallbackHook", "FunctionHook", "off", "on"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Events at which a period may end: those of a step.
+# Events that come once in a run, and those at which a period may end: the events of a step.
+_ONCE = ("on_registered", "before_train", "after_train", "on_exception", "after_run")
 _PERIODIC = EVENTS[EVENTS.index("before_epoch") : EVENTS.index("after_zero_grad") + 1]
 
 
@@ -24,7 +26,7 @@ class CallbackHook(HookBase):
         **callbacks: functions for events of :class:`HookBase`. None is skipped.
 
     Raises:
-        ConfigError: a name is not an event.
+        ConfigError: a name is not an event, or a function does not take its arguments.
 
     Example: ``CallbackHook(after_step=lambda trainer: print(trainer.iter))``
     """
@@ -40,6 +42,7 @@ class CallbackHook(HookBase):
                 raise ConfigError(f"CallbackHook: there is no event {event!r}{suggest(event, EVENTS)}")
         for event, function in {**callbacks, **(custom or {})}.items():
             if function is not None:
+                check_arguments(function, event)
                 setattr(self, event, self._bind(function))
 
     def _bind(self, function: Callable[..., None]) -> Callable[..., None]:
@@ -52,14 +55,16 @@ class FunctionHook(HookBase):
     Args:
         function: the function.
         event: an event of :class:`HookBase`; with ``custom``, any name (see ``trainer.emit``).
-        every: a duration. Call the function only in steps that end such a period.
+        every: a duration. Call the function only in steps that end such a period. For events outside of steps, such as
+            ``after_eval``, ``after_save`` or a custom event, a number: call it every so many times. It saves the count.
         once: call the function only the first time.
         when: call the function only if ``when(trainer)`` is true.
         custom: whether the event is a custom one.
         uses_outputs: whether the function reads ``trainer.batch`` and ``trainer.outputs``.
 
     Raises:
-        ConfigError: there is no such event, or ``every`` cannot be used with it.
+        ConfigError: there is no such event, ``every`` cannot be used with it, or the function does not take its
+            arguments.
     """
 
     def __init__(
@@ -77,14 +82,21 @@ class FunctionHook(HookBase):
             raise ConfigError(
                 f"there is no event {event!r}{suggest(event, EVENTS)}. For a custom event pass custom=True"
             )
-        if every is not None and event not in _PERIODIC:
+        check_arguments(function, event)
+        counts = event not in _PERIODIC
+        if every is not None and event in _ONCE:
+            raise ConfigError(f"every={every!r} cannot be used with {event}, which comes once in a run")
+        if every is not None and counts and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
             raise ConfigError(
-                f"every={every!r} cannot be used with {event}, only with events of a step: {', '.join(_PERIODIC)}"
+                f"every={every!r} cannot be used with {event}, which is not an event of a step: give the number of "
+                f"times, such as every=2. Durations work with {', '.join(_PERIODIC)}"
             )
         self.function = function
         self.event = event
         self.display_name = f"@on({event}) {getattr(function, '__qualname__', repr(function))}"
-        self._every = None if every is None else Every(every)
+        self._every = None if every is None or counts else Every(every)
+        self._times = int(every) if counts and isinstance(every, int) else 0  # every so many calls of the event
+        self._count = 0
         self._once = once
         self._when = when
         self._done = False
@@ -97,6 +109,10 @@ class FunctionHook(HookBase):
             return
         if self._every is not None and not self._due(trainer):
             return
+        if self._times:
+            self._count += 1
+            if self._count % self._times:
+                return
         if self._when is not None and not self._when(trainer):
             return
         self._done = True
@@ -110,13 +126,37 @@ class FunctionHook(HookBase):
         return every(trainer)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"done": self._done} if self._once else {}
+        return ({"done": self._done} if self._once else {}) | ({"count": self._count} if self._times else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._done = state_dict["done"]
+        self._done = state_dict.get("done", False)
+        self._count = state_dict.get("count", 0)
 
     def reset_state(self) -> None:
-        self._done = False
+        self._done, self._count = False, 0
+
+
+def check_arguments(function: Callable[..., Any], event: str) -> None:
+    """Check that a function takes the trainer and the arguments of an event. Those of a custom event are not known.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    method = getattr(HookBase, event, None)
+    try:
+        signature = inspect.signature(function)
+    except (ValueError, TypeError):  # unknown, as of some builtins
+        return
+    if method is None:
+        return
+    names = ["trainer", *list(inspect.signature(method).parameters)[1:]]
+    try:
+        signature.bind(*names)
+    except TypeError as error:
+        name = getattr(function, "__qualname__", repr(function))
+        raise ConfigError(
+            f"{event} calls a function as f({', '.join(names)}), but {name}{signature}: {error}"
+        ) from None
 
 
 class _Waiting:

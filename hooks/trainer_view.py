@@ -98,6 +98,10 @@ class TrainerView(Protocol):
         """Whether the run stops early on purpose, as early stopping does."""
 
     @property
+    def stop_reason(self) -> str:
+        """Why the run stops early: the argument of ``request_stop`` or ``StopTraining``. Empty if it does not."""
+
+    @property
     def failed(self) -> bool:
         """Whether the run ends with an exception."""
 
@@ -138,6 +142,12 @@ class TrainerView(Protocol):
 
     def listens(self, event: str) -> bool:
         """Return whether any hook has the method ``event``."""
+
+    def gather(self, value: Any) -> Any:
+        """Collective. Return the values of all ranks, concatenated: tensors, or dicts, lists and tuples of them."""
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print on rank 0 only."""
 
     def find_hook(self, cls: type | str) -> Any:
         """Return the first hook of a class, given as a class or by name; None if there is none."""

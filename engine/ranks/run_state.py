@@ -89,6 +89,11 @@ class RunState(HookHost):
         return self._error is None and self._stop is not None and not self._stop.exit_code
 
     @property
+    def stop_reason(self) -> str:
+        """Why the run stops early: the argument of ``request_stop`` or ``StopTraining``. Empty if it does not."""
+        return "" if self._stop is None else self._stop.reason
+
+    @property
     def failed(self) -> bool:
         """Whether the run ends with an error."""
         return self._error is not None

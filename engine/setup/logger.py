@@ -8,7 +8,7 @@ import sys
 import time
 from typing import IO, Any
 
-__all__ = ["LOGGERS", "close_logs", "hold_logs", "open_logs", "setup_logger"]
+__all__ = ["LOGGERS", "close_logs", "hold_logs", "open_logs", "set_console_level", "setup_logger"]
 
 LOGGERS = ("hookline", "fvcore", "detectron2")  # ported code logs to the last one
 
@@ -111,6 +111,14 @@ def setup_logger(
         for path, level in _files(output, distributed_rank):
             _add_file(logger, path, level, distributed_rank)
     return logger
+
+
+def set_console_level(level: str) -> None:
+    """Set the lowest level of hookline's messages on the console, such as "WARNING". Files keep all messages."""
+    for name in LOGGERS:
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, _ConsoleHandler):
+                handler.setLevel(level)
 
 
 def _files(output: str, rank: int) -> list[tuple[str, int]]:

@@ -27,7 +27,7 @@ from ..ranks.torchrun import launched_by_torchrun, restarted
 from .check import check_config, unknown_parts
 from .fast_dev_run import choose_fast_dev_run, shortened
 from .lazy_start import folder_of, lazy_run
-from .logger import LOGGERS, hold_logs, open_logs, setup_logger
+from .logger import LOGGERS, hold_logs, open_logs, set_console_level, setup_logger
 from .output_dir import OutputDir, RunKind
 from .report import describe_config, describe_environment
 from .seeding import choose_seed, saved_seed, seed_all_rng, set_seed
@@ -196,6 +196,8 @@ class RunStart:
         _prepared[self._output.path] = self
         for name in LOGGERS:
             setup_logger(distributed_rank=rank, name=name)
+        if rank == 0:
+            set_console_level(cfg.LOG.LEVEL)
         if self.kind != "dry":
             if self.kind != "trial":
                 hold_logs(cfg.OUTPUT_DIR)

@@ -16,6 +16,7 @@ from .. import comm
 from ..checkpoint import unwrap_model
 from ..data.epoch_iterator import EpochIterator
 from ..data.transfer import move_to_device
+from ..evaluation.collect import collect
 from ..evaluation.predictions import outputs_of
 from ..modeling.adapters import ModelAdapter
 from ..parallel.base import Strategy
@@ -148,6 +149,29 @@ class ModelTrainer(TrainerBase):
         parameter = next(self.model.parameters(), None)
         return "cpu" if parameter is None else parameter.device.type
 
+    def _move_modules(self) -> None:
+        """Move modules that are attributes of the trainer, such as a metric or a second model, to its device."""
+        for value in [*vars(self).values(), self.adapter.loss if isinstance(self.adapter, ModelAdapter) else None]:
+            if isinstance(value, nn.Module) and value is not self.model and self.device is not None:
+                value.to(self.device)
+
+    # ------------------------------------------------------------------ several ranks
+
+    def gather(self, value: Any) -> Any:
+        """Collective. Return the values of all ranks, concatenated in the order of ranks, on the trainer's device.
+
+        Args:
+            value: a tensor (a scalar counts as one element), an array, a list, or a dict or tuple of these.
+        """
+        if isinstance(value, torch.Tensor) and not value.dim():
+            value = value.reshape(1)
+        return self.to_device(collect([value]))
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Call ``print`` on rank 0 only."""
+        if comm.is_main_process():
+            print(*values, **options)
+
     # ------------------------------------------------------------------ prediction
 
     def predict(
@@ -258,6 +282,7 @@ class ModelTrainer(TrainerBase):
             self._whole_step.check_called(self)
 
     def _train(self, *args: Any, **kwargs: Any) -> TrainResult:
+        self._move_modules()
         if self._error is not None:  # an earlier run failed, perhaps between backward pass and update
             self.optimizer.zero_grad()
         return super()._train(*args, **kwargs)

@@ -131,10 +131,18 @@ class EventStorage(MediaStorage):
             raise KeyError(f"no metric {name!r} among those put ({there}){suggest(name, histories)}")
         return histories[name]
 
-    def histories(self) -> dict[str, HistoryBuffer]:
-        """Return the recent values of all metrics, by name."""
+    def histories(self, prefix: str = "") -> dict[str, HistoryBuffer]:
+        """Return the recent values of all metrics, by name; with ``prefix``, of those whose name begins with it."""
         self._resolve()
-        return {name: metric.history for name, metric in self._metrics.items()}
+        return {name: metric.history for name, metric in self._metrics.items() if name.startswith(prefix)}
+
+    def reset(self, prefix: str = "") -> None:
+        """Forget all metrics, or those whose name begins with ``prefix``. What was written stays written."""
+        self._resolve()
+        for name in [name for name in self._metrics if name.startswith(prefix)]:
+            del self._metrics[name]
+            self.nonfinite.pop(name, None)
+        self._points, self._rows = [point for point in self._points if point[2] in self._metrics], (None, [])
 
     def peek(self, name: str) -> float | None:
         """Return the last value that was read of a metric, or None. Never waits; safe to call from any thread."""

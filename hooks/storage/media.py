@@ -1,5 +1,6 @@
 """The part of ``EventStorage`` beside scalars: iteration and name scope; images, histograms and texts."""
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -8,6 +9,8 @@ from typing import Any
 import torch
 
 __all__ = ["MediaStorage"]
+
+logger = logging.getLogger(__name__)
 
 _MAX_IMAGES = 64
 _MAX_TEXTS = 4096
@@ -64,8 +67,17 @@ class MediaStorage:
         self._images.append((self._next_seq(), self._iter, self._prefix + img_name, image))
 
     def put_histogram(self, hist_name: str, hist_tensor: torch.Tensor, bins: int = 1000) -> None:
-        """Add a histogram of a tensor's values, with ``bins`` equal bins between the smallest and the largest."""
+        """Add a histogram of a tensor's values, with ``bins`` equal bins between the smallest and the largest.
+
+        Values that are NaN or infinite are left out, with a warning. A tensor without other values has no histogram.
+        """
         values = hist_tensor.detach().flatten().float()
+        finite = values[values.isfinite()]
+        if left_out := values.numel() - finite.numel():
+            logger.warning("%s: %d of %d values are NaN or infinite", hist_name, left_out, values.numel())
+        values = finite
+        if not values.numel():
+            return
         low, high = values.min().item(), values.max().item()
         counts = torch.histc(values, bins)
         edges = torch.linspace(low, high, steps=bins + 1)

@@ -18,6 +18,7 @@ def test_ranks_exchange_objects_and_numbers(tmp_path):
         assert (result["sum"], result["sum of floats"], result["sum of tensors"]) == (3, 2.0, [4.0])
         assert (result["ranks of this machine"], result["a group a rank"]) == (2.0, 1)
         assert (result["main process"], result["error of the main process"]) == (0, "rank 0 cannot read the file")
+        assert result["gathered"] == [0, 1, 1]
     assert (first["found the cache"], second["found the cache"]) == (False, True)
     assert first["missing"] == "barrier 'the evaluation': rank(s) 1 did not come within 0.5 s (rank 0 waited)"
 

@@ -120,6 +120,38 @@ def test_events_pass_their_arguments():
     assert seen == [3, "division by zero"]
 
 
+def test_every_counts_the_calls_of_an_event_outside_of_steps():
+    seen, trainer = [], Trainer()
+    hook = on("after_eval", every=2, trainer=trainer)
+    hook(lambda trainer, results: seen.append(results["n"]))
+    on("verify", every=3, trainer=trainer, custom=True)(lambda trainer: seen.append("verified"))
+    for n in range(3):
+        trainer.emit("after_eval", {"n": n})
+        trainer.emit("verify")
+    assert seen == [1, "verified"]
+    state = {key: one.state_dict() for key, one in trainer._keyed_hooks().items()}
+    resumed = Trainer()
+    on("after_eval", every=2, trainer=resumed)(lambda trainer, results: seen.append(results["n"]))
+    resumed._hooks[0].load_state_dict(next(iter(state.values())))
+    resumed.emit("after_eval", {"n": 3})
+    assert seen[-1] == 3
+
+
+@pytest.mark.parametrize(
+    ("event", "function", "words"),
+    [
+        ("after_eval", lambda trainer: None, r"f\(trainer, results\).*too many positional"),
+        ("after_step", lambda: None, r"f\(trainer\)"),
+        ("after_step", lambda trainer, batch: None, "missing a required argument: 'batch'"),
+    ],
+)
+def test_a_function_that_does_not_fit_its_event_fails_when_it_is_registered(event, function, words):
+    with pytest.raises(ConfigError, match=words):
+        on(event, trainer=Trainer())(function)
+    with pytest.raises(ConfigError, match=words):
+        CallbackHook(**{event: function})
+
+
 def test_wrong_arguments_fail_at_the_decorator():
     with pytest.raises(ConfigError, match="no event 'after_stp'; did you mean 'after_step'"):
         on("after_stp")(print)

@@ -27,14 +27,14 @@ def weights(folder):
     return torch.load(folder / "model_final.pth", weights_only=True)["model"]
 
 
-CONSTANT = ("SOLVER.LR_SCHEDULER_NAME", "WarmupMultiStepLR", "SOLVER.WARMUP_ITERS", 0)
+CONSTANT = ("SOLVER.LR_SCHEDULER_NAME", "WarmupMultiStepLR", "SOLVER.WARMUP_ITERS", 0, "TEST.EVAL_PERIOD", 0)
 
 
 def test_a_run_trains_and_writes_its_files(tool, tmp_path):
-    code, out, err = tool("OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 50, "SOLVER.CHECKPOINT_PERIOD", "1ep")
+    code, out, err = tool("OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 50, "TEST.EVAL_PERIOD", 0)
     assert (code, err) == (0, "")
     names = os.listdir(tmp_path / "run")
-    assert {"config.yaml", "log.txt", "metrics.json", "model_0000015.pth", "model_final.pth"} <= set(names)
+    assert {"config.yaml", "log.txt", "metrics.json", "model_best.pth", "model_final.pth"} <= set(names)
     assert [row["iteration"] for row in rows(tmp_path / "run")] == [19, 39, 49, 50]
     assert rows(tmp_path / "run")[-1]["synthetic/accuracy"] > 0.4
     assert re.search(r"synthetic +accuracy +0\.\d+", out)
@@ -81,3 +81,43 @@ def test_bad_input_exits_with_2_one_message_and_no_folder(tool, tmp_path, argume
 def test_the_learning_rate_follows_the_schedule(tool, tmp_path):
     tool("OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 60, *CONSTANT, "SOLVER.STEPS", "(30,)", "SOLVER.BASE_LR", 0.1)
     assert [row["lr"] for row in rows(tmp_path / "run") if "lr" in row] == pytest.approx([0.1, 0.01, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--predict"], ["--predict: this loop has no such option"]),
+        (["--dry-run"], ["--dry-run: this loop has no such option"]),
+        (["--eval-only"], ["--eval-only: set DATASETS.TEST, and MODEL.WEIGHTS or --resume"]),
+        (["SOLVER.AMP.ENABLED", "True"], ["SOLVER.AMP.ENABLED: this loop does not follow the key"]),
+        (["HOOKS", "['Throughput']"], ["HOOKS: this loop does not follow the key"]),
+    ],
+)
+def test_an_option_or_key_that_the_loop_does_not_follow_is_refused(tool, tmp_path, arguments, words):
+    code, _, err = tool("OUTPUT_DIR", "run", *arguments)
+    assert code == 2
+    assert all(word in err for word in words), err
+    assert os.listdir(tmp_path) == []
+
+
+def test_it_evaluates_and_keeps_the_best_and_the_newest(tool, tmp_path):
+    keys = ("SOLVER.MAX_ITER", "4ep", "TEST.EVAL_PERIOD", "2ep", "SOLVER.CHECKPOINT_PERIOD", "1ep")
+    code, _, err = tool("OUTPUT_DIR", "run", *keys, "CHECKPOINT.MAX_TO_KEEP", 1, "LOG.PERIOD", 16)
+    assert (code, err) == (0, "")
+    found = rows(tmp_path / "run")
+    assert [row["iteration"] for row in found if "synthetic/accuracy" in row] == [31, 64]
+    assert [row["iteration"] for row in found if "total_loss" in row] == [15, 31, 47, 63]
+    names = {name for name in os.listdir(tmp_path / "run") if name.endswith(".pth")}
+    assert names == {"model_0000063.pth", "model_best.pth", "model_final.pth"}
+
+
+def test_a_missed_expectation_is_exit_code_1(tool):
+    expected = "[['synthetic', 'accuracy', 2.0, 0.1]]"
+    assert tool("OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 2, "TEST.EXPECTED_RESULTS", expected)[0] == 1
+
+
+def test_the_console_level(tool, tmp_path):
+    code, out, _ = tool("OUTPUT_DIR", "run", "SOLVER.MAX_ITER", 2, "LOG.LEVEL", "ERROR")
+    assert (code, out) == (0, "")
+    assert "Starting training" in (tmp_path / "run" / "log.txt").read_text()
+    assert tool("OUTPUT_DIR", "run", "LOG.LEVEL", "INFOS")[0] == 2

@@ -10,6 +10,7 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm, default_setup
 from hookline.engine.checkpoint.sharded_checkpointer import ShardedCheckpointer
+from hookline.engine.evaluation.collect import collect
 
 
 def collectives(folder):
@@ -44,6 +45,7 @@ def collectives(folder):
         except TimeoutError as error:
             results["missing"] = str(error)
     results["main process"] = comm.on_main_process(lambda: rank)
+    results["gathered"] = collect([torch.full((rank + 1,), rank)]).tolist()
 
     def fail():
         raise ConfigError(f"rank {rank} cannot read the file")

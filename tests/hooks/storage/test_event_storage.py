@@ -333,3 +333,27 @@ def test_private_names_of_detectron2_can_be_read():
         assert storage._latest_scalars["b"] == (2.0, 3)
         assert "a" in storage._history
         assert storage.history("a")._data[-1] == (1.0, 3)
+
+
+def test_histories_by_prefix_and_reset():
+    storage = EventStorage(0)
+    storage.put_scalars(**{"train/loss": 1.0, "val/loss": float("nan")})
+    assert list(storage.histories("val/")) == ["val/loss"]
+    storage.reset("val/")
+    assert list(storage.histories()) == ["train/loss"]
+    assert storage.rows()[0] == [(0, {"train/loss": 1.0})]
+    assert not storage.nonfinite
+    storage.put_scalar("val/loss", 2.0)
+    assert storage.latest()["val/loss"] == (2.0, 0)
+    storage.reset()
+    assert storage.latest() == {}
+    assert storage.rows() == ([], storage.rows()[1])
+
+
+def test_a_histogram_leaves_out_values_that_are_not_finite(caplog):
+    storage = EventStorage(0)
+    for name, values in (("empty", []), ("some", [1.0, float("nan"), 3.0, float("inf")]), ("none", [float("nan")])):
+        storage.put_histogram(name, torch.tensor(values), bins=2)
+    ((_, found),) = storage.histograms()
+    assert (found["tag"], found["num"], found["max"], found["bucket_counts"]) == ("some", 2, 3.0, [1.0, 1.0])
+    assert "some: 2 of 4 values are NaN or infinite" in caplog.text

@@ -1,0 +1,59 @@
+import torch
+from torch import nn
+
+from hookline.engine import SimpleTrainer, comm
+from hookline.hooks import CallbackHook, StopTraining
+
+
+class Net(nn.Linear):
+    def forward(self, x):
+        return {"loss": super().forward(x).sum()}
+
+
+def make(**options):
+    model = Net(2, 1)
+    return SimpleTrainer(model, [torch.ones(1, 2)], torch.optim.SGD(model.parameters(), lr=0.1), **options)
+
+
+def test_modules_among_the_attributes_are_moved_to_the_device():
+    class Moved(nn.Module):
+        device = None
+
+        def to(self, device):
+            self.device = device
+            return self
+
+    trainer = make(device="cpu")
+    trainer.metric = Moved()
+    trainer.train(0, 1)
+    assert trainer.metric.device == torch.device("cpu")
+
+
+def test_gather_of_one_process():
+    trainer = make()
+    assert torch.equal(trainer.gather(torch.tensor(2.0)), torch.tensor([2.0]))
+    gathered = trainer.gather({"x": torch.ones(2, 3), "ids": ["a"]})
+    assert gathered["x"].shape == (2, 3)
+    assert gathered["ids"] == ["a"]
+
+
+def test_print_is_that_of_rank_0(capsys, monkeypatch):
+    trainer = make()
+    trainer.print("hello", 1, sep="-")
+    monkeypatch.setattr(comm, "get_rank", lambda: 1)
+    trainer.print("again")
+    assert capsys.readouterr().out == "hello-1\n"
+
+
+def test_the_reason_of_a_stop_is_there_in_after_train():
+    def stop(trainer):
+        raise StopTraining("enough")
+
+    seen = []
+    trainer = make()
+    trainer.register_hooks(
+        [CallbackHook(after_step=stop, after_train=lambda trainer: seen.append(trainer.stop_reason))]
+    )
+    assert trainer.stop_reason == ""
+    trainer.train(0, 5)
+    assert seen == ["enough"]
