@@ -1,13 +1,15 @@
 """Components: a name and its arguments.
 
 A component is a pair of keys such as ``NAME``/``ARGS`` or ``LR_SCHEDULER_NAME``/``LR_SCHEDULER_ARGS``. In a list it is
-the name alone, or ``{NAME: ..., ARGS: {...}}``. Test sets and metrics also take ``AS``, the name of their results.
+the name alone, or ``{NAME: ..., ARGS: {...}}``. Test sets and metrics also take ``AS``, the name of their results;
+test sets also ``EVAL_PERIOD``, a period of their own.
 """
 
 import re
 from collections.abc import Mapping
 from typing import Any
 
+from .duration import Duration
 from .errors import ConfigError, suggest
 
 # Pairs with other names than (X_)NAME, (X_)ARGS.
@@ -50,8 +52,8 @@ def component(entry: Any) -> tuple[str, dict[str, Any]]:
     """Split an entry of a list of components into name and arguments.
 
     Args:
-        entry: a name, or a mapping ``{NAME: name, ARGS: mapping}`` whose ``ARGS`` may be missing or None. ``AS`` is
-            left out.
+        entry: a name, or a mapping ``{NAME: name, ARGS: mapping}`` whose ``ARGS`` may be missing or None. ``AS`` and
+            ``EVAL_PERIOD`` are left out.
 
     Returns:
         The name and the arguments (a new dict).
@@ -63,7 +65,7 @@ def component(entry: Any) -> tuple[str, dict[str, Any]]:
         name, args = entry, None
     elif isinstance(entry, Mapping):
         for key in entry:
-            if key not in ("NAME", "ARGS", "AS"):
+            if key not in ("NAME", "ARGS", "AS", "EVAL_PERIOD"):
                 hint = suggest(str(key), ("NAME", "ARGS"))
                 raise ConfigError(f"a component has the keys NAME and ARGS, not '{key}'{hint}")
         if "NAME" not in entry:
@@ -95,6 +97,7 @@ def components(value: Any) -> None:
     for index, entry in enumerate(_entries(value)):
         if isinstance(entry, Mapping) and "AS" in entry:
             raise ConfigError(f"entry {index}: AS names test sets and metrics only")
+        _refuse_period(entry, index)
 
 
 def named_components(value: Any) -> None:
@@ -107,6 +110,32 @@ def named_components(value: Any) -> None:
         name = entry.get("AS", "_") if isinstance(entry, Mapping) else "_"
         if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
             raise ConfigError(f"entry {index}: AS is a name of letters, digits, '_', '-' and '.', not {name!r}")
+        _refuse_period(entry, index)
+
+
+def test_sets(value: Any) -> None:
+    """As :func:`named_components`, for test sets, which may also have a period of their own: ``EVAL_PERIOD``.
+
+    Raises:
+        ConfigError: as for :func:`named_components`; or an ``EVAL_PERIOD`` is not a duration.
+    """
+    without = [{k: v for k, v in e.items() if k != "EVAL_PERIOD"} if isinstance(e, Mapping) else e for e in value]
+    named_components(without if isinstance(value, (list, tuple)) else value)
+    for index, entry in enumerate(value):
+        try:
+            Duration.parse(period_of(entry))
+        except ConfigError as error:
+            raise ConfigError(f"entry {index}: EVAL_PERIOD: {error}") from None
+
+
+def period_of(entry: Any) -> Any:
+    """The ``EVAL_PERIOD`` of a test set; None if it has none."""
+    return entry.get("EVAL_PERIOD") if isinstance(entry, Mapping) else None
+
+
+def _refuse_period(entry: Any, index: int) -> None:
+    if period_of(entry) is not None:
+        raise ConfigError(f"entry {index}: EVAL_PERIOD is for test sets only")
 
 
 def _entries(value: Any) -> list[Any] | tuple[Any, ...]:

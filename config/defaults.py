@@ -5,7 +5,7 @@ keyword arguments, checked against its signature). A *duration* is an int (itera
 ``"2ep"``, ``"30min"``, ``"2h"``; 0 means never.
 """
 
-from .components import named_components
+from .components import named_components, test_sets
 from .duration import Duration
 from .new_keys import declare_defaults
 from .node import CfgNode as CN
@@ -85,8 +85,8 @@ _C.DATASETS = CN()
 # Names of DATASET_REGISTRY, or components {NAME: ..., ARGS: {...}}. Several training sets are concatenated.
 _C.DATASETS.TRAIN = Typed((), components)
 # Each is evaluated separately; its metrics are named "<set>/<metric>". {NAME: ..., ARGS: {...}, AS: "val_small"} gives
-# a set a name of its own.
-_C.DATASETS.TEST = Typed((), named_components)
+# a set a name of its own, and EVAL_PERIOD: "5ep" a period of its own in place of TEST.EVAL_PERIOD.
+_C.DATASETS.TEST = Typed((), test_sets)
 
 _C.DATALOADER = CN()
 # Samples in one iteration (one optimizer update), over all ranks and micro-batches.
@@ -227,12 +227,14 @@ _C.SOLVER.CUDA_GRAPH = False
 _C.TEST = CN()
 # Period of evaluations during training: a duration. Test sets are always evaluated at the end.
 _C.TEST.EVAL_PERIOD = Typed(0, Duration.parse)
+# Evaluate before the first step, too.
+_C.TEST.EVAL_ON_START = False
 # A component of EVALUATOR_REGISTRY, built for each test set.
 _C.TEST.EVALUATOR = CN()
 _C.TEST.EVALUATOR.NAME = "MetricsEvaluator"
 _C.TEST.EVALUATOR.ARGS = CN(new_allowed=True)
 # MetricsEvaluator's metrics: components of METRIC_REGISTRY, "torchmetrics:Name", or a function of all predictions and
-# targets (docs/models.md). AS gives one a name of its own, as for DATASETS.TEST.
+# targets (docs/evaluation.md). AS gives one a name of its own, as for DATASETS.TEST.
 _C.TEST.METRICS = Typed([], named_components)
 # Batches of each test set that are tried before training, so that errors of evaluation appear at once. 0: none.
 _C.TEST.SANITY_CHECK_BATCHES = _count(2)

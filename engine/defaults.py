@@ -4,6 +4,7 @@ import logging
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from .evaluation import (
     format_results,
     verify_results,
 )
-from .evaluation.test_sets import evaluate_test_sets
+from .evaluation.test_sets import evaluate_test_sets, own_periods, sets_of_period
 from .evaluation.trial import sanity_check_batches, trial
 from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
@@ -202,12 +203,13 @@ class DefaultTrainer(ResumableTrainer):
         if Duration.parse(cfg.SOLVER.TIME_LIMIT):
             ret.append(hooks.TimeLimit(cfg.SOLVER.TIME_LIMIT, since="process"))
         this = weakref.proxy(self)  # weak: a reference cycle would keep loader workers and GPU memory alive
-        if cfg.TEST.PRECISE_BN.ENABLED:  # before each evaluation
-            model, num_iter = unwrap_model(self.model), cfg.TEST.PRECISE_BN.NUM_ITER
-            ret.append(
-                hooks.PreciseBN(cfg.TEST.EVAL_PERIOD, model, lambda: this.build_train_loader(this.cfg), num_iter)
-            )
-        ret.append(hooks.EvalHook(cfg.TEST.EVAL_PERIOD, lambda: this._test()))
+        for own in (None, *own_periods(cfg)):
+            period = cfg.TEST.EVAL_PERIOD if own is None else own
+            if cfg.TEST.PRECISE_BN.ENABLED:  # before each evaluation
+                model, num_iter = unwrap_model(self.model), cfg.TEST.PRECISE_BN.NUM_ITER
+                ret.append(hooks.PreciseBN(period, model, lambda: this.build_train_loader(this.cfg), num_iter))
+            evaluate = partial(_test_sets, this, own)
+            ret.append(hooks.EvalHook(period, evaluate, main=own is None, on_start=cfg.TEST.EVAL_ON_START))
         if batches := sanity_check_batches(cfg, overridden_builders(type(self), DefaultTrainer)):
             ret.append(hooks.SanityCheck(batches))
         ret += HOOK_SLOT.build(
@@ -320,10 +322,12 @@ class DefaultTrainer(ResumableTrainer):
         self.emit("after_eval", results)
         return results
 
-    def _test(self) -> Mapping[str, Any]:
+    def _test(self, cfg: CfgNode | None = None) -> Mapping[str, Any]:
         with evaluation_context(self.emit):
-            self._last_eval_results = self._results(self.cfg)
-        return self._last_eval_results
+            results = self._results(cfg or self.cfg)
+        others = {} if cfg in (None, self.cfg) else self._last_eval_results  # of sets with another period
+        self._last_eval_results = {**others, **results}
+        return results
 
     def _results(self, cfg: CfgNode) -> Mapping[str, Any]:
         if not cfg.DATASETS.TEST:
@@ -341,3 +345,8 @@ class DefaultTrainer(ResumableTrainer):
         Batch size and learning rate grow with the number of processes; lengths and periods in iterations shrink.
         """
         return scale_config(cfg, num_workers)
+
+
+def _test_sets(trainer: DefaultTrainer, period: Any) -> Mapping[str, Any]:
+    """Evaluate the test sets with this EVAL_PERIOD; None: those without one."""
+    return trainer._test(sets_of_period(trainer.cfg, period))

@@ -23,11 +23,16 @@ class EvalHook(HookBase):
     ``before_eval``, ``on_eval_end`` and ``after_eval(results)``. Does not evaluate at the end of a run that failed or
     was stopped.
 
+    For a second schedule, with other data, register another EvalHook with ``main=False``.
+
     Args:
         eval_period: a duration. 0: only at the end.
         eval_function: takes no arguments. Returns a dict or nested dicts of numbers, or None. If several ranks train
             with the same hooks, rank 0's results are used on all.
         eval_after_train: whether to evaluate after the last iteration.
+        main: whether hooks get ``after_eval``: early stopping, the best checkpoint and schedules follow these results;
+            and whether to evaluate on request.
+        on_start: evaluate before the first step of a run that is not resumed.
     """
 
     def __init__(
@@ -35,7 +40,13 @@ class EvalHook(HookBase):
         eval_period: "Duration | int | str",
         eval_function: Callable[[], Mapping[str, Any] | None],
         eval_after_train: bool = True,
+        *,
+        main: bool = True,
+        on_start: bool = False,
     ) -> None:
+        self._main = main
+        if on_start:
+            self.before_epoch = self._evaluate_on_start  # type: ignore[method-assign]  # no cost without it
         self._period = eval_period
         self._every = Every(eval_period)
         self._func = eval_function
@@ -70,7 +81,13 @@ class EvalHook(HookBase):
         if metrics:
             line = "  ".join(f"{name}: {value:.5g}" for name, value in metrics.items())
             logger.info("Evaluation:  %s  (%.2g s)", line, time.perf_counter() - start)
-        trainer.emit("after_eval", results)
+        if self._main:
+            trainer.emit("after_eval", results)
+
+    def _evaluate_on_start(self) -> None:
+        if self.trainer.iter == 0:
+            self._do_eval()
+            self._evaluated_at = -1
 
     def after_step(self) -> None:
         trainer = self.trainer
@@ -83,7 +100,7 @@ class EvalHook(HookBase):
             self._do_eval()
 
     def on_eval(self) -> None:
-        if self.trainer.iter != self._evaluated_at:  # not if after_step has evaluated in this step
+        if self._main and self.trainer.iter != self._evaluated_at:  # not if after_step has evaluated in this step
             self._do_eval()
 
 

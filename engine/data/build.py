@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
 
 from ...config import CfgNode, ConfigError, component, name_of
+from ...config.components import period_of
 from ...config.slots import Slot
 from ...hooks.control.interruption import leave_signals_to_parent
 from .. import comm
@@ -269,6 +270,8 @@ def check_data(cfg: CfgNode) -> None:
             f"DATASETS.TEST names {repeated[0]!r} twice, and metrics are named after their test set: "
             f'give one of them another name, {{NAME: "{repeated[0]}", AS: "other"}}'
         )
+    if cfg.DATASETS.TEST and all(period_of(entry) is not None for entry in cfg.DATASETS.TEST):
+        raise ConfigError("DATASETS.TEST: each set has an EVAL_PERIOD of its own; leave it out of at least one")
     loader = cfg.DATALOADER
     workers, most = loader.NUM_WORKERS, max(64, 8 * (os.cpu_count() or 1))
     if workers > most:

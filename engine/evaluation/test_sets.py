@@ -7,11 +7,12 @@ from typing import Any
 from torch import nn
 
 from ...config import CfgNode, ConfigError, name_of
+from ...config.components import period_of
 from .. import comm
 from ..modeling import ModelAdapter, resolve_device
 from .evaluator import DatasetEvaluator, inference_on_dataset
 
-__all__ = ["evaluate_test_sets", "predictor"]
+__all__ = ["evaluate_test_sets", "own_periods", "predictor", "sets_of_period"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,28 @@ def evaluate_test_sets(
         else:
             results[name] = found
     return results
+
+
+def own_periods(cfg: CfgNode) -> list[Any]:
+    """Return the different values of EVAL_PERIOD in DATASETS.TEST."""
+    return list(dict.fromkeys(period for entry in cfg.DATASETS.TEST if (period := period_of(entry)) is not None))
+
+
+def sets_of_period(cfg: CfgNode, period: Any = None) -> CfgNode:
+    """Return a config with only those of DATASETS.TEST that are evaluated every ``period``.
+
+    Args:
+        cfg: the full config.
+        period: an EVAL_PERIOD; None: the sets without one, which are evaluated every TEST.EVAL_PERIOD.
+    """
+    if not own_periods(cfg):
+        return cfg
+    cfg, frozen = cfg.clone(), cfg.is_frozen()
+    cfg.defrost()
+    cfg.DATASETS.TEST = tuple(entry for entry in cfg.DATASETS.TEST if period_of(entry) == period)
+    if frozen:
+        cfg.freeze()
+    return cfg
 
 
 def predictor(adapter: ModelAdapter, evaluator: Any) -> Callable[[Any, Any], Any]:

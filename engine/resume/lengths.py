@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 from ...config import CfgNode, ConfigError, Duration
+from ...config.components import period_of
 from ..solver.parts import solver_parts
 from ..solver.scheduling import resolve_schedule
 
@@ -110,6 +111,10 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
         one.STEPS = tuple(scaled(step) for step in one.STEPS)
     solver.CHECKPOINT_PERIOD = scaled(solver.CHECKPOINT_PERIOD)
     cfg.TEST.EVAL_PERIOD = scaled(cfg.TEST.EVAL_PERIOD)
+    cfg.DATASETS.TEST = tuple(
+        entry if period_of(entry) is None else {**entry, "EVAL_PERIOD": scaled(period_of(entry))}
+        for entry in cfg.DATASETS.TEST
+    )
     cfg.CHECKPOINT.BEST.PERIOD = scaled(cfg.CHECKPOINT.BEST.PERIOD)
     solver.REFERENCE_WORLD_SIZE = num_workers
     logger.info(

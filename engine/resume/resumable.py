@@ -230,7 +230,7 @@ class ResumableTrainer(PortedTrainer):
                 logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
                 self._test()
 
-    def _test(self) -> Mapping[str, Any]:
+    def _test(self, cfg: CfgNode | None = None) -> Mapping[str, Any]:
         raise NotImplementedError
 
     def _log_nothing_to_train(self, end: Mapping[str, Any]) -> None:

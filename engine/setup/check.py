@@ -18,6 +18,7 @@ from ...hooks import (
     ProgressBar,
     check_hooks,
 )
+from ...hooks.common.monitor import Monitor
 from ...hooks.common.rng import preserve_rng
 from ..checkpoint.matching import split_query
 from ..checkpoint.weights import check_weights
@@ -25,6 +26,7 @@ from ..data import DATASET_REGISTRY, check_data
 from ..data.build import SAMPLER_SLOT
 from ..data.datasets import TEST_SLOT, TRAIN_SLOT
 from ..evaluation import check_evaluation, result_names
+from ..evaluation.test_sets import own_periods, sets_of_period
 from ..modeling import check_model
 from ..modeling.build import LOSS_SLOT, MODEL_SLOT
 from ..parallel.base import check_parallel
@@ -229,23 +231,39 @@ def _check_weights(cfg: CfgNode) -> None:
 def _check_monitors(cfg: CfgNode) -> None:
     """Check that evaluations produce the metrics that keys and hooks watch, if the default evaluator is used.
 
-    CHECKPOINT.BEST.METRIC may also be a metric that is not from an evaluation, such as a loss. It is an error only if
-    it names a test set or resembles a metric of one; if it never appears, the run logs a warning.
+    CHECKPOINT.BEST.METRIC, and an EarlyStopping with a period, may also watch a metric that is not from an evaluation,
+    such as a loss. It is an error only if it names a test set or resembles a metric of one; if it never appears, the
+    run logs a warning, or EarlyStopping fails.
     """
     best = "CHECKPOINT.BEST.METRIC"
+    open_to_others = {best}
     watched = {best: cfg.CHECKPOINT.BEST.METRIC, "SOLVER.LR_SCHEDULER_METRIC": cfg.SOLVER.LR_SCHEDULER_METRIC}
     for name, args, key in HOOK_SLOT.entries(cfg):
         if name == "EarlyStopping":
-            watched[f"{key}.metric"] = args["metric"]
+            watched[f"{key}.metric"], period = args["metric"], args.get("period", 0)
         elif isinstance(name, ObjectName) and isinstance(name.value, EarlyStopping):
-            watched[f"{key}.metric"] = name.value.metric
-    watched = {key: metric for key, metric in watched.items() if metric}
+            watched[f"{key}.metric"], period = name.value.metric, name.value.period
+        else:
+            continue
+        if Duration.parse(period):
+            open_to_others.add(f"{key}.metric")
+    for key, metric in watched.items():
+        with errors_at(key):
+            Monitor(metric)  # finds the function of "module:function"
+    watched = {key: metric for key, metric in watched.items() if metric and ":" not in metric}
     if not watched:
         return
-    test_sets = [name_of(entry) for entry in cfg.DATASETS.TEST]
+    test_sets = [name_of(entry) for entry in sets_of_period(cfg).DATASETS.TEST]
+    for key, metric in watched.items():
+        for own in own_periods(cfg):
+            if metric.partition("/")[0] in map(name_of, sets_of_period(cfg, own).DATASETS.TEST):
+                raise ConfigError(
+                    f"{key}: {metric!r} is of a test set with an EVAL_PERIOD of its own, and only the other sets "
+                    "decide about the run; leave out its EVAL_PERIOD"
+                )
     if not test_sets:
         for key, metric in watched.items():
-            if key != best or metric.partition("/")[0] in DATASET_REGISTRY:
+            if key not in open_to_others or metric.partition("/")[0] in DATASET_REGISTRY:
                 raise ConfigError(f"{key}: {metric!r} needs an evaluation, but DATASETS.TEST is empty")
     if cfg.SOLVER.LR_SCHEDULER_METRIC and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
         raise ConfigError(
@@ -261,8 +279,9 @@ def _check_monitors(cfg: CfgNode) -> None:
     for key, metric in watched.items():
         if any(metric == name or metric.startswith(f"{name}/") for name in names):
             continue
-        near, prefix = suggest(metric, names), metric.partition("/")[0]
-        if key != best or near or prefix in test_sets or prefix in DATASET_REGISTRY:
+        prefix, slash, _ = metric.partition("/")
+        near = suggest(metric, names) if slash or key not in open_to_others else ""
+        if key not in open_to_others or near or prefix in test_sets or prefix in DATASET_REGISTRY:
             raise UnknownKeyError(
                 f"{key}: there is no metric {metric!r} among {', '.join(names) or 'none (TEST.METRICS is empty)'}{near}"
             )

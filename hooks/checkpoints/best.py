@@ -6,12 +6,13 @@ import operator
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
 from ...config.files.run_folder import is_claimed
 from ..base import HOOK_REGISTRY, HookBase
+from ..common.monitor import Monitor
 from ..every import Every
 from ..storage.event_storage import has_event_storage
 from .adapter import adapt
@@ -40,11 +41,13 @@ class BestCheckpointer(HookBase):
     Args:
         eval_period: a duration; 0: only after evaluations.
         checkpointer: saves the weights.
-        val_metric: the metric's full name in the storage, such as ``"digits_test/accuracy"``.
+        val_metric: the metric's full name in the storage, such as ``"digits_test/accuracy"``, or a function of all
+            metrics; see :class:`~hookline.hooks.common.monitor.Monitor`.
         mode: whether more ("max") or less ("min") is better.
         file_prefix: name of the file, without its extension.
         keep: how many to keep.
         load_at_end: load the best weights into the model after a run that did not fail and was not interrupted.
+        reset_on_train: forget the best values when training starts, also after a resume.
 
     Raises:
         ConfigError: ``mode`` or ``keep`` is invalid.
@@ -54,18 +57,21 @@ class BestCheckpointer(HookBase):
         self,
         eval_period: "Duration | int | str",
         checkpointer: Any,
-        val_metric: str,
+        val_metric: str | Callable[[Mapping[str, float]], float],
         mode: Literal["max", "min"] = "max",
         file_prefix: str = "model_best",
         keep: int = 1,
         load_at_end: bool = False,
+        reset_on_train: bool = False,
     ) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f'BestCheckpointer: mode must be "max" or "min", not {mode!r}')
         if keep < 1:
             raise ConfigError(f"BestCheckpointer: keep must be at least 1, not {keep}")
         self._every = Every(eval_period)
-        self._val_metric = val_metric
+        self._monitor = Monitor(val_metric)
+        self._val_metric = self._monitor.name
+        self._reset_on_train = reset_on_train
         self._mode = mode
         self._better = operator.gt if mode == "max" else operator.lt
         self._checkpointer = adapt(checkpointer)
@@ -100,6 +106,8 @@ class BestCheckpointer(HookBase):
         self._checked_iter = self.loaded_iter = None
         self._first_iter = 0
         self._unlisted.clear()
+        if self._reset_on_train:
+            self.reset_state()
         if not self.trainer.start_iter:
             return
         if self._writes:
@@ -164,14 +172,11 @@ class BestCheckpointer(HookBase):
         return {iteration for _, iteration in self.best}
 
     def _check(self) -> None:
-        latest = self.trainer.storage.latest()
-        if self._val_metric not in latest:
-            self._warn_once(latest)
+        found = self._monitor.value(self.trainer)
+        if found is None:
+            self._warn_once(self.trainer.storage.latest())
             return
-        value, iteration = latest[self._val_metric]
-        if self._val_metric in self.trainer.storage.over_ranks and getattr(self.trainer, "ranks_in_sync", False):
-            values = self.trainer.comm.all_gather(value)  # not yet averaged over ranks
-            value = sum(values) / len(values)
+        value, iteration = found
         if iteration == self._checked_iter or iteration in self._listed or iteration < self._first_iter:
             return
         self._checked_iter = iteration

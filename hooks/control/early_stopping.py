@@ -1,12 +1,14 @@
 """``EarlyStopping``: stop when a metric no longer improves."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from ...config import ConfigError, suggest
+from ...config import ConfigError, Duration, suggest
 from ..base import HOOK_REGISTRY, HookBase
+from ..common.monitor import Monitor
 from ..common.names import flatten_names
+from ..every import Every
 from ..storage.event_storage import has_event_storage
 
 __all__ = ["EarlyStopping"]
@@ -16,35 +18,45 @@ __all__ = ["EarlyStopping"]
 class EarlyStopping(HookBase):
     """Stops training when a metric has not improved for ``patience`` evaluations in a row.
 
-    Reads the metric after each evaluation. NaN is not an improvement. Saves the best value and the count.
+    Reads the metric after each evaluation, or every ``period``. NaN is not an improvement. Saves the best value and the
+    count.
 
     A run that was stopped has ended. ``--resume`` continues it only with a larger MAX_ITER, with other arguments for
     this hook, or without the hook.
 
     Args:
-        metric: the metric's full name, such as ``"digits_test/accuracy"``.
-        patience: number of evaluations without improvement after which training stops.
+        metric: the metric's full name, such as ``"digits_test/accuracy"``, or a function of all metrics; see
+            :class:`~hookline.hooks.common.monitor.Monitor`.
+        patience: number of evaluations, or periods, without improvement after which training stops.
         mode: whether a larger ("max") or a smaller ("min") value is better.
         min_delta: the smallest change that counts as an improvement.
         reset_on_train: forget the best value and the count when training starts.
+        period: a duration. The metric is read every ``period`` and not after evaluations; for a metric of training,
+            such as ``"total_loss"``, whose value is the median over the last 20 iterations.
 
     Raises:
-        ConfigError: after the first evaluation, if it has no such metric.
+        ConfigError: there is no such metric after the first evaluation, or at the end of the first period.
     """
 
     def __init__(
         self,
-        metric: str,
+        metric: str | Callable[[Mapping[str, float]], float],
         patience: int = 3,
         mode: Literal["max", "min"] = "max",
         min_delta: float = 0.0,
         reset_on_train: bool = False,
+        period: "Duration | int | str" = 0,
     ) -> None:
         if mode not in ("max", "min"):
             raise ConfigError(f'EarlyStopping: mode must be "max" or "min", not {mode!r}')
         if patience < 1:
             raise ConfigError(f"EarlyStopping: patience must be at least 1, not {patience}")
-        self.metric = metric
+        self._monitor = Monitor(metric)
+        self.metric = self._monitor.name
+        self.period = Duration.parse(period)
+        self._every = Every(period)
+        if self.period:
+            self.after_step = self._after_period  # type: ignore[method-assign]  # no cost without a period
         self.patience = patience
         self.mode = mode
         self._sign = 1.0 if mode == "max" else -1.0
@@ -54,26 +66,49 @@ class EarlyStopping(HookBase):
         self.count = 0
 
     def before_train(self) -> None:
+        self._every.start()
         if self._reset_on_train:
             self.reset_state()
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
-        if not has_event_storage():  # an evaluation without training
+        if not has_event_storage() or self.period:  # an evaluation without training
             return
         metrics = flatten_names(results)
-        if self.metric not in metrics:
+        if self._monitor.function is not None:
+            found = self._monitor.value(self.trainer)
+            assert found is not None
+            self._judge(found[0])
+        elif self.metric in metrics:
+            self._judge(float(metrics[self.metric]))
+        else:
             raise ConfigError(
                 f"EarlyStopping watches {self.metric!r}, which is not among the evaluation's metrics "
-                f"({', '.join(metrics) or 'none'}){suggest(self.metric, metrics)}"
+                f"({', '.join(metrics) or 'none'}){suggest(self.metric, metrics) or '.'} For a metric of training, set "
+                "period"
             )
-        if self._is_better(float(metrics[self.metric])):
-            self.best, self.count = float(metrics[self.metric]), 0
+
+    def _after_period(self) -> None:
+        if not self._every(self.trainer):
+            return
+        found = self._monitor.value(self.trainer, smoothed=True)
+        if found is None:
+            latest = self.trainer.storage.latest()
+            raise ConfigError(
+                f"EarlyStopping watches {self.metric!r}, which is not among the metrics so far "
+                f"({', '.join(latest) or 'none'}){suggest(self.metric, latest)}"
+            )
+        self._judge(found[0])
+
+    def _judge(self, value: float) -> None:
+        if self._is_better(value):
+            self.best, self.count = value, 0
             return
         self.count += 1
         if self.count >= self.patience:
             best = "none" if self.best is None else f"{self.best:.5g}"
+            times = "periods" if self.period else "evaluations"
             self.trainer.request_stop(
-                f"early stopping: {self.metric} has not been better than {best} for {self.count} evaluations",
+                f"early stopping: {self.metric} has not been better than {best} for {self.count} {times}",
                 everywhere=True,  # all ranks have the same results
             )
 

@@ -138,3 +138,23 @@ def test_results_that_are_not_numbers_raise_an_error_with_the_name(results, mess
     trainer.register_hooks([EvalHook(0, lambda: results)])
     with pytest.raises(TypeError, match=message):
         trainer.train(0, 1)
+
+
+def test_a_second_schedule_puts_its_results_and_hooks_do_not_follow_it():
+    seen = []
+    trainer = Idle()
+    first, second = Evaluation(trainer, {"val/a": 1}), Evaluation(trainer, {"full/a": 2})
+    hooks = [EvalHook(4, first), EvalHook(6, second, main=False)]
+    listener = CallbackHook(
+        before_eval=lambda trainer: seen.append("before"),
+        on_eval_end=lambda trainer: seen.append("end"),
+        after_eval=lambda trainer, results: seen.append(results),
+        before_step=lambda trainer: trainer.request_eval() if trainer.iter == 1 else None,
+    )
+    trainer.register_hooks([*hooks, listener])
+    trainer.train(0, 8)
+    assert first.at == [1, 3, 8]
+    assert second.at == [5, 8]
+    assert trainer.storage.latest() == {"val/a": (1.0, 8), "full/a": (2.0, 8)}
+    assert [one for one in seen if isinstance(one, dict)] == [{"val/a": 1}] * 3
+    assert seen.count("before") == seen.count("end") == 5

@@ -448,3 +448,18 @@ def test_an_asynchronous_save_of_the_best_is_complete_before_it_is_loaded(make, 
     trainer.train(0, 8)
     assert hooks[2].loaded_iter == 8
     assert kept(checkpointer) == files_of([(0.6, 8), (0.5, 5)])
+
+
+def test_the_best_by_a_function_of_all_metrics_and_reset_when_training_starts(make):
+    def score(metrics):
+        return metrics["metric"] - metrics["total_loss"] * 0
+
+    trainer, checkpointer = make()
+    values = iter([0.5, 0.3, 0.2])
+    best = BestCheckpointer(0, checkpointer, score, reset_on_train=True)
+    trainer.register_hooks([EvalHook(2, lambda: {"metric": next(values)}, eval_after_train=False), best])
+    trainer.train(0, 4)
+    assert best.best == [(0.5, 1)]
+    assert saved(checkpointer, "model_best")["best_metric"]["name"] == f"{__name__}:score"
+    trainer.train(4, 6)
+    assert best.best == [(0.2, 5)]

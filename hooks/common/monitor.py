@@ -1,0 +1,60 @@
+"""The metric that a hook watches."""
+
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+from ...config import ConfigError
+from ...config.registry import locate
+
+__all__ = ["Monitor"]
+
+
+class Monitor:
+    """A metric by name, or a function of all metrics.
+
+    Args:
+        metric: the metric's full name, such as ``"digits_test/accuracy"`` or ``"total_loss"``; or a function that gets
+            the latest value of every metric by name, and returns a number. ``"my_module:function"`` names one.
+
+    Raises:
+        ConfigError: the function does not exist.
+    """
+
+    def __init__(self, metric: str | Callable[[Mapping[str, float]], float]) -> None:
+        if isinstance(metric, str) and ":" in metric:
+            function = locate(metric)
+            if not callable(function):
+                raise ConfigError(f"{metric} is not a function")
+            self.name, self.function = metric, function
+        elif callable(metric):
+            name = getattr(metric, "__name__", type(metric).__name__)
+            self.name, self.function = f"{getattr(metric, '__module__', '')}:{name}", metric
+        else:
+            self.name, self.function = str(metric), None
+
+    def value(self, trainer: Any, smoothed: bool = False) -> tuple[float, int] | None:
+        """Return the latest value in the storage, and its iteration; None if there is none. All ranks call it.
+
+        Args:
+            trainer: the trainer.
+            smoothed: a smoothed metric's value is the median of its last 20 values.
+        """
+        storage = trainer.storage
+        hints, histories = storage.smoothing_hints(), storage.histories()
+        names = sorted(histories) if self.function is not None else [self.name]
+        if not set(names) <= set(histories):
+            return None
+        found = {name: _value(trainer, name, 20 if smoothed and hints[name] else 1) for name in names}
+        if self.function is not None:
+            return float(self.function(found)), storage.iter
+        return found[self.name], histories[self.name].latest_iter()
+
+
+def _value(trainer: Any, name: str, window: int) -> float:
+    """The median of the last values, each of them the mean over ranks."""
+    values = [value for value, _ in trainer.storage.history(name).values()[-window:]]
+    if name in trainer.storage.over_ranks and getattr(trainer, "ranks_in_sync", False):
+        ranks = trainer.comm.all_gather(values)  # perhaps not averaged over ranks yet
+        values = [sum(one) / len(ranks) for one in zip(*ranks, strict=True)]
+    return float(median(values))
