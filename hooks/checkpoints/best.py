@@ -57,7 +57,7 @@ class BestCheckpointer(HookBase):
         self,
         eval_period: "Duration | int | str",
         checkpointer: Any,
-        val_metric: str | Callable[[Mapping[str, float]], float],
+        val_metric: str | Callable[[Mapping[str, float]], float | None],
         mode: Literal["max", "min"] = "max",
         file_prefix: str = "model_best",
         keep: int = 1,
@@ -174,7 +174,8 @@ class BestCheckpointer(HookBase):
     def _check(self) -> None:
         found = self._monitor.value(self.trainer)
         if found is None:
-            self._warn_once(self.trainer.storage.latest())
+            if self._monitor.function is None:
+                self._warn_once(self.trainer.storage.latest())
             return
         value, iteration = found
         if iteration == self._checked_iter or iteration in self._listed or iteration < self._first_iter:

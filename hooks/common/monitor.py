@@ -15,13 +15,14 @@ class Monitor:
 
     Args:
         metric: the metric's full name, such as ``"digits_test/accuracy"`` or ``"total_loss"``; or a function that gets
-            the latest value of every metric by name, and returns a number. ``"my_module:function"`` names one.
+            the latest value of every metric by name, and returns a number, or None to be ignored this time.
+            ``"my_module:function"`` names one.
 
     Raises:
         ConfigError: the function does not exist.
     """
 
-    def __init__(self, metric: str | Callable[[Mapping[str, float]], float]) -> None:
+    def __init__(self, metric: str | Callable[[Mapping[str, float]], float | None]) -> None:
         if isinstance(metric, str) and ":" in metric:
             function = locate(metric)
             if not callable(function):
@@ -47,7 +48,12 @@ class Monitor:
             return None
         found = {name: _value(trainer, name, 20 if smoothed and hints[name] else 1) for name in names}
         if self.function is not None:
-            return float(self.function(found)), storage.iter
+            try:
+                value = self.function(found)
+            except KeyError as error:
+                error.add_note(f"in {self.name}; the metrics so far: {', '.join(found) or 'none'}")
+                raise
+            return None if value is None else (float(value), storage.iter)
         return found[self.name], histories[self.name].latest_iter()
 
 

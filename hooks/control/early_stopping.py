@@ -40,7 +40,7 @@ class EarlyStopping(HookBase):
 
     def __init__(
         self,
-        metric: str | Callable[[Mapping[str, float]], float],
+        metric: str | Callable[[Mapping[str, float]], float | None],
         patience: int = 3,
         mode: Literal["max", "min"] = "max",
         min_delta: float = 0.0,
@@ -76,8 +76,8 @@ class EarlyStopping(HookBase):
         metrics = flatten_names(results)
         if self._monitor.function is not None:
             found = self._monitor.value(self.trainer)
-            assert found is not None
-            self._judge(found[0])
+            if found is not None:
+                self._judge(found[0])
         elif self.metric in metrics:
             self._judge(float(metrics[self.metric]))
         else:
@@ -91,13 +91,14 @@ class EarlyStopping(HookBase):
         if not self._every(self.trainer):
             return
         found = self._monitor.value(self.trainer, smoothed=True)
-        if found is None:
+        if found is None and self._monitor.function is None:
             latest = self.trainer.storage.latest()
             raise ConfigError(
                 f"EarlyStopping watches {self.metric!r}, which is not among the metrics so far "
                 f"({', '.join(latest) or 'none'}){suggest(self.metric, latest)}"
             )
-        self._judge(found[0])
+        if found is not None:
+            self._judge(found[0])
 
     def _judge(self, value: float) -> None:
         if self._is_better(value):
