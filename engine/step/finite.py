@@ -11,7 +11,7 @@ from ...config import ConfigError
 from ...hooks.common.tensors import is_sharded, local_part
 from .. import comm
 
-__all__ = ["Buffers", "GradientCheck", "all_finite", "find_nonfinite", "skip_on_device"]
+__all__ = ["Buffers", "GradientCheck", "all_finite", "find_nonfinite", "skip_on_device", "start_momentum"]
 
 # Sets a flag if a tensor of a list has a NaN or an infinity, and multiplies the tensors by a number, here 1. One call
 # checks all tensors, which makes it the cheapest check.
@@ -183,9 +183,25 @@ def skip_on_device(optimizers: Iterable[Any], found: torch.Tensor, policy: str =
     """
     for optimizer in optimizers:
         if all(group.get("fused") for group in optimizer.param_groups):
+            if not optimizer.state:
+                start_momentum(optimizer)
             optimizer.grad_scale, optimizer.found_inf = None, found
         elif policy != "raise":
             raise ConfigError(
                 f"SOLVER.NONFINITE_LOSS: {policy} needs a fused optimizer on {found.device.type}, and this "
                 f"{type(optimizer).__name__} is not; set SOLVER.OPTIMIZER.ARGS.fused, or choose raise"
             )
+
+
+def start_momentum(optimizer: Any) -> None:
+    """Create the momentum of a fused SGD, as zeros, before its first step.
+
+    torch leaves it uninitialized if the first step is skipped because of a NaN or an infinity.
+    """
+    if not isinstance(optimizer, torch.optim.SGD):
+        return
+    for group in optimizer.param_groups:
+        if group.get("fused") and group["momentum"] and not group["dampening"]:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    optimizer.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter.detach()))

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from ...hooks.common.optimizers import optimizers_of
+from .finite import start_momentum
 
 __all__ = ["scaled_step", "unscale"]
 
@@ -23,6 +24,8 @@ def scaled_step(scaler: torch.amp.GradScaler, optimizer: Any) -> list[torch.Tens
     """
     optimizers = _with_gradients(optimizer)
     for one in optimizers:
+        if not one.state:
+            start_momentum(one)
         scaler.step(one)
     if not optimizers:
         return []

@@ -85,3 +85,18 @@ def test_no_step_waits_for_the_device():
     with pytest.raises((NotImplementedError, RuntimeError), match="meta"):
         made.train(0, 6)
     assert made.finished_iter == 5
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_skipped_first_update_leaves_weights_and_momentum_as_they_are(fused):
+    net = Net(3, 2)
+    before = net.weight.detach().clone()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=3e38)  # the scaled gradients are infinite
+    made = AMPTrainer(net, [100 * batch for batch in data()], optimizer, grad_scaler=scaler, precision=torch.bfloat16)
+    made.train(0, 1)
+    assert torch.equal(net.weight, before)
+    assert not any(state["momentum_buffer"].any() for state in optimizer.state.values())
+    scaler.update(1.0)
+    made.train(1, 2)
+    assert 0 < (net.weight - before).abs().max() < 1
