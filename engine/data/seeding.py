@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 
 from ...hooks.common.rng import preserve_rng
 from .batch_sampler import PlacedBatch
-from .reading import batch_reader, identity, make_batch, note_sample, sample_name
+from .reading import identity, make_batch, note_sample, sample_name
 from .workers import WorkerLoader, swapped
 
 __all__ = ["SeededLoader", "is_deterministic", "isolated_generators", "seed_generators", "stream_key"]
@@ -99,7 +99,7 @@ class _SeededReader(Dataset[Any]):
         self._dataset: _Getter = dataset
         self._collate = collate
         self._seed = seed
-        self._read_batch = batch_reader(dataset)
+        self._read_batch = getattr(dataset, "__getitems__", None) if _reads_batches(dataset) else None
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
@@ -119,6 +119,13 @@ class _SeededReader(Dataset[Any]):
                         raise
             seed_generators(stream_key(self._seed, epoch, COLLATE), places[0])
             return make_batch(dataset, lambda _: samples, self._collate, indices)
+
+
+def _reads_batches(dataset: Any) -> bool:
+    """Whether the data set has ``__getitems__``. A Subset always has it, so its data set is asked."""
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    return hasattr(dataset, "__getitems__")
 
 
 def is_deterministic(dataset: Any, collate_fn: Callable[[Any], Any] | None = None) -> bool:

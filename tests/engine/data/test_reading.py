@@ -4,7 +4,7 @@ from itertools import islice
 
 import pytest
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hookline.config import get_cfg
 from hookline.engine.data import DATASET_REGISTRY, EpochIterator, ShardedIterable, build_test_loader, build_train_loader
@@ -89,3 +89,12 @@ def test_part_of_a_data_set_names_the_one_sample_too():
     with pytest.raises(KeyError) as caught:
         list(whole_pass(build_test_loader(cfg, "OneIsBroken")))
     assert caught.value.__notes__ == ["while reading sample 5 of OneIsBroken"]
+
+
+def test_a_subset_of_ones_own_is_read_as_torch_reads_it():
+    class Doubled(Subset):
+        def __getitems__(self, indices):
+            return [2 * self.dataset[self.indices[index]] for index in indices]
+
+    loader = DataLoader(Doubled([1, 2, 3, 4], [3, 2]), batch_size=2)
+    assert [batch.tolist() for batch in loader] == [batch.tolist() for batch in whole_pass(loader)] == [[8, 6]]
