@@ -49,6 +49,7 @@ def shortened(cfg: CfgNode) -> CfgNode:
     cfg.TEST.EVAL_ON_START = False
     cfg.TEST.PRECISE_BN.NUM_ITER = min(cfg.TEST.PRECISE_BN.NUM_ITER, number)
     cfg.TEST.SANITY_CHECK_BATCHES = 0  # the evaluation follows soon
+    cfg.TEST.EVAL_ON_START = False
     cfg.TEST.EXPECTED_RESULTS = []
     cfg.CHECKPOINT.BEST.METRIC = ""
     cfg.CHECKPOINT.LOAD_BEST_AT_END = cfg.CHECKPOINT.ON_EXCEPTION = False
