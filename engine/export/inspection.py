@@ -115,9 +115,12 @@ def _megabytes(tensors: Any) -> float:
 def _describe_optimizer(state: Any, config: CfgNode | None) -> dict[str, Any] | None:
     if not isinstance(state, Mapping):
         return None
-    tensors = [value for _, value in _leaves(state.get("state", {})) if isinstance(value, torch.Tensor)]
+    states = [one.get("state", {}) for one in state.get("optimizers", [state])]
+    tensors = [value for _, value in _leaves(states) if isinstance(value, torch.Tensor)]
     kind = None if config is None else config.SOLVER.OPTIMIZER
     kind = kind.NAME if isinstance(kind, CfgNode) else kind
+    if "names" in state:  # an OptimizerList
+        kind = " and ".join(state["names"])
     return {"kind": kind, "tensors": len(tensors), "megabytes": _megabytes(tensors)}
 
 

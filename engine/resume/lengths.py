@@ -52,17 +52,18 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequenc
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
 
-    frozen = cfg.is_frozen()
+    given, frozen = cfg, cfg.is_frozen()
     cfg = resolve_schedule(cfg, iters_per_epoch, partial(iterations, "SOLVER.LR_SCHEDULER_ARGS")).clone()
     cfg.defrost()
     solver = cfg.SOLVER
     solver.MAX_ITER = NO_END if is_timed(cfg) else iterations("SOLVER.MAX_ITER", solver.MAX_ITER)
     solver.WARMUP_ITERS = iterations("SOLVER.WARMUP_ITERS", solver.WARMUP_ITERS)
     solver.STEPS = tuple(iterations("SOLVER.STEPS", step) for step in solver.STEPS)
-    for name, part in solver_parts(cfg).items():
-        resolved = resolve_lengths(part, iters_per_epoch, segments).SOLVER
-        keys = ("WARMUP_ITERS", "STEPS", "LR_SCHEDULER_ARGS")
-        solver.OPTIMIZERS[name].update({key: resolved[key] for key in keys})
+    for name, part in solver_parts(given).items():
+        entry, resolved = solver.OPTIMIZERS[name], resolve_lengths(part, iters_per_epoch, segments).SOLVER
+        for key in ("WARMUP_ITERS", "STEPS", "LR_SCHEDULER_ARGS"):
+            if key in entry or resolved[key] != solver[key]:  # "1ep" may be another number of steps
+                entry[key] = resolved[key]
     if frozen:
         cfg.freeze()
     return cfg
@@ -102,13 +103,13 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
     solver = cfg.SOLVER
     cfg.DATALOADER.BATCH_SIZE = round(cfg.DATALOADER.BATCH_SIZE * scale)
     solver.MAX_ITER = scaled(solver.MAX_ITER)
-    for name, part in solver_parts(cfg).items():
-        keys = ("BASE_LR", "WARMUP_ITERS", "STEPS")
-        solver.OPTIMIZERS[name].update({key: part.SOLVER[key] for key in keys})
-    for one in (solver, *solver.OPTIMIZERS.values()):
-        one.BASE_LR *= scale
-        one.WARMUP_ITERS = scaled(one.WARMUP_ITERS)
-        one.STEPS = tuple(scaled(step) for step in one.STEPS)
+    for one in (solver, *solver.OPTIMIZERS.values()):  # a part has only the keys that it changes
+        if "BASE_LR" in one:
+            one.BASE_LR *= scale
+        if "WARMUP_ITERS" in one:
+            one.WARMUP_ITERS = scaled(one.WARMUP_ITERS)
+        if "STEPS" in one:
+            one.STEPS = tuple(scaled(step) for step in one.STEPS)
     solver.CHECKPOINT_PERIOD = scaled(solver.CHECKPOINT_PERIOD)
     cfg.TEST.EVAL_PERIOD = scaled(cfg.TEST.EVAL_PERIOD)
     cfg.DATASETS.TEST = tuple(

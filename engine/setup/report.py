@@ -27,8 +27,9 @@ def describe_config(cfg: CfgNode) -> str:
 
 def describe_run(trainer: Any) -> str:
     """Return what ``--dry-run`` prints: a DefaultTrainer's config, model, lengths, periods and hooks."""
+    timed = trainer.find_hook("TimeBudget") is not None  # its number of iterations is not known
     parts = {
-        "Config, where it differs from the defaults": describe_config(trainer.cfg),
+        "Config, where it differs from the defaults": describe_config(trainer._unresolved if timed else trainer.cfg),
         "Model": model_summary(trainer.model),
         "Lengths and periods": _lengths(trainer),
         "Hooks, in the order they are called in, and the events they listen to": trainer.describe_hooks(),

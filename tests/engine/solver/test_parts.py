@@ -63,7 +63,8 @@ def test_lengths_of_parts_are_resolved_and_scaled():
     assert resolved.rest.LR_SCHEDULER_ARGS.step_size == 10
     cfg = make_cfg({"critic": {"PARAMS": "critic", "BASE_LR": 0.1}, "rest": {}}, REFERENCE_WORLD_SIZE=1)
     scaled = scale_config(cfg, 2).SOLVER
-    assert (scaled.BASE_LR, scaled.OPTIMIZERS.critic.BASE_LR, scaled.OPTIMIZERS.rest.BASE_LR) == (1.0, 0.2, 1.0)
+    assert (scaled.BASE_LR, scaled.OPTIMIZERS.critic.BASE_LR) == (1.0, 0.2)
+    assert "BASE_LR" not in scaled.OPTIMIZERS.rest  # that of SOLVER
 
 
 @pytest.mark.parametrize(
@@ -100,3 +101,14 @@ def test_the_names_of_a_saved_list_must_be_the_same():
     make("b", "a").load_state_dict(state)  # in another order
     with pytest.raises(ValueError, match="the optimizers a, b, but this list a, c"):
         make("a", "c").load_state_dict(state)
+
+
+def test_a_part_keeps_the_keys_that_it_does_not_change():
+    cfg = make_cfg({"critic": {"PARAMS": "critic", "BASE_LR": 0.1}, "rest": {}})
+    cfg.SOLVER.WARMUP_ITERS = "1ep"
+    assert resolve_lengths(cfg, 10).SOLVER.OPTIMIZERS == cfg.SOLVER.OPTIMIZERS
+    cfg.SOLVER.MAX_ITER = "2h"
+    cfg.merge_from_list(["SOLVER.OPTIMIZERS.rest.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:CosineAnnealingLR"])
+    cfg.merge_from_list(["SOLVER.OPTIMIZERS.rest.LR_SCHEDULER_ARGS", {"T_max": "end"}])
+    with pytest.raises(ConfigError, match="'2h' is a time"):
+        resolve_lengths(cfg, 10)

@@ -8,6 +8,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer
+from hookline.engine.export.inspection import inspect_checkpoint
 from hookline.hooks import CallbackHook
 
 
@@ -134,3 +135,10 @@ def test_the_schedule_is_what_the_config_says(tmp_path):
     trainer.train()
     assert trainer.scheduler.last_epoch == 3
     assert torch.tensor(trainer.scheduler.get_last_lr()) == pytest.approx(torch.tensor([0.1 / 8]))
+
+
+def test_a_checkpoint_of_several_optimizers_can_be_inspected(tmp_path):
+    make(tmp_path, "turns").train()
+    described = inspect_checkpoint(str(tmp_path / "model_final.pth"))["optimizer"]
+    assert described["kind"] == "critic and generator"
+    assert described["tensors"] > 0
