@@ -13,6 +13,7 @@ from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
 from .evaluation.collect import Predictions, collect
 from .evaluation.test_sets import predictor
+from .modeling.outputs import predictions_of
 from .setup.arguments import config_of_arguments, test_entries
 from .train_loop import TrainResult
 
@@ -156,6 +157,7 @@ class Trainer(DefaultTrainer):
 
         Returns:
             The outputs: a tensor on the CPU, or a dict, tuple or list of them, as the model returns them; on all ranks.
+            The loss beside the outputs, as of a Hugging Face model, is left out.
             With ``targets`` or ``metrics``: :class:`~hookline.engine.evaluation.Predictions`. With ``stream``: an
             iterator over outputs, with ``targets`` over pairs of outputs and targets.
 
@@ -182,7 +184,7 @@ class Trainer(DefaultTrainer):
                 evaluator.process(batch, output)
             if targets:
                 labels.append(move_to_device(self.adapter.targets(batch), "cpu"))
-            outputs.append(move_to_device(output, "cpu"))
+            outputs.append(move_to_device(predictions_of(output), "cpu"))
         joined = collect(outputs)
         if not targets and evaluator is None:
             return joined
@@ -191,7 +193,8 @@ class Trainer(DefaultTrainer):
 
     def _stream(self, batches: Iterable[Any], targets: bool) -> Iterator[Any]:
         for batch, output in batches:
-            yield (output, self.adapter.targets(batch)) if targets else output
+            predictions = predictions_of(output)
+            yield (predictions, self.adapter.targets(batch)) if targets else predictions
 
     def _load_weights(self) -> None:
         """Load MODEL.WEIGHTS before the first use of the model."""

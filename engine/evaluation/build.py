@@ -13,6 +13,7 @@ from ...config.slots import Slot, errors_at
 from ...hooks.common.batches import samples_in
 from ...hooks.common.names import flatten_names
 from ..modeling.adapters import ModelAdapter
+from ..modeling.outputs import predictions_of
 from .evaluator import DatasetEvaluator
 from .function_metric import FunctionMetric, is_metric_function
 from .metrics import METRIC_REGISTRY, Loss, Metric
@@ -78,7 +79,7 @@ class MetricsEvaluator(DatasetEvaluator):
             loss.add_losses(self.losses, samples_in(inputs) or 1)
         if len(self._own_losses) == len(self.metrics):
             return  # the batch may have no targets
-        targets = self._targets_of(inputs)
+        targets, outputs = self._targets_of(inputs), predictions_of(outputs)
         for name, metric in self.metrics.items():
             if metric in self._own_losses:
                 continue

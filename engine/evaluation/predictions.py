@@ -24,6 +24,7 @@ from ...config.files.run_folder import claim
 from .. import comm
 from ..data.transfer import move_to_device
 from ..data.whole_pass import whole_pass
+from ..modeling.outputs import without_loss
 from .evaluator import inference_context
 from .lockstep import counted
 
@@ -214,6 +215,7 @@ def _same_kind(name: str, kind: Any, other: Any) -> None:
 
 
 def _columns(outputs: Any) -> Columns:
+    outputs = without_loss(outputs)
     if isinstance(outputs, Mapping):
         named: Mapping[str, Any] = outputs
     elif dataclasses.is_dataclass(outputs) and not isinstance(outputs, type):

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .inputs import describe
 
-__all__ = ["entries_of", "is_scalar", "losses_of", "with_count"]
+__all__ = ["entries_of", "is_scalar", "losses_of", "predictions_of", "with_count", "without_loss"]
 
 
 def entries_of(output: Any) -> Mapping[Any, Any] | None:
@@ -51,6 +51,23 @@ def losses_of(output: Any) -> dict[str, Any]:
         "tensor, an object whose .loss is one, or a dict with one named 'loss' among other entries. It returned "
         f"{describe(output)}. If these are predictions, set MODEL.LOSS.NAME"
     )
+
+
+def without_loss(output: Any) -> Any:
+    """Return the named parts of an output as a dict without ``loss``, if that is a scalar or None; others unchanged."""
+    entries = entries_of(output)
+    if entries is None or not ("loss" in entries or hasattr(output, "loss")):
+        return output
+    loss = entries.get("loss")
+    if loss is not None and not is_scalar(loss):  # a loss for each sample
+        return output
+    return {name: value for name, value in entries.items() if name != "loss" and value is not None} or output
+
+
+def predictions_of(output: Any) -> Any:
+    """Return what metrics and callers receive of an output: its parts without the loss, or the only part by itself."""
+    rest = without_loss(output)
+    return next(iter(rest.values())) if rest is not output and len(rest) == 1 else rest
 
 
 def with_count(losses: dict[str, Any], count: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 import weakref
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -358,6 +359,32 @@ def test_outputs_in_dicts_and_lists(make):
     assert outputs["logits"].shape == (10, 3)
     assert outputs["words"] == ["a"] * 10
     assert outputs["extra"][1].shape == (10, 4)
+
+
+@dataclass
+class Output:
+    """As transformers' ``ModelOutput``."""
+
+    logits: torch.Tensor
+    loss: torch.Tensor | None = None
+    hidden_states: torch.Tensor | None = None
+
+
+class Labeled(Net):
+    def forward(self, x, labels=None):
+        logits = self.layers(x)
+        return Output(logits, None if labels is None else nn.functional.cross_entropy(logits, labels))
+
+
+def test_the_loss_beside_outputs_is_no_prediction(make):
+    data = [{"x": x, "labels": y} for x, y in zip(*points().tensors, strict=True)]
+    trainer = make(Labeled, data, data, loss=None, metrics=["Accuracy", "Loss"])
+    results = trainer.train().metrics
+    outputs = trainer.predict()
+    assert outputs.shape == (24, 3)
+    assert (outputs.argmax(1) == points().tensors[1]).double().mean() == results["test/accuracy"]
+    assert torch.equal(trainer.predict([{"x": x} for x in points().tensors[0]]), outputs)
+    assert next(trainer.predict(stream=True)).shape == (8, 3)
 
 
 def test_outputs_that_do_not_fit_together(make):
