@@ -18,7 +18,7 @@ from ..parallel.base import strategy_of
 from ..ranks.agreement import StopRequest
 from ..simple_trainer import SimpleTrainer
 from ..step.step_outputs import StepOutputs
-from ..train_loop import TrainerBase
+from ..train_loop import TrainerBase, TrainResult
 
 __all__ = ["PortedTrainer"]
 
@@ -107,6 +107,10 @@ class PortedTrainer(SimpleTrainer):
         if "_step_outputs" not in vars(self):
             self._step_outputs = StepOutputs(self)
         super()._bind_hooks()
+
+    def _train(self, *args: Any, **kwargs: Any) -> TrainResult:
+        self._add_missing_parts()
+        return super()._train(*args, **kwargs)
 
     def _prepare(self, start_iter: int, max_iter: int, stop: StopRequest | None) -> None:
         self._add_missing_parts()
