@@ -48,6 +48,15 @@ def test_an_evaluation_does_not_change_the_runs_config(make, tmp_path):
     assert not (tmp_path / "run" / "previous_001").exists()
 
 
+def test_the_precision_of_float32_is_set(make):
+    before = torch.get_float32_matmul_precision()
+    try:
+        set_up(make("FLOAT32_PRECISION", "high"), arguments())
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 def test_setup_without_arguments(make, tmp_path):
     set_up(make(), argparse.Namespace())
     set_up(make(), None)

@@ -59,3 +59,21 @@ def test_the_metric_may_be_a_function_of_all_metrics(metric):
     assert result.iteration == 4
     assert result.reason.startswith(f"early stopping: {__name__}:gap has not been better than -1 for 2 evaluations")
     assert stopping.state_dict() == {"best": -1.0, "count": 2}
+
+
+def evaluated(values, **arguments):
+    trainer = Losses([1.0] * len(values))
+    remaining = iter(values)
+    stopping = EarlyStopping("val/a", **arguments)
+    trainer.register_hooks([EvalHook(1, lambda: {"val": {"a": next(remaining)}}), stopping])
+    return trainer.train(0, len(values)).iteration, stopping.best
+
+
+def test_it_stops_after_so_many_evaluations_without_an_improvement():
+    assert evaluated([1, 2, 2, float("nan"), 9], patience=2) == (4, 2)
+    assert evaluated([3, 2, 2, 4, 9], patience=2, mode="min") == (4, 2)
+    assert evaluated([1, 0, 2, 1, 3], patience=2) == (5, 3)
+
+
+def test_a_smaller_change_than_min_delta_does_not_count():
+    assert evaluated([1, 1.4, 1.5, 9], patience=2, min_delta=0.5) == (3, 1)
