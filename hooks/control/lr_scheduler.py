@@ -172,7 +172,7 @@ class LRScheduler(HookBase):
         trainer = self.trainer
         trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
         if self._each_step:
-            (self._scheduler or self.scheduler).step()
+            (self._scheduler or (trainer.scheduler if self._part is None else self.scheduler)).step()
         elif self._by_timm:
             self.scheduler.step_update(trainer.iter + 1)
 

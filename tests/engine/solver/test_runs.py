@@ -47,6 +47,7 @@ class Pair(nn.Module):
 
 
 CASES = {
+    "linear": ["SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR"],
     "restarts": ["SOLVER.LR_SCHEDULER_NAME", "WarmupCosineRestartsLR", "SOLVER.LR_SCHEDULER_ARGS.first_cycle", "1ep"],
     "step per epoch": [
         *("SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:ExponentialLR", "SOLVER.LR_SCHEDULER_ARGS.gamma", 0.5),
@@ -80,7 +81,27 @@ CASES = {
 }
 
 
-def make(folder, case, max_iter="3ep", resume=False):
+class OwnOptimizers(DefaultTrainer):
+    """``build_optimizer`` returns a list."""
+
+    @classmethod
+    def build_optimizer(cls, cfg, model):
+        return [torch.optim.Adam(model[1].parameters(), lr=0.01), torch.optim.SGD(model[4].parameters(), lr=0.1)]
+
+
+class OwnSchedules(OwnOptimizers):
+    """``build_optimizer`` returns a dict, and ``build_lr_scheduler`` too."""
+
+    @classmethod
+    def build_optimizer(cls, cfg, model):
+        return dict(zip(("body", "head"), super().build_optimizer(cfg, model), strict=True))
+
+    @classmethod
+    def build_lr_scheduler(cls, cfg, optimizer):
+        return {"head": ExponentialLR(optimizer["head"], 0.9)}
+
+
+def make(folder, case, max_iter="3ep", resume=False, cls=DefaultTrainer):
     cfg = get_cfg()
     cfg.merge_from_list(
         [
@@ -94,7 +115,7 @@ def make(folder, case, max_iter="3ep", resume=False):
         ]
     )
     cfg.merge_from_list(CASES[case])
-    trainer = DefaultTrainer(cfg)
+    trainer = cls(cfg)
     trainer.resume_or_load(resume=resume)
     return trainer
 
@@ -104,20 +125,32 @@ def state(trainer):
     return [*(parameter.tolist() for parameter in trainer.model.parameters()), rates]
 
 
+@pytest.mark.parametrize("cls", [OwnOptimizers, OwnSchedules])
+def test_optimizers_and_schedules_of_a_subclass_are_stepped_and_resumed(cls, tmp_path):
+    check_that_a_resumed_run_equals_a_whole_one("linear", tmp_path, cls)
+    latest = make(tmp_path / "whole", "linear", "4ep", resume=True, cls=cls).train().metrics
+    names = {name for name in latest if name.startswith("lr")}
+    assert names == ({"lr/0", "lr/1"} if cls is OwnOptimizers else {"lr/head"})
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_a_stopped_and_resumed_run_equals_a_whole_one(case, tmp_path):
-    whole = make(tmp_path / "whole", case)
+    check_that_a_resumed_run_equals_a_whole_one(case, tmp_path)
+
+
+def check_that_a_resumed_run_equals_a_whole_one(case, tmp_path, cls=DefaultTrainer):
+    whole = make(tmp_path / "whole", case, cls=cls)
     whole.train()
-    stopped = make(tmp_path / "parts", case)
+    stopped = make(tmp_path / "parts", case, cls=cls)
     stopped.register_hooks([])
     stop_at(stopped, 8)
     stopped.train()
     assert stopped.iter == 9
-    resumed = make(tmp_path / "parts", case, resume=True)
+    resumed = make(tmp_path / "parts", case, resume=True, cls=cls)
     assert resumed.start_iter == 9
     resumed.train()
     assert state(resumed) == state(whole)
-    first = make(tmp_path / "first", case)
+    first = make(tmp_path / "first", case, cls=cls)
     assert [group["lr"] for group in first.optimizer.param_groups] != state(whole)[-1]  # the schedule did something
 
 
