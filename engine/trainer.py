@@ -144,7 +144,13 @@ class Trainer(DefaultTrainer):
         return comm.broadcast_object(results)
 
     def predict(  # type: ignore[override]
-        self, data: Any = None, *, targets: bool = False, metrics: bool = False, stream: bool = False
+        self,
+        data: Any = None,
+        *,
+        targets: bool = False,
+        metrics: bool = False,
+        stream: bool = False,
+        ignore_keys: Sequence[str] = (),
     ) -> Any:
         """Return the model's outputs for each sample, in the order of the data.
 
@@ -154,6 +160,7 @@ class Trainer(DefaultTrainer):
             metrics: return the metrics, too.
             stream: return an iterator over batches instead, which keeps only one in memory. Each rank gets its own
                 batches; all must read them to the end.
+            ignore_keys: names of outputs to leave out, such as "past_key_values".
 
         Returns:
             The outputs: a tensor on the CPU, or a dict, tuple or list of them, as the model returns them; on all ranks.
@@ -175,7 +182,7 @@ class Trainer(DefaultTrainer):
         loader, predict = self.build_test_loader(cfg, names[0]), predictor(self.adapter, evaluator)
         batches = super().predict(loader, with_batches=True, predict=predict)
         if stream:
-            return self._stream(batches, targets)
+            return self._stream(batches, targets, ignore_keys)
         if evaluator is not None:
             evaluator.reset()
         outputs, labels = [], []
@@ -184,16 +191,16 @@ class Trainer(DefaultTrainer):
                 evaluator.process(batch, output)
             if targets:
                 labels.append(move_to_device(self.adapter.targets(batch), "cpu"))
-            outputs.append(move_to_device(predictions_of(output), "cpu"))
+            outputs.append(move_to_device(predictions_of(output, ignore_keys), "cpu"))
         joined = collect(outputs)
         if not targets and evaluator is None:
             return joined
         results = comm.broadcast_object(evaluator.evaluate() or {}) if evaluator is not None else {}
         return Predictions(joined, collect(labels) if targets else None, results.get(names[0], results))
 
-    def _stream(self, batches: Iterable[Any], targets: bool) -> Iterator[Any]:
+    def _stream(self, batches: Iterable[Any], targets: bool, ignore_keys: Sequence[str]) -> Iterator[Any]:
         for batch, output in batches:
-            predictions = predictions_of(output)
+            predictions = predictions_of(output, ignore_keys)
             yield (predictions, self.adapter.targets(batch)) if targets else predictions
 
     def _load_weights(self) -> None:

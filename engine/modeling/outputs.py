@@ -1,6 +1,6 @@
 """Reads losses and named parts from what a model returns."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -64,9 +64,16 @@ def without_loss(output: Any) -> Any:
     return {name: value for name, value in entries.items() if name != "loss" and value is not None} or output
 
 
-def predictions_of(output: Any) -> Any:
-    """Return what metrics and callers receive of an output: its parts without the loss, or the only part by itself."""
+def predictions_of(output: Any, ignore: Container[str] = ()) -> Any:
+    """Return what metrics and callers receive of an output: its parts without the loss, or the only part by itself.
+
+    Args:
+        output: a model's output.
+        ignore: names of further parts to leave out.
+    """
     rest = without_loss(output)
+    if ignore and (entries := entries_of(rest)) is not None:
+        rest = {name: value for name, value in entries.items() if name not in ignore}
     return next(iter(rest.values())) if rest is not output and len(rest) == 1 else rest
 
 

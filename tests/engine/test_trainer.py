@@ -355,10 +355,12 @@ def test_outputs_in_dicts_and_lists(make):
     trainer = make(Several)
     outputs = trainer.predict([(x, 0) for x in points(10).tensors[0]])
     assert outputs.shape == (10, 3)  # a loss of torch takes the logits
-    outputs = make(Several, loss=lambda outputs, y: outputs["logits"].sum(), folder="b").predict(points(10))
+    trainer = make(Several, loss=lambda outputs, y: outputs["logits"].sum(), folder="b")
+    outputs = trainer.predict(points(10))
     assert outputs["logits"].shape == (10, 3)
     assert outputs["words"] == ["a"] * 10
     assert outputs["extra"][1].shape == (10, 4)
+    assert trainer.predict(points(10), ignore_keys=["words", "extra"]).shape == (10, 3)
 
 
 @dataclass
