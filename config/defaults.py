@@ -66,6 +66,13 @@ _C.MODEL.INPUTS = Typed("auto", one_of("auto", "batch", "tuple", "kwargs"))
 _C.MODEL.INPUT_MAPPING = CN(new_allowed=True)
 # For models that return several named outputs: {output: parameter of the loss}.
 _C.MODEL.OUTPUT_MAPPING = CN(new_allowed=True)
+# Functions ("package.module:function") that return the batch for model and loss from the loader's batch, and the output
+# for loss and metrics from the model's.
+_C.MODEL.INPUT_FUNCTION = ""
+_C.MODEL.OUTPUT_FUNCTION = ""
+# Methods of the model that are called with the batch instead of the model itself, if it has them.
+_C.MODEL.TRAIN_STEP = "train_step"
+_C.MODEL.PREDICT_STEP = "predict_step"
 # Name of the target in dict batches. Empty: the first of "label", "labels", "y", "target", "targets" in the batch.
 _C.MODEL.TARGET = ""
 # Store the weights of convolutions in channels-last order, which is faster on most devices.
@@ -236,6 +243,9 @@ _C.TEST.EVALUATOR.ARGS = CN(new_allowed=True)
 # MetricsEvaluator's metrics: components of METRIC_REGISTRY, "torchmetrics:Name", or a function of all predictions and
 # targets (docs/evaluation.md). AS gives one a name of its own, as for DATASETS.TEST.
 _C.TEST.METRICS = Typed([], named_components)
+# Instead of those of MODEL, in evaluation and prediction. Empty: those of MODEL.
+_C.TEST.INPUT_FUNCTION = ""
+_C.TEST.OUTPUT_FUNCTION = ""
 # Batches of each test set that are tried before training, so that errors of evaluation appear at once. 0: none.
 _C.TEST.SANITY_CHECK_BATCHES = _count(2)
 # Checked at the end: lists of [set, metric, expected value, tolerance]. If one is missed, the tools exit with 1.
@@ -280,6 +290,8 @@ _C.LOG = CN()
 _C.LOG.PERIOD = Typed(20, Duration.parse)
 # Losses are recorded every this many iterations. Larger values only help steps of a few microseconds.
 _C.LOG.GATHER_METRIC_PERIOD = _count(1, least=1)
+# Metrics of the batches of training, as TEST.METRICS. They are logged like losses, as "train/<metric>".
+_C.LOG.TRAIN_METRICS = Typed([], named_components)
 # Log the norm of all gradients before clipping as grad_norm. Clipping by norm always logs it.
 _C.LOG.GRAD_NORM = False
 # Lowest level of messages on the console: "DEBUG", "INFO", "WARNING" or "ERROR". log.txt has all of them.

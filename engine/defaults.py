@@ -29,7 +29,9 @@ from .evaluation import (
     format_results,
     verify_results,
 )
+from .evaluation.build import TRAIN_METRICS_SLOT, build_metrics
 from .evaluation.test_sets import evaluate_test_sets, own_periods, sets_of_period
+from .evaluation.training_metrics import TrainingMetrics
 from .evaluation.trial import sanity_check_batches, trial
 from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
@@ -212,6 +214,8 @@ class DefaultTrainer(ResumableTrainer):
             ret.append(hooks.EvalHook(period, evaluate, main=own is None, on_start=cfg.TEST.EVAL_ON_START))
         if batches := sanity_check_batches(cfg, overridden_builders(type(self), DefaultTrainer)):
             ret.append(hooks.SanityCheck(batches))
+        if cfg.LOG.TRAIN_METRICS:
+            ret.append(TrainingMetrics(build_metrics(cfg, TRAIN_METRICS_SLOT), self.adapter))
         ret += HOOK_SLOT.build(
             cfg,
             checkpointer=self.checkpointer,

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ...hooks.common.batches import is_samples, samples_in
+from ...hooks.common.batches import fields_of, is_samples, samples_in, with_fields
 
 __all__ = ["batch_size_of", "split_batch"]
 
@@ -26,8 +26,8 @@ def split_batch(batch: Any, parts: int, *, exact: bool = False) -> Iterator[tupl
     """Split a batch into ``parts`` of nearly equal size.
 
     Args:
-        batch: tensors whose first dimension is the batch, in any nesting of tuples, lists and dicts; or a list of
-            samples of any kind.
+        batch: tensors whose first dimension is the batch, in any nesting of tuples, lists, dicts and dataclasses; or a
+            list of samples of any kind.
         parts: number of parts; fewer if there are fewer samples.
         exact: repeat the last part with a share of 0 up to ``parts``, for ranks that must have the same number of
             parts.
@@ -48,6 +48,8 @@ def split_batch(batch: Any, parts: int, *, exact: bool = False) -> Iterator[tupl
 def _cut(batch: Any, start: int, end: int, size: int) -> Any:
     if isinstance(batch, torch.Tensor):
         return batch[start:end] if batch.ndim and batch.shape[0] == size else batch
+    if (named := fields_of(batch)) is not None:
+        return with_fields(batch, {name: _cut(value, start, end, size) for name, value in named.items()})
     if isinstance(batch, Mapping):
         return {key: _cut(value, start, end, size) for key, value in batch.items()}
     if is_samples(batch):

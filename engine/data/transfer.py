@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from ...hooks.common.batches import fields_of, with_fields
+
 __all__ = ["move_to_device"]
 
 
@@ -16,7 +18,7 @@ def move_to_device(batch: Any, device: torch.device | str) -> Any:
     the host could read a tensor before it has arrived.
 
     Args:
-        batch: tensors, objects with a method ``to``, and dicts, lists, tuples and named tuples of these, nested.
+        batch: tensors, objects with a method ``to``, and dicts, lists, tuples, named tuples and dataclasses of these.
             Other values (strings, numbers) are kept.
         device: the target device.
 
@@ -42,6 +44,8 @@ def _move(batch: Any, device: torch.device, non_blocking: bool) -> Any:
         for key, value in batch.items():
             moved[key] = _move(value, device, non_blocking)
         return moved
+    if (named := fields_of(batch)) is not None:
+        return with_fields(batch, {name: _move(value, device, non_blocking) for name, value in named.items()})
     if isinstance(batch, Mapping):
         return {key: _move(value, device, non_blocking) for key, value in batch.items()}
     return batch

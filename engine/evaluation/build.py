@@ -16,7 +16,7 @@ from ..modeling.adapters import ModelAdapter
 from ..modeling.outputs import predictions_of
 from .evaluator import DatasetEvaluator
 from .function_metric import FunctionMetric, is_metric_function
-from .metrics import METRIC_REGISTRY, Loss, Metric
+from .metrics import METRIC_REGISTRY, Loss, Metric, local_value
 from .predictions import check_format
 
 __all__ = [
@@ -37,6 +37,7 @@ EVALUATOR_SLOT = Slot(
     EVALUATOR_REGISTRY, "TEST.EVALUATOR.NAME", offers=("cfg", "dataset_name", "metrics", "targets_of")
 )
 METRICS_SLOT = Slot(METRIC_REGISTRY, "TEST.METRICS")
+TRAIN_METRICS_SLOT = Slot(METRIC_REGISTRY, "LOG.TRAIN_METRICS")
 
 
 @EVALUATOR_REGISTRY.register()
@@ -97,8 +98,11 @@ class MetricsEvaluator(DatasetEvaluator):
                 )
                 raise
 
-    def evaluate(self) -> dict[str, dict[str, Any]]:
+    def evaluate(self, local: bool = False) -> dict[str, dict[str, Any]]:
         """``{dataset_name: {metric: value}}``, the same on every rank.
+
+        Args:
+            local: this rank's values instead, without waiting for the others.
 
         Raises:
             ConfigError: two metrics have a result of the same name.
@@ -107,7 +111,7 @@ class MetricsEvaluator(DatasetEvaluator):
         results: dict[str, Any] = {}
         for name, metric in self.metrics.items():
             try:
-                value = metric.compute()
+                value = local_value(metric) if local else metric.compute()
             except Exception as error:
                 error.add_note(f"in compute() of the metric {self.dataset_name}/{name}")
                 raise
@@ -145,26 +149,27 @@ def build_evaluator(
     )
 
 
-def build_metrics(cfg: CfgNode) -> dict[str, Metric]:
-    """Build the metrics of ``cfg.TEST.METRICS``, by their ``AS``, ``name`` or class name in snake_case.
+def build_metrics(cfg: CfgNode, slot: Slot = METRICS_SLOT) -> dict[str, Metric]:
+    """Build the metrics of a slot, by default ``cfg.TEST.METRICS``, by their ``AS``, ``name`` or class name.
 
     Raises:
         ConfigError: names or arguments are wrong, also if a metric's constructor says so; or two metrics have the same
             name.
     """
     metrics: dict[str, Metric] = {}
-    for i, (name, args, key) in enumerate(METRICS_SLOT.entries(cfg)):
-        with errors_at(f"TEST.METRICS[{i}] ({name})"):
+    section, _, last = slot.key.partition(".")
+    for i, (name, args, key) in enumerate(slot.entries(cfg)):
+        with errors_at(f"{slot.key}[{i}] ({name})"):
             if function := _metric_function(name, args, key):
                 metric: Metric = FunctionMetric(function, args)
             else:
                 metric = METRIC_REGISTRY.build(name, args, offered={"cfg": cfg}, key=key)
-        entry = cfg.TEST.METRICS[i]
+        entry = cfg[section][last][i]
         own = entry.get("AS") if isinstance(entry, Mapping) else None
         result = own or _default_name(metric)
         if result in metrics:
             raise ConfigError(
-                f"TEST.METRICS[{i}]: there is already a metric named {result!r}; give one of them another name, "
+                f"{slot.key}[{i}]: there is already a metric named {result!r}; give one of them another name, "
                 f'{{NAME: "{name}", AS: "other"}}'
             )
         metrics[result] = metric
@@ -179,7 +184,7 @@ def check_evaluation(cfg: CfgNode) -> None:
     """
     check_format(cfg.TEST.PREDICTIONS_FORMAT, "TEST.PREDICTIONS_FORMAT")
     EVALUATOR_SLOT.check(cfg)
-    for name, args, key in METRICS_SLOT.entries(cfg):
+    for name, args, key in [*METRICS_SLOT.entries(cfg), *TRAIN_METRICS_SLOT.entries(cfg)]:
         if not _metric_function(name, args, key):
             METRIC_REGISTRY.check(name, args, offered=METRICS_SLOT.offers, key=key)
 

@@ -30,11 +30,12 @@ class Predictions:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-def collect(batches: Iterable[Any]) -> Any:
+def collect(batches: Iterable[Any], all_ranks: bool = True) -> Any:
     """Concatenate batches of tensors, arrays or lists, and dicts and tuples of these, on the CPU.
 
     Args:
-        batches: those of this rank. All ranks call this function.
+        batches: those of this rank.
+        all_ranks: whether to collect those of all ranks, which must all call this function.
 
     Returns:
         The batches of all ranks, in the order of the ranks; None if there are none. Dataclasses and named tuples become
@@ -44,7 +45,7 @@ def collect(batches: Iterable[Any]) -> Any:
         ConfigError: the batches cannot be concatenated.
     """
     parts = [_by_name(move_to_device(batch, "cpu")) for batch in batches]
-    shares = comm.all_gather(parts) if comm.get_world_size() > 1 else [parts]
+    shares = comm.all_gather(parts) if all_ranks and comm.get_world_size() > 1 else [parts]
     return _join(list(chain.from_iterable(shares)))
 
 

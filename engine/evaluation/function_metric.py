@@ -67,16 +67,24 @@ class FunctionMetric:
 
     def compute(self) -> Any:
         """Return the function's result. Every rank calls it."""
-        preds, targets, inputs = (_joined([batch[part] for batch in self._batches]) for part in range(3))
+        return self._call(all_ranks=True)
+
+    def local_value(self) -> Any:
+        """Return the function's result for this rank's batches."""
+        return self._call(all_ranks=False)
+
+    def _call(self, all_ranks: bool) -> Any:
+        parts = (_joined([batch[part] for batch in self._batches], all_ranks) for part in range(3))
+        preds, targets, inputs = parts
         keywords = {**self._args, **({"inputs": inputs} if self.takes_inputs else {})}
         return self._function(preds, targets, **keywords)
 
 
-def _joined(batches: list[Any]) -> Any:
+def _joined(batches: list[Any], all_ranks: bool) -> Any:
     try:
-        return collect(batches)
+        return collect(batches, all_ranks)
     except ConfigError:  # tensors of several shapes, as of sequences: a list with one entry per sample
-        return collect([list(batch) for batch in batches])
+        return collect([list(batch) for batch in batches], all_ranks)
 
 
 def _on_cpu(value: Any) -> Any:

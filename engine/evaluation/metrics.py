@@ -53,11 +53,25 @@ class MeanMetric:
         self._sum = self._sum + total.detach()
         self._count = self._count + count
 
+    def local_value(self) -> torch.Tensor | float:
+        """Return the mean of this rank, which may be a tensor on the device."""
+        return self._sum / self._count if isinstance(self._sum, torch.Tensor) else float("nan")
+
     def compute(self) -> float:
         """Return the mean over all ranks; NaN without data."""
         shares = comm.all_gather((float(self._sum), float(self._count)))
         total, count = (sum(values) for values in zip(*shares, strict=True))
         return total / count if count else float("nan")
+
+
+def local_value(metric: Any) -> Any:
+    """Return a metric's value over the batches of this rank, or ``compute()`` of a metric that cannot tell it."""
+    if hasattr(metric, "local_value"):
+        return metric.local_value()
+    for module in metric.modules() if isinstance(metric, nn.Module) else ():
+        if hasattr(module, "_to_sync"):  # a metric of torchmetrics
+            module._to_sync = False  # type: ignore[assignment]
+    return metric.compute()
 
 
 @METRIC_REGISTRY.register()

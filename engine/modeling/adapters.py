@@ -1,7 +1,6 @@
 """The adapter that calls a model with a batch and reads losses or predictions from its output."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,7 +8,9 @@ from torch import Tensor, nn
 from ...config import ConfigError
 from ...config.errors import suggest
 from ...config.signatures import Taken, what_it_takes
+from ...hooks.common.batches import fields_of
 from ...hooks.common.models import unwrap_model
+from .call_plan import CallPlan, through_forward
 from .inputs import INPUT_FORMS, caller, check_names, describe, forward_of, required_positions
 from .outputs import entries_of, is_scalar, losses_of, with_count
 
@@ -33,45 +34,13 @@ def _entry(key: Any) -> Callable[[Any], Any]:
 _first, _all_but_last = _entry(0), _entry(slice(0, -1))
 
 
-@dataclass(slots=True)
-class _Plan:
-    """How a model is called with batches of one form.
-
-    Attributes:
-        model: the model.
-        kind: the type of the batches.
-        measure: a function that distinguishes batches of one type, if they must be called differently.
-        form: the result of ``measure`` for these batches.
-        run: from a batch to the output.
-        target: from a batch to the target of the loss; None without a loss.
-        own_step: ``run`` is the model's ``train_step`` or ``predict_step``.
-        pair: batches are ``(x, y)``: ``run`` is ``model(x)`` and ``target`` returns ``y``.
-    """
-
-    model: Any
-    kind: type
-    measure: Callable[[Any], Any] | None
-    form: Any
-    run: Callable[[Any], Any]
-    target: Callable[[Any], Any] | None = None
-    own_step: bool = False
-    pair: bool = False
-
-    def fits(self, model: Any, batch: Any) -> bool:
-        """Return whether the plan is for this model and this form of batch."""
-        return (
-            self.model is model
-            and self.kind is type(batch)
-            and (self.measure is None or self.measure(batch) == self.form)
-        )
-
-
 class ModelAdapter:
     """Calls a model with a batch, and reads losses or predictions from its output.
 
     The adapter reads the signature of the model's ``forward`` when it first sees a form of batch, not in every step.
     If the model has a method ``train_step(batch)`` (for predictions, ``predict_step(batch)``), that is called instead,
-    with the unchanged batch. The adapter is not a module: the names in the model's state dict do not change.
+    with the unchanged batch; in DistributedDataParallel through its ``forward``. A dataclass is used like a dict. The
+    adapter is not a module: the names in the model's state dict do not change.
 
     Args:
         loss: called with the model's output and the batch's target. It returns a scalar tensor, or that and the number
@@ -84,9 +53,12 @@ class ModelAdapter:
             one argument.
         input_mapping: maps names of entries to names of ``forward``'s parameters. Implies "kwargs".
         output_mapping: maps names of the model's outputs to names of the loss's parameters. By default, a loss of
-            torch receives the only output or the one named "logits", any other loss the whole output.
+            torch receives the only output or the one named "logits", any other loss the whole output. Without a loss,
+            the output mapped to "loss" is the loss.
         target: name of the target in dict batches. Default: the one of "label", "labels", "y", "target" and "targets"
             that the batch has.
+        train_step: name of the method that is called instead of the model in training, if the model has it.
+        predict_step: likewise, for predictions.
 
     Raises:
         ConfigError: the arguments contradict each other, or the loss has no parameter of a name.
@@ -100,6 +72,8 @@ class ModelAdapter:
         input_mapping: Mapping[str, str] | None = None,
         output_mapping: Mapping[str, str] | None = None,
         target: str | None = None,
+        train_step: str = "train_step",
+        predict_step: str = "predict_step",
     ) -> None:
         if inputs not in INPUT_FORMS:
             raise ConfigError(f"MODEL.INPUTS: {inputs!r} is not one of {', '.join(map(repr, INPUT_FORMS))}")
@@ -110,11 +84,13 @@ class ModelAdapter:
         if self.input_mapping and inputs in ("batch", "tuple"):
             raise ConfigError(f'MODEL.INPUT_MAPPING names keyword arguments; MODEL.INPUTS "{inputs}" has none')
         self.inputs = "kwargs" if self.input_mapping else inputs
+        self._steps = {True: train_step, False: predict_step}
+        self._maps_loss = loss is None and "loss" in self.output_mapping.values()
         self._takes_tensor = _is_torch_loss(loss)
         self._target_parameter = _target_parameter(loss, self.output_mapping)
-        self._training: _Plan | None = None
-        self._predicting: _Plan | None = None
-        self._plans: dict[Any, _Plan] = {}
+        self._training: CallPlan | None = None
+        self._predicting: CallPlan | None = None
+        self._plans: dict[Any, CallPlan] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         # Plans hold the model; a copy of the adapter is used with a copy of the model.
@@ -147,7 +123,7 @@ class ModelAdapter:
         else:
             output = plan.run(batch)
             if plan.target is None:
-                return losses_of(output)
+                return self._own_losses(output)
             target = plan.target(batch)
         if self.output_mapping or (self._takes_tensor and type(output) is not Tensor):
             loss = self._compute_loss(output, target)
@@ -199,7 +175,7 @@ class ModelAdapter:
         plan, output = self._run(model, batch)
         predictions, module = self._predictions(plan, output), unwrap_model(model)
         try:
-            return predictions, losses_of(output)
+            return predictions, self._own_losses(output)
         except TypeError:
             before, module.training = module.training, True
         try:
@@ -213,22 +189,33 @@ class ModelAdapter:
         finally:
             module.training = before
 
-    def _run(self, model: nn.Module, batch: Any) -> tuple[_Plan, Any]:
+    def _run(self, model: nn.Module, batch: Any) -> tuple[CallPlan, Any]:
         plan = self._predicting
         if plan is None or not plan.fits(model, batch):
             plan = self._predicting = self._plan(model, batch, training=False)
         return plan, plan.run(batch)
 
-    def _predictions(self, plan: _Plan, output: Any) -> Any:
-        if plan.own_step:
-            return output
+    def _predictions(self, plan: CallPlan, output: Any) -> Any:
+        return output if plan.own_step else self.predictions(output)
+
+    def predictions(self, output: Any, training: bool = False) -> Any:
+        """Return the predictions in a model's output: what metrics receive.
+
+        Args:
+            output: what ``forward`` returned.
+            training: whether it returned it in a training step.
+        """
         if self.output_mapping:
             mapped = self._rename_outputs(output)
-            return mapped if len(mapped) > 1 else next(iter(mapped.values()))
+            return mapped if len(mapped) > 1 else next(iter(mapped.values()), output)
         return self._select_output(output) if self._takes_tensor else output
 
-    def targets(self, batch: Any) -> Any:
+    def targets(self, batch: Any, training: bool = False) -> Any:
         """Return the targets of a batch: its last entry, or the target of a dict.
+
+        Args:
+            batch: the batch.
+            training: whether it is one of a training step.
 
         Raises:
             TypeError: the batch has no target.
@@ -237,7 +224,7 @@ class ModelAdapter:
 
     # ------------------------------------------------------------------ inputs
 
-    def _plan(self, model: Any, batch: Any, training: bool) -> _Plan:
+    def _plan(self, model: Any, batch: Any, training: bool) -> CallPlan:
         measure: Callable[[Any], Any] | None = None
         if isinstance(batch, Mapping):
             measure = _keys
@@ -254,19 +241,26 @@ class ModelAdapter:
 
     def _new_plan(
         self, model: Any, batch: Any, training: bool, measure: Callable[[Any], Any] | None, form: Any
-    ) -> _Plan:
-        module = unwrap_model(model)
-        step = getattr(module, "train_step" if training else "predict_step", None)
+    ) -> CallPlan:
+        if fields_of(batch) is not None:
+            return self._new_plan_for_fields(model, batch, training)
+        module, name = unwrap_model(model), self._steps[training]
+        step = getattr(module, name, None)
+        if step is None and name not in ("train_step", "predict_step"):
+            key = "MODEL.TRAIN_STEP" if training else "MODEL.PREDICT_STEP"
+            raise TypeError(f"{key}: {type(module).__name__} has no method '{name}'{suggest(name, dir(module))}")
         if callable(step):
             if training and isinstance(getattr(model, "_orig_mod", model), _PARALLEL):
-                raise TypeError(
-                    f"{type(module).__name__}.train_step would bypass {type(model).__name__}, and ranks would not "
-                    "exchange gradients; have the model's forward return its losses instead"
-                )
-            return _Plan(model, type(batch), None, None, step, own_step=True)
+                if not isinstance(model, nn.parallel.DistributedDataParallel):
+                    raise TypeError(
+                        f"{type(module).__name__}.{name} would bypass {type(model).__name__}, and ranks would not "
+                        "exchange gradients; have the model's forward return its losses instead"
+                    )
+                step = through_forward(model, module, step)
+            return CallPlan(model, type(batch), None, None, step, own_step=True)
         taken = what_it_takes(forward_of(module))
         # A model with train_step(batch) splits the batch there; its forward takes the inputs without the target.
-        separate = self.loss is not None or (not training and callable(getattr(module, "train_step", None)))
+        separate = self.loss is not None or (not training and callable(getattr(module, self._steps[True], None)))
         take: Callable[[Any], Any] | None = None
         target: str | None = None
         inputs, several = batch, self.inputs == "tuple" and not separate
@@ -302,7 +296,15 @@ class ModelAdapter:
         read_target = self._target_of(batch) if training and self.loss is not None else None
         pair = call is model and take is _first and read_target is not None
         run = call if take is None else _compose(call, take)
-        return _Plan(model, type(batch), measure, form, run, read_target, pair=pair)
+        return CallPlan(model, type(batch), measure, form, run, read_target, pair=pair)
+
+    def _new_plan_for_fields(self, model: Any, batch: Any, training: bool) -> CallPlan:
+        """Return the plan for a dataclass: that for a dict, unless the model receives the batch itself."""
+        plan = ModelAdapter._new_plan(self, model, fields_of(batch), training, None, None)
+        whole = plan.own_step or plan.run is model
+        run = plan.run if whole else _compose(plan.run, fields_of)
+        target = None if plan.target is None else _compose(plan.target, fields_of)
+        return CallPlan(model, type(batch), None, None, run, target, own_step=plan.own_step)
 
     def _lacks_target(self, batch: Sequence[Any], taken: Taken | None) -> bool:
         """Return whether the model needs every entry of a tuple or list, so that none is left for a target."""
@@ -332,6 +334,8 @@ class ModelAdapter:
 
     def _target_of(self, batch: Any) -> Callable[[Any], Any]:
         """Return the function that reads the target of batches like this one."""
+        if (fields := fields_of(batch)) is not None:
+            return _compose(_entry(self._target_name(fields)), fields_of)
         if isinstance(batch, Mapping):
             return _entry(self._target_name(batch))
         if isinstance(batch, tuple | list) and len(batch) >= 2:
@@ -343,24 +347,32 @@ class ModelAdapter:
 
     # ------------------------------------------------------------------ outputs
 
+    def _own_losses(self, output: Any) -> dict[str, Any]:
+        if not self._maps_loss:
+            return losses_of(output)
+        return losses_of({"loss": self._rename_outputs(output, only="loss")["loss"]})
+
     def _compute_loss(self, output: Any, target: Any) -> Any:
         assert self.loss is not None
         if self.output_mapping:
             return self.loss(**self._rename_outputs(output), **{self._target_parameter: target})
         return self.loss(self._select_output(output), target)
 
-    def _rename_outputs(self, output: Any) -> dict[str, Any]:
+    def _rename_outputs(self, output: Any, only: str = "") -> dict[str, Any]:
         entries = entries_of(output)
         if entries is None:
             raise TypeError(f"MODEL.OUTPUT_MAPPING needs outputs with names; the model returned {describe(output)}")
-        for name in self.output_mapping:
+        mapping = {old: new for old, new in self.output_mapping.items() if not only or new == only}
+        if self._maps_loss and not only:
+            mapping = {old: new for old, new in mapping.items() if new != "loss"}
+        for name in mapping:
             if name not in entries:
                 hint = suggest(name, map(str, entries))
                 raise TypeError(
                     f"MODEL.OUTPUT_MAPPING: the model returned no '{name}'{hint or '.'} "
                     f"It returned: {', '.join(map(str, entries)) or 'nothing'}"
                 )
-        return {new: entries[name] for name, new in self.output_mapping.items()}
+        return {new: entries[name] for name, new in mapping.items()}
 
     def _select_output(self, output: Any) -> Any:
         """Return the output for a loss that takes one tensor."""

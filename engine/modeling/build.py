@@ -16,6 +16,7 @@ from .. import comm
 from .activation_checkpointing import checkpoint_activations
 from .adapters import ModelAdapter
 from .inputs import check_names
+from .mapped_adapter import MappedAdapter
 
 __all__ = [
     "LOSS_REGISTRY",
@@ -39,6 +40,8 @@ META_ARCH_REGISTRY = MODEL_REGISTRY
 
 LOSS_REGISTRY = Registry("LOSS", Callable)
 """Losses for ``MODEL.LOSS.NAME``: ``loss(model(x), y)`` returns a scalar tensor, or ``(loss, num_items)``."""
+
+_FUNCTIONS = Registry("FUNCTION")
 
 MODEL_SLOT, LOSS_SLOT = Slot(MODEL_REGISTRY, "MODEL.NAME"), Slot(LOSS_REGISTRY, "MODEL.LOSS.NAME")
 
@@ -129,13 +132,31 @@ def build_adapter(cfg: CfgNode) -> ModelAdapter:
     Raises:
         ConfigError: names or arguments are wrong.
     """
-    return ModelAdapter(
-        build_loss(cfg),
-        inputs=cfg.MODEL.INPUTS,
-        input_mapping=cfg.MODEL.INPUT_MAPPING,
-        output_mapping=cfg.MODEL.OUTPUT_MAPPING,
-        target=cfg.MODEL.TARGET,
+    options = {
+        "inputs": cfg.MODEL.INPUTS,
+        "input_mapping": cfg.MODEL.INPUT_MAPPING,
+        "output_mapping": cfg.MODEL.OUTPUT_MAPPING,
+        "target": cfg.MODEL.TARGET,
+        "train_step": cfg.MODEL.TRAIN_STEP,
+        "predict_step": cfg.MODEL.PREDICT_STEP,
+    }
+    functions = _functions(cfg)
+    return (
+        MappedAdapter(build_loss(cfg), **functions, **options)
+        if functions
+        else ModelAdapter(build_loss(cfg), **options)
     )
+
+
+def _functions(cfg: CfgNode) -> dict[str, Callable[[Any], Any]]:
+    """Return the functions of batches and outputs that the config names, by the names of MappedAdapter's arguments."""
+    keys = ("MODEL.INPUT_FUNCTION", "MODEL.OUTPUT_FUNCTION", "TEST.INPUT_FUNCTION", "TEST.OUTPUT_FUNCTION")
+    functions = {}
+    for key in keys:
+        section, _, last = key.partition(".")
+        if name := cfg[section][last]:
+            functions[f"{'eval_' if section == 'TEST' else ''}{last.lower()}"] = _FUNCTIONS.get(name, key)
+    return functions
 
 
 def check_model(cfg: CfgNode) -> None:
@@ -151,6 +172,7 @@ def check_model(cfg: CfgNode) -> None:
         for target in slot.check(cfg):
             label = getattr(target, "__name__", "")  # a functools.partial has none
             check_names(f"MODEL.{key}", label, _forward_parameters(target), model[key].values())
+    _functions(cfg)
     ModelAdapter(inputs=model.INPUTS, input_mapping=model.INPUT_MAPPING)  # raises if the two do not fit together
     for index, pattern in enumerate(model.ACTIVATION_CHECKPOINTING):
         if not isinstance(pattern, str) or not pattern:

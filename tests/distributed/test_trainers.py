@@ -37,6 +37,11 @@ def test_ranks_do_not_exchange_requests_in_every_step(both):
     assert both[0]["exchanges"] < 100  # of 600 steps
 
 
+def test_ranks_exchange_gradients_in_a_train_step_of_the_model(both):
+    for results in both:
+        assert results["train_step"] == [[[1.5, 1.5]], [0.5, 0.5], True]
+
+
 def test_stop_training_in_a_step_of_all_ranks_ends_the_run(both):
     assert [results["given up"] for results in both] == [["given up", 5]] * 2
 

@@ -47,6 +47,29 @@ def all_same(value):
     return value
 
 
+class OwnStep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 1, bias=False)
+
+    def forward(self, x):
+        return self.layer(x)
+
+    def train_step(self, batch):
+        return {"loss": self(batch).sum()}
+
+
+def train_step(results):
+    model = DistributedDataParallel(OwnStep())
+    for _ in range(2):  # the second call must find the module as it was
+        model.zero_grad()
+        adapter = ModelAdapter()
+        adapter.losses(model, torch.full((1, 2), 1.0 + comm.get_rank()))["loss"].backward()
+    trainer = SimpleTrainer(model, [torch.ones(1, 2)], torch.optim.SGD(model.parameters(), lr=0.1))
+    gathered = trainer.gather(torch.full((1,), 0.5)).tolist()
+    results["train_step"] = [model.module.layer.weight.grad.tolist(), gathered, "forward" not in vars(model.module)]
+
+
 def decisions(results):
     _, result = agreed([on_rank(1, 5, lambda t: t.request_stop("rank 1 had enough", 75))])
     all_same(result)
@@ -309,6 +332,7 @@ def buffers(results):
 def main(folder):
     logging.disable(logging.CRITICAL)
     results = {}
+    train_step(results)
     decisions(results)
     hook_changes(results)
     nan_beside(results)

@@ -1,0 +1,64 @@
+"""How a model is called with batches of one form."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["CallPlan", "through_forward"]
+
+
+@dataclass(slots=True)
+class CallPlan:
+    """How a model is called with batches of one form.
+
+    Attributes:
+        model: the model.
+        kind: the type of the batches.
+        measure: a function that distinguishes batches of one type, if they must be called differently.
+        form: the result of ``measure`` for these batches.
+        run: from a batch to the output.
+        target: from a batch to the target of the loss; None without a loss.
+        own_step: ``run`` is the model's ``train_step`` or ``predict_step``.
+        pair: batches are ``(x, y)``: ``run`` is ``model(x)`` and ``target`` returns ``y``.
+    """
+
+    model: Any
+    kind: type
+    measure: Callable[[Any], Any] | None
+    form: Any
+    run: Callable[[Any], Any]
+    target: Callable[[Any], Any] | None = None
+    own_step: bool = False
+    pair: bool = False
+
+    def fits(self, model: Any, batch: Any) -> bool:
+        """Return whether the plan is for this model and this form of batch."""
+        return (
+            self.model is model
+            and self.kind is type(batch)
+            and (self.measure is None or self.measure(batch) == self.form)
+        )
+
+
+def through_forward(model: Any, module: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that calls a method of a module as if it were its ``forward``, which the wrapper watches."""
+
+    def run(batch: Any) -> Any:
+        own = vars(module).pop("forward", None)
+
+        def restore() -> None:
+            vars(module).pop("forward", None)
+            if own is not None:
+                module.forward = own
+
+        def first(*args: Any, **kwargs: Any) -> Any:
+            restore()  # the method calls the module itself
+            return step(*args, **kwargs)
+
+        module.forward = first
+        try:
+            return model(batch)
+        finally:
+            restore()
+
+    return run
