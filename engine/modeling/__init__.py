@@ -14,6 +14,7 @@ from .build import (
     resolve_device,
 )
 from .gpt import GPT, TransformerBlock
+from .sampling import SampleText
 from .summary import model_summary
 from .zoo import MLP, ConvNet, ResNet
 
@@ -26,6 +27,7 @@ __all__ = [
     "ConvNet",
     "ModelAdapter",
     "ResNet",
+    "SampleText",
     "TransformerBlock",
     "build_adapter",
     "build_loss",

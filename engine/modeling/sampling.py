@@ -5,13 +5,19 @@ from typing import Any
 
 import torch
 
-from hookline.hooks import HookBase
+from ...hooks.base import HOOK_REGISTRY, HookBase
+from ...hooks.common.models import unwrap_model
 
-logger = logging.getLogger("hookline.configs.sampling")
+__all__ = ["SampleText"]
+
+logger = logging.getLogger(__name__)
 
 
+@HOOK_REGISTRY.register()
 class SampleText(HookBase):
-    """Lets the model continue a prompt after each evaluation. Logs the text, and puts it into the storage as "sample".
+    """Lets a :class:`GPT` on bytes continue a prompt after each evaluation.
+
+    Logs the text, and puts it into the storage as "sample".
 
     Args:
         prompt: the beginning.
@@ -25,8 +31,7 @@ class SampleText(HookBase):
 
     @torch.no_grad()
     def after_eval(self, results: Any) -> None:
-        model = self.trainer.model
-        model = getattr(model, "module", model)  # without DDP
+        model: Any = unwrap_model(self.trainer.model)
         device, training = next(model.parameters()).device, model.training
         generator = torch.Generator(device).manual_seed(self._seed)
         tokens = torch.tensor([list(self._prompt.encode())], device=device)
