@@ -18,7 +18,7 @@ from .storage.event_storage import EventStorage, get_event_storage, has_event_st
 from .storage.history_buffer import HistoryBuffer
 from .watching.flops import FlopsCounter
 from .watching.garbage import GarbageCollection
-from .watching.memory import MemoryMonitor, TorchMemoryStats
+from .watching.memory import MemoryMonitor, MemorySnapshot, TorchMemoryStats
 from .watching.profilers import AutogradProfiler, TorchProfiler
 from .watching.throughput import Throughput
 from .watching.timing import IterationTimer
@@ -67,6 +67,7 @@ __all__ = [
     "LRScheduler",
     "LossSpike",
     "MemoryMonitor",
+    "MemorySnapshot",
     "ModelFreezer",
     "PeriodicCheckpointer",
     "PeriodicWriter",

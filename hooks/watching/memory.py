@@ -9,7 +9,7 @@ from ...config import Duration
 from ..base import HOOK_REGISTRY, HookBase
 from ..every import Every
 
-__all__ = ["MemoryMonitor", "TorchMemoryStats"]
+__all__ = ["MemoryMonitor", "MemorySnapshot", "TorchMemoryStats"]
 
 logger = logging.getLogger(__name__)
 
@@ -95,3 +95,55 @@ class TorchMemoryStats(HookBase):
         )
         if self._runs == 1:
             logger.info("\n%s", cuda.memory_summary())
+
+
+@HOOK_REGISTRY.register()
+class MemorySnapshot(HookBase):
+    """Records all allocations of GPU memory in some steps, and writes them to a file for https://pytorch.org/memory_viz.
+
+    Writes ``memory_iter<start>.pickle``, on other ranks ``memory_iter<start>_rank<rank>.pickle``, after the last of the
+    steps, or when an error such as out of memory ends training. Without CUDA it only logs that. Saves nothing.
+
+    Args:
+        output_dir: folder of the file.
+        start: the first iteration that is recorded.
+        steps: number of iterations.
+        max_entries: number of allocations to keep, the newest ones.
+    """
+
+    def __init__(self, output_dir: str, start: int = 10, steps: int = 3, max_entries: int = 100_000) -> None:
+        self._output_dir = output_dir
+        self._start = start
+        self._steps = steps
+        self._max_entries = max_entries
+        self._recording = False
+
+    def before_train(self) -> None:
+        if not torch.cuda.is_available():
+            logger.info("MemorySnapshot: there is no CUDA device, so there is nothing to record")
+
+    def before_step(self) -> None:
+        if self.trainer.iter == self._start and torch.cuda.is_available():
+            torch.cuda.memory._record_memory_history(max_entries=self._max_entries)
+            self._recording = True
+
+    def after_step(self) -> None:
+        if self.trainer.iter + 1 >= self._start + self._steps:
+            self._write()
+
+    def after_train(self) -> None:
+        self._write()
+
+    def on_exception(self, error: BaseException) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        if not self._recording:
+            return
+        self._recording = False
+        rank = self.trainer.comm.get_rank()
+        name = f"memory_iter{self._start}{f'_rank{rank}' if rank else ''}.pickle"
+        path = os.path.join(self._output_dir, name)
+        torch.cuda.memory._dump_snapshot(path)
+        torch.cuda.memory._record_memory_history(enabled=None)
+        logger.info("GPU memory of iterations %d to %d: %s", self._start, self.trainer.iter, path)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.batches import samples_in
+from ..storage.event_storage import has_event_storage
 
 __all__ = ["Throughput", "Window"]
 
@@ -60,7 +61,8 @@ class Throughput(HookBase):
 
     It uses wall-clock time between two reports, including evaluations, checkpoints and waiting for data. Puts
     ``samples_per_s``, ``epoch`` (passes over the data as a fraction), ``items_per_s`` if items are counted, and
-    ``time_p95`` and ``time_max`` of the step times that :class:`IterationTimer` put since the last report. Reads
+    ``time_p95`` and ``time_max`` of the step times that :class:`IterationTimer` put since the last report. After each
+    evaluation it puts ``eval_time`` (seconds) and ``eval_samples_per_s``. Reads
     ``num_items`` and ``time``. Saves the iteration of its last report.
 
     Args:
@@ -141,6 +143,21 @@ class Throughput(HookBase):
             values["time_max"] = times[-1]
         self._samples, self._items = 0, 0.0
         trainer.storage.put_scalars(smoothing_hint=False, cur_iter=trainer.finished_iter, **values)
+
+    def before_eval(self) -> None:
+        self._eval_samples, self._eval_since = 0, time.perf_counter()
+
+    def after_eval_step(self, batch: Any, outputs: Any) -> None:
+        self._eval_samples += samples_in(batch) or 0
+
+    def after_eval(self, results: Any) -> None:
+        if not has_event_storage():  # an evaluation without training
+            return
+        seconds = max(time.perf_counter() - self._eval_since, 1e-9)
+        values: dict[str, Any] = {"eval_time": seconds}
+        if self._eval_samples:
+            values["eval_samples_per_s"] = self._eval_samples * self.trainer.comm.get_data_size() / seconds
+        self.trainer.storage.put_scalars(smoothing_hint=False, **values)
 
     def state_dict(self) -> dict[str, Any]:
         return self._window.state_dict()

@@ -1,8 +1,10 @@
+import pickle
+
 import pytest
 import torch
 from small_runs import train_net
 
-from hookline.hooks import HookBase, MemoryMonitor, PeriodicWriter, TorchMemoryStats
+from hookline.hooks import HookBase, MemoryMonitor, MemorySnapshot, PeriodicWriter, TorchMemoryStats
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -47,3 +49,18 @@ def test_memory_statistics_are_logged_at_most_max_runs_times(log):
     assert log.text.count("GPU memory at iteration") == 3
     assert "GPU memory at iteration 29" in log.text
     assert log.text.count("PyTorch CUDA memory summary") == 1
+
+
+def test_a_memory_snapshot_without_a_gpu_does_nothing(log, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    train_net(5, MemorySnapshot(str(tmp_path), start=1, steps=2))
+    assert log.text.count("MemorySnapshot: there is no CUDA device") == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.gpu
+@gpu
+def test_a_memory_snapshot_has_the_allocations_of_its_steps(tmp_path):
+    train_net(5, MemorySnapshot(str(tmp_path), start=1, steps=2), device="cuda")
+    with (tmp_path / "memory_iter1.pickle").open("rb") as file:
+        assert pickle.load(file)["segments"]

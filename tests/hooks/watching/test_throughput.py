@@ -8,8 +8,9 @@ from torch.utils.data import DataLoader, SequentialSampler, TensorDataset
 
 from hookline.engine import SimpleTrainer, TrainerBase
 from hookline.engine.data.batch_sampler import GlobalBatchSampler
+from hookline.engine.evaluation import evaluation_context, inference_on_dataset
 from hookline.engine.modeling import ModelAdapter
-from hookline.hooks import HookBase, IterationTimer, JSONWriter, PeriodicWriter
+from hookline.hooks import EvalHook, HookBase, IterationTimer, JSONWriter, PeriodicWriter
 from hookline.hooks.watching.throughput import Throughput
 
 
@@ -204,3 +205,18 @@ def test_accumulated_batches_are_counted_once(tmp_path, monkeypatch):
     kwargs = {"accumulation_steps": 2, "adapter": ModelAdapter()}
     found = train(tmp_path, [{"x": torch.randn(8, 4)}], 10, Throughput(period=1), clock.hook(), **kwargs)
     assert found[0]["samples_per_s"] == 16.0
+
+
+def test_the_speed_of_evaluations_is_put(tmp_path):
+    held_out = loader(24)
+
+    def evaluate():
+        with evaluation_context(trainer.emit):
+            inference_on_dataset(trainer.model, held_out, None)
+
+    model = Loss()
+    trainer = SimpleTrainer(model, loader(), torch.optim.SGD(model.parameters(), lr=0.1))
+    trainer.register_hooks([EvalHook(5, evaluate), Throughput()])
+    metrics = trainer.train(0, 10).metrics
+    assert metrics["eval_samples_per_s"] == pytest.approx(24 / metrics["eval_time"])
+    assert [iteration for _, iteration in trainer.storage.history("eval_time").values()] == [4, 10]
