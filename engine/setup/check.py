@@ -18,7 +18,7 @@ from ...hooks import (
     ProgressBar,
     check_hooks,
 )
-from ...hooks.common.monitor import Monitor
+from ...hooks.common.monitor import Monitor, names_function
 from ...hooks.common.rng import preserve_rng
 from ..checkpoint.matching import split_query
 from ..checkpoint.weights import check_weights
@@ -250,7 +250,7 @@ def _check_monitors(cfg: CfgNode) -> None:
     for key, metric in watched.items():
         with errors_at(key):
             Monitor(metric)  # finds the function of "module:function"
-    watched = {key: metric for key, metric in watched.items() if metric and ":" not in metric}
+    watched = {key: metric for key, metric in watched.items() if metric and not names_function(metric)}
     if not watched:
         return
     test_sets = [name_of(entry) for entry in sets_of_period(cfg).DATASETS.TEST]

@@ -7,7 +7,7 @@ from typing import Any
 from ...config import ConfigError
 from ...config.registry import locate
 
-__all__ = ["Monitor"]
+__all__ = ["Monitor", "names_function"]
 
 
 class Monitor:
@@ -23,7 +23,7 @@ class Monitor:
     """
 
     def __init__(self, metric: str | Callable[[Mapping[str, float]], float | None]) -> None:
-        if isinstance(metric, str) and ":" in metric:
+        if isinstance(metric, str) and names_function(metric):
             function = locate(metric)
             if not callable(function):
                 raise ConfigError(f"{metric} is not a function")
@@ -55,6 +55,11 @@ class Monitor:
                 raise
             return None if value is None else (float(value), storage.iter)
         return found[self.name], histories[self.name].latest_iter()
+
+
+def names_function(metric: str) -> bool:
+    """Whether a metric is ``"my_module:function"``, not the metric of a test set ``"my_module:data/accuracy"``."""
+    return ":" in metric and "/" not in metric
 
 
 def _value(trainer: Any, name: str, window: int) -> float:
