@@ -253,6 +253,9 @@ _C.TEST.EXPECTED_RESULTS = []
 # Format of --predict's files, OUTPUT_DIR/inference/<test set>/predictions.<format>: "jsonl" (an object per sample),
 # "csv" (a table) or "npz" (an array per output of the model).
 _C.TEST.PREDICTIONS_FORMAT = "jsonl"
+# Columns of these files: "prediction" (all outputs; also if empty), "class", "probability", "target", or entries of the
+# batches, if they are dicts, such as "id".
+_C.TEST.PREDICTIONS_COLUMNS = []
 # Recompute batch-norm statistics before each evaluation during training, from NUM_ITER training batches (at most one
 # pass), instead of using running averages.
 _C.TEST.PRECISE_BN = CN()

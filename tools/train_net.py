@@ -20,8 +20,9 @@ if __name__ == "__main__":  # the imports take seconds, in which signals have th
 
 import argparse
 from datetime import timedelta
+from typing import Any
 
-from torch import nn
+import torch
 
 from hookline.config import CfgNode, ConfigError, Duration, get_cfg, name_of
 from hookline.engine import (
@@ -34,10 +35,10 @@ from hookline.engine import (
     default_setup,
     launch,
 )
-from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.evaluation import check_metrics, format_results, predict_dataset, verify_results
-from hookline.engine.modeling import resolve_device
+from hookline.engine.data.given import NoTrainData
+from hookline.engine.evaluation import check_metrics, format_results, prediction_rows, verify_results, write_predictions
 from hookline.engine.setup.report import describe_run
+from hookline.hooks.common.optimizers import optimizers_of
 
 
 def setup(args: argparse.Namespace) -> CfgNode:
@@ -74,10 +75,22 @@ def has_checkpoints(folder: str) -> bool:
     return any(name == "last_checkpoint" or name.endswith(".pth") for name in names)
 
 
-def trained_model(cfg: CfgNode, resume: bool) -> nn.Module:
-    """Build the model with MODEL.WEIGHTS, or with ``resume`` the weights of the last checkpoint."""
-    model = DefaultTrainer.build_model(cfg)
-    checkpointer = Checkpointer(model, cfg.OUTPUT_DIR)
+class Look(DefaultTrainer):
+    """Evaluates and predicts, with the hooks of a run. It has no training data."""
+
+    @classmethod
+    def build_train_loader(cls, cfg: CfgNode) -> NoTrainData:
+        return NoTrainData()
+
+    @classmethod
+    def build_lr_scheduler(cls, cfg: CfgNode, optimizer: Any) -> list[Any]:
+        return [torch.optim.lr_scheduler.LambdaLR(one, lambda _: 1.0) for one in optimizers_of(optimizer)]
+
+
+def load_weights(trainer: Look, resume: bool) -> None:
+    """Load MODEL.WEIGHTS, or with ``resume`` the weights of the last checkpoint."""
+    cfg = trainer.cfg
+    checkpointer = type(trainer.checkpointer)(trainer.model, cfg.OUTPUT_DIR)  # without the trainer's state
     checkpointer.resume_or_load(
         "" if resume else cfg.MODEL.WEIGHTS,
         resume=resume,
@@ -91,21 +104,18 @@ def trained_model(cfg: CfgNode, resume: bool) -> nn.Module:
             f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME}: "
             f"it has no {', '.join(checkpointer.missing_keys[:3])}"
         )
-    return model
 
 
-def predict(cfg: CfgNode, model: nn.Module) -> None:
+def predict(trainer: Look) -> None:
     """Write predictions for each of DATASETS.TEST."""
-    adapter, device = DefaultTrainer.build_adapter(cfg), resolve_device(cfg.MODEL.DEVICE)
+    cfg = trainer.cfg
     for entry in cfg.DATASETS.TEST:
         name = name_of(entry)
-        path, count = predict_dataset(
-            model,
-            DefaultTrainer.build_test_loader(cfg, name),
+        outputs = trainer.predict(trainer.build_test_loader(cfg, name), with_batches=True)
+        path, count = write_predictions(
+            prediction_rows(outputs, cfg.TEST.PREDICTIONS_COLUMNS, trainer.adapter),
             os.path.join(cfg.OUTPUT_DIR, "inference", name),
             format=cfg.TEST.PREDICTIONS_FORMAT,
-            predict=adapter.predict,
-            device=device,
         )
         if comm.is_main_process():
             print(f"{path}: {count} samples")
@@ -122,12 +132,13 @@ def main(args: argparse.Namespace, cfg: CfgNode) -> None:
             print(description)
         return
     if args.eval_only or args.predict:
-        model = trained_model(cfg, args.resume)
+        trainer = Look(cfg)
+        load_weights(trainer, args.resume)
         begin_run(cfg)
         if args.predict:
-            predict(cfg, model)
+            predict(trainer)
             return
-        results = DefaultTrainer.test(cfg, model)
+        results = trainer.evaluate()
         if comm.is_main_process():
             print(f"Results:\n{format_results(results)}")
         raise SystemExit(0 if verify_results(cfg, results) else 1)

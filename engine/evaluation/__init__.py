@@ -9,6 +9,7 @@ from .build import (
     check_metrics,
     result_names,
 )
+from .columns import prediction_rows
 from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset
 from .function_metric import FunctionMetric
 from .metrics import METRIC_REGISTRY, Accuracy, Loss, MeanMetric, MeanSquaredError, Metric
@@ -37,6 +38,7 @@ __all__ = [
     "inference_context",
     "inference_on_dataset",
     "predict_dataset",
+    "prediction_rows",
     "print_csv_format",
     "result_names",
     "verify_results",

@@ -183,6 +183,8 @@ def check_evaluation(cfg: CfgNode) -> None:
         ConfigError: the first problem found.
     """
     check_format(cfg.TEST.PREDICTIONS_FORMAT, "TEST.PREDICTIONS_FORMAT")
+    if wrong := [name for name in cfg.TEST.PREDICTIONS_COLUMNS if not isinstance(name, str) or not name]:
+        raise ConfigError(f"TEST.PREDICTIONS_COLUMNS: {wrong[0]!r} is not the name of a column")
     EVALUATOR_SLOT.check(cfg)
     for name, args, key in [*METRICS_SLOT.entries(cfg), *TRAIN_METRICS_SLOT.entries(cfg)]:
         if not _metric_function(name, args, key):

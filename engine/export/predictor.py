@@ -2,19 +2,23 @@
 
 from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import default_collate
 
 from ...config import CfgNode, ConfigError
 from ..checkpoint import Checkpointer
+from ..data.collate import build_collate_fn
 from ..data.transfer import move_to_device
 from ..evaluation.evaluator import inference_context
 from ..modeling import build_adapter, build_model, resolve_device
+from ..modeling.outputs import entries_of
 
 __all__ = ["DefaultPredictor"]
 
 
 class DefaultPredictor:
-    """Predicts for one sample at a time, with a config's model and the weights of MODEL.WEIGHTS.
+    """Predicts for one sample or several, with a config's model and the weights of MODEL.WEIGHTS.
 
     Args:
         cfg: the config of the run that trained it, with MODEL.WEIGHTS set.
@@ -26,6 +30,7 @@ class DefaultPredictor:
 
         predict = DefaultPredictor(cfg)
         logits = predict(image)
+        batch_of_logits = predict.batch([image, other])
     """
 
     def __init__(self, cfg: CfgNode) -> None:
@@ -35,6 +40,7 @@ class DefaultPredictor:
         self.device = resolve_device(cfg.MODEL.DEVICE)
         self.model = build_model(cfg)
         self.adapter = build_adapter(cfg)
+        self._collate = build_collate_fn(cfg, None) or default_collate
         checkpointer = Checkpointer(self.model)
         checkpointer.load(
             cfg.MODEL.WEIGHTS,
@@ -48,16 +54,43 @@ class DefaultPredictor:
             )
         self.model.eval()
 
-    def __call__(self, sample: torch.Tensor) -> Any:
+    def __call__(self, sample: Any) -> Any:
         """Predict for one sample.
 
         Args:
-            sample: a sample of the data set, without its target and without a batch dimension.
+            sample: a sample of the data set, without its target and without a batch dimension: a tensor, a NumPy array,
+                or a dict or tuple of these.
 
         Returns:
-            The model's output; a tensor has no batch dimension.
+            The model's output without the batch dimension.
         """
-        batch = move_to_device(sample.unsqueeze(0), self.device)
+        return _first(self.batch([sample]))
+
+    def batch(self, samples: Any) -> Any:
+        """Predict for several samples.
+
+        Args:
+            samples: a list of samples, which the config's DATALOADER.COLLATE_FN makes a batch of; or a batch.
+
+        Returns:
+            The model's output, with an entry for each sample.
+        """
+        if isinstance(samples, list):
+            samples = self._collate(samples)
+        elif isinstance(samples, np.ndarray):
+            samples = torch.from_numpy(samples)
+        samples = move_to_device(samples, self.device)
         with inference_context(self.model), torch.no_grad():
-            outputs = self.adapter.predict(self.model, batch)
-        return outputs[0] if isinstance(outputs, torch.Tensor) else outputs
+            return self.adapter.predict(self.model, samples)
+
+
+def _first(outputs: Any) -> Any:
+    """The outputs of the first sample of a batch."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs[0] if outputs.dim() else outputs
+    if isinstance(outputs, tuple) and not hasattr(outputs, "_asdict"):
+        return tuple(map(_first, outputs))
+    if isinstance(outputs, list):
+        return outputs[0]
+    named = entries_of(outputs)
+    return outputs if named is None else {name: _first(value) for name, value in named.items()}

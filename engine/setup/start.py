@@ -135,9 +135,11 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
         start = RunStart(cfg, _training_kind(cfg), resume=None)
         start.prepare()
         take_start(cfg)
+    elif start.kind == "look":  # begins when the weights are loaded, by begin_run() or test()
+        _prepared[os.path.abspath(cfg.OUTPUT_DIR)] = start
     elif start.unknown:  # the trainer may build these parts itself, or they may be registered by now
         check_config(cfg, overridden)
-    if cfg.DATASETS.TEST and {"build_evaluator", "test"}.isdisjoint(overridden):
+    if cfg.DATASETS.TEST and start.kind != "look" and {"build_evaluator", "test"}.isdisjoint(overridden):
         check_metrics(cfg)
         with preserve_rng():
             build_metrics(cfg)  # a constructor may refuse its arguments, also in a dry run

@@ -156,6 +156,7 @@ class BestCheckpointer(HookBase):
             return
         # The averaged weights, if a hook had those evaluated.
         self._checkpointer.load(path, checkpointables=[], weights_from="auto")
+        self.trainer.emit("after_load_best")
         value, self.loaded_iter = self.best[0]
         logger.info(
             "The model has the best weights now: %s, of iteration %d, %s: %.5g",

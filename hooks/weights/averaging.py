@@ -66,6 +66,7 @@ class WeightAveraging(HookBase):
         self._begun_at: int | None = None
         self._logged = False
         self._put_back_after_save = self._predicting = False
+        self._replaced = False
 
     # ------------------------------------------------------------------ for subclasses
 
@@ -91,6 +92,7 @@ class WeightAveraging(HookBase):
         # Averaging that has begun continues, even if the run is extended and a fraction of it ends later.
         self._first = self._first_iteration() if self._begun_at is None else self._begun_at
         self._every.start()
+        self._replaced = False
         self._seen = self.trainer.start_iter - 1
         self._create_loaded()
 
@@ -144,7 +146,7 @@ class WeightAveraging(HookBase):
     def before_eval(self) -> None:
         self._catch_up()
         self._create_loaded()
-        if self.average is None or not self.evaluate:
+        if self.average is None or not self.evaluate or self._replaced:
             return
         self._log_once()
         self.average.put()
@@ -164,6 +166,10 @@ class WeightAveraging(HookBase):
 
     def on_exception(self, error: BaseException) -> None:
         self.on_eval_end()
+
+    def after_load_best(self) -> None:
+        """The model has the best weights, perhaps averaged ones: evaluate those, and not the last average."""
+        self._replaced = True
 
     def before_predict(self) -> None:
         self.before_eval()
@@ -220,7 +226,7 @@ class WeightAveraging(HookBase):
             isinstance(one, torch.Tensor) or name.endswith("_extra_state") for name, one in weights.items()
         ):
             raise ConfigError("the averaged weights in the checkpoint are not a dict of tensors")
-        self.average, self._loaded = None, weights
+        self.average, self._loaded, self._replaced = None, weights, False
         self.updates, self._begun_at = int(state_dict["updates"]), None if start is None else int(start)
 
     def reset_state(self) -> None:

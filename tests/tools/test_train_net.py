@@ -194,6 +194,39 @@ def test_eval_only_evaluates_the_averaged_weights_if_the_run_did(tool, tmp_path,
     assert not re.search(rf"digits_test +loss +{last['digits_test/loss']:.5g}\n", out)
 
 
+SAYS = """
+from hookline.hooks import HookBase
+
+class Says(HookBase):
+    def before_eval(self):
+        print("SAY before_eval")
+    def after_eval(self, results):
+        print("SAY after_eval", sorted(results))
+    def before_predict(self):
+        print("SAY before_predict")
+    def after_predict(self, results):
+        print("SAY after_predict", sorted(results))
+"""
+
+
+def test_eval_only_and_predict_emit_their_events_and_read_no_training_data(tool, tmp_path):
+    folder = tmp_path / "run"
+    assert tool(*tiny(folder, "SOLVER.MAX_ITER", 2))[0] == 0
+    (tmp_path / "says.py").write_text(SAYS)
+    (tmp_path / "broken_data.py").write_text("def data():\n    raise RuntimeError('no training data here')\n")
+    options = [*("HOOKS", '["says:Says"]'), *("DATASETS.TRAIN", '["broken_data:data"]')]
+    options += ["MODEL.WEIGHTS", folder, "TEST.PREDICTIONS_COLUMNS", '["target", "class"]']
+    for option, events in (
+        ("--eval-only", ["SAY before_eval", "SAY after_eval ['digits_test']"]),
+        ("--predict", ["SAY before_predict", "SAY after_predict ['batches']"]),
+    ):
+        code, out, _ = tool(*tiny(tmp_path / "look", *options), option)
+        assert code == 0
+        assert [line for line in out.splitlines() if line.startswith("SAY")] == events
+    written = tmp_path / "look" / "inference" / "digits_test" / "predictions.jsonl"
+    assert json.loads(written.read_text().splitlines()[0]).keys() == {"index", "target", "class"}
+
+
 def test_a_run_starts_from_another_runs_folder(tool, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     assert tool(*tiny(first, "SOLVER.MAX_ITER", 5))[0] == 0

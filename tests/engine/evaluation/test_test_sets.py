@@ -85,3 +85,13 @@ def test_periods_are_checked_when_they_are_set(key, entry, message):
 def test_periods_in_iterations_are_scaled_with_the_number_of_ranks():
     cfg = small_config(**{"SOLVER.REFERENCE_WORLD_SIZE": 1})
     assert [entry.get("EVAL_PERIOD") for entry in scale_config(cfg, 2).DATASETS.TEST] == [None, 4]
+
+
+def test_evaluation_and_prediction_run_in_the_precision_of_the_weights(tmp_path):
+    trainer = config_trainer(tmp_path, "SOLVER.AMP.ENABLED", True)
+    loss = trainer.evaluate()["synthetic"]["loss"]
+    loader = trainer.build_test_loader(trainer.cfg, "synthetic")
+    outputs = torch.cat(list(trainer.predict(loader)))
+    assert outputs.dtype is torch.float32
+    targets = torch.cat([y for _, y in loader])
+    assert torch.nn.functional.cross_entropy(outputs, targets).item() == pytest.approx(loss, rel=1e-6)

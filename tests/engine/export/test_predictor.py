@@ -1,7 +1,9 @@
 """Prediction with a trained model."""
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultPredictor, DefaultTrainer
@@ -51,3 +53,46 @@ def test_it_predicts_with_averaged_weights_if_the_run_evaluated_them(cfg, tmp_pa
 def test_empty_weights_are_an_error(cfg):
     with pytest.raises(ConfigError, match=r"MODEL\.WEIGHTS: is empty"):
         DefaultPredictor(cfg)
+
+
+class Heads(nn.Module):
+    """Takes a dict or two tensors; returns a dict."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+
+    def forward(self, x, scale):
+        return {"logits": self.layer(x) * scale, "both": (x, scale)}
+
+
+@pytest.fixture
+def predict_heads(cfg, tmp_path):
+    cfg.merge_from_list(
+        ["MODEL.NAME", f"{__name__}:Heads", "MODEL.ARGS", {}, "MODEL.LOSS.NAME", "", "MODEL.DEVICE", "cpu"]
+    )
+    torch.save(Heads().state_dict(), tmp_path / "heads.pth")
+    cfg.MODEL.WEIGHTS = str(tmp_path / "heads.pth")
+    return DefaultPredictor(cfg)
+
+
+@pytest.mark.parametrize("as_type", [torch.as_tensor, np.asarray])
+def test_samples_may_be_dicts_tuples_and_arrays(predict_heads, as_type):
+    x, scale = as_type(torch.tensor([1.0, 2.0])), as_type(torch.tensor([2.0]))
+    expected = 2 * predict_heads.model.layer(torch.tensor([1.0, 2.0]))
+    for sample in ({"x": x, "scale": scale}, (x, scale)):
+        found = predict_heads(sample)
+        assert torch.allclose(found["logits"], expected)
+        assert found["both"][0].shape == (2,)
+    batch = predict_heads.batch([{"x": x, "scale": scale}] * 3)
+    assert torch.allclose(batch["logits"], expected.expand(3, 3))
+    assert predict_heads.batch({"x": torch.ones(4, 2), "scale": torch.ones(4, 1)})["logits"].shape == (4, 3)
+
+
+def test_a_batch_may_be_an_array(cfg, tmp_path):
+    cfg.MODEL.DEVICE = "cpu"
+    DefaultTrainer(cfg).train()
+    cfg.MODEL.WEIGHTS = str(tmp_path / "model_final.pth")
+    predict = DefaultPredictor(cfg)
+    assert predict.batch(np.ones((5, 8), dtype=np.float32)).shape == (5, 4)
+    assert torch.equal(predict(np.ones(8, dtype=np.float32)), predict.batch(torch.ones(1, 8))[0])

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
-from hookline.hooks import EMA, CallbackHook, EvalHook, HookBase
+from hookline.hooks import EMA, BestCheckpointer, CallbackHook, EvalHook, HookBase
 from hookline.hooks.weights import weight_average
 from hookline.hooks.weights.weight_average import WeightAverage
 
@@ -400,6 +400,20 @@ def test_an_evaluation_of_a_loaded_run_uses_its_average(make):
     assert again.evaluate() == last
     assert make(resume=True).evaluate() != last
     assert all(torch.equal(again.model.state_dict()[name], value) for name, value in weights.items())
+
+
+def test_after_the_best_weights_are_loaded_they_are_evaluated_and_predict(make):
+    best = ("CHECKPOINT.BEST.METRIC", "synthetic/loss", "CHECKPOINT.BEST.MODE", "max", "TEST.EVAL_PERIOD", 1)
+    trainer = make(*best, "CHECKPOINT.LOAD_BEST_AT_END", True, ema={"decay": 0.9})
+    trainer.train()
+    hook = trainer.find_hook(BestCheckpointer)
+    assert hook.best_iter < trainer.max_iter - 1
+    results = trainer._last_eval_results["synthetic"]
+    assert trainer.evaluate()["synthetic"] == results
+    assert results["loss"] == pytest.approx(hook.best_metric)
+    loader = trainer.build_test_loader(trainer.cfg, "synthetic")
+    outputs, targets = torch.cat(list(trainer.predict(loader))), torch.cat([y for _, y in loader])
+    assert F.cross_entropy(outputs, targets).item() == pytest.approx(results["loss"])
 
 
 def test_a_resumed_run_uses_the_decay_of_the_config(make):

@@ -1,0 +1,70 @@
+"""The columns of prediction files."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ...config import ConfigError
+from ..modeling import ModelAdapter
+from ..modeling.outputs import entries_of
+
+__all__ = ["prediction_rows"]
+
+
+def prediction_rows(pairs: Iterable[tuple[Any, Any]], columns: Sequence[str], adapter: ModelAdapter) -> Iterator[Any]:
+    """Yield what is written for each batch; see ``write_predictions``.
+
+    Args:
+        pairs: a batch and the model's predictions for it, as from ``trainer.predict(loader, with_batches=True)``.
+        columns: names of the columns. "prediction": all outputs; "class": the index of the highest score, or of a
+            binary score above 0; "probability": that of the class; "target"; or an entry of the batches, if they are
+            dicts. Empty: all outputs.
+        adapter: reads the targets.
+
+    Raises:
+        ConfigError: the batches or predictions have no such column.
+    """
+    for batch, outputs in pairs:
+        if not columns:
+            yield outputs
+            continue
+        row: dict[str, Any] = {}
+        for column in columns:
+            if column == "prediction":
+                named = entries_of(outputs)
+                row.update(named if named is not None else {"prediction": outputs})
+            elif column == "class":
+                row["class"] = _probabilities(outputs, column).argmax(1)
+            elif column == "probability":
+                row["probability"] = _probabilities(outputs, column).amax(1)
+            elif column == "target":
+                row["target"] = adapter.targets(batch)
+            elif isinstance(batch, Mapping) and column in batch:
+                row[column] = batch[column]
+            else:
+                there = (
+                    f"its entries are {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else "it is no dict"
+                )
+                raise ConfigError(
+                    f"TEST.PREDICTIONS_COLUMNS: {column!r} is not prediction, class, probability or target, and not an "
+                    f"entry of the batch ({there})"
+                )
+        yield row
+
+
+def _probabilities(outputs: Any, column: str) -> torch.Tensor:
+    """The probability of each class (N, C), from scores."""
+    named = entries_of(outputs)
+    if named is not None:
+        outputs = next(iter(named.values())) if len(named) == 1 else named.get("logits")
+    if not isinstance(outputs, torch.Tensor) or outputs.ndim not in (1, 2) or not outputs.is_floating_point():
+        raise ConfigError(
+            f"TEST.PREDICTIONS_COLUMNS: {column!r} needs scores (N, C) of classes, or (N,) of two; select them with "
+            "MODEL.OUTPUT_MAPPING"
+        )
+    scores = outputs.float()
+    if scores.ndim == 2 and scores.shape[1] > 1:
+        return scores.softmax(1)
+    positive = scores.reshape(len(scores)).sigmoid()
+    return torch.stack((1 - positive, positive), dim=1)
