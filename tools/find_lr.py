@@ -48,6 +48,9 @@ def main() -> None:
             sweep.plot(args.plot)
         if sweep.suggestion is None:
             print("No suggestion: the loss did not fall. Try more steps (--num-iter) or another range")
+        elif trainer.cfg.SOLVER.OPTIMIZERS:
+            factor = sweep.suggestion / trainer.cfg.SOLVER.BASE_LR
+            print(f"Suggestion: multiply SOLVER.BASE_LR and the BASE_LR of each optimizer by {factor:.3g}")
         else:
             print(f"Suggestion: SOLVER.BASE_LR {sweep.suggestion:.3g}")
 
