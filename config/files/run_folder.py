@@ -91,7 +91,7 @@ class RunFolder:
         path: absolute; it need not exist.
 
     Attributes:
-        before_first_claim: called before the first name is claimed. It is to :meth:`take` the folder.
+        before_first_claim: called before the first name is claimed. It must :meth:`take` the folder.
     """
 
     def __init__(self, path: str) -> None:

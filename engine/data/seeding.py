@@ -135,7 +135,7 @@ def is_deterministic(dataset: Any, collate_fn: Callable[[Any], Any] | None = Non
     known of TensorDatasets and sequences, and of subsets and concatenations of deterministic data sets.
 
     Args:
-        dataset: any.
+        dataset: any data set.
         collate_fn: makes its batches. Other functions than torch's and the data set's own may draw.
     """
     if collate_fn not in (None, default_collate, identity, own_collate_fn(dataset)):

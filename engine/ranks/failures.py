@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 CLEAN_EXIT_CODES = (0, 75, 130)
-"""Exit codes that are no failure: done, stopped to be resumed (EX_TEMPFAIL), interrupted."""
+"""Exit codes that are not failures: done, stopped to be resumed (EX_TEMPFAIL), interrupted."""
 
 LOG_FILE = "hookline/log_file"
 """Key of the path of the run's log, to which the launcher appends the first failure."""

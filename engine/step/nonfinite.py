@@ -1,4 +1,4 @@
-"""What a run does about losses and gradients that are NaN or infinite."""
+"""Handles losses and gradients that are NaN or infinite."""
 
 import logging
 import math

@@ -21,7 +21,7 @@ PARTS = 20
 
 
 def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
-    """Save and load a model of ``--size`` parameters with AdamW's state, in all three times its weights.
+    """Save and load a model of ``--size`` parameters with AdamW's state: three times the size of its weights.
 
     An asynchronous save is measured twice: the time that the caller is blocked, and the time until the file is
     complete. The memory is the peak beyond the state itself.

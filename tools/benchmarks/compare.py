@@ -21,8 +21,8 @@ SETUPS = ("by hand", "lean", "default")
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Each peer's time per step over that of the hand-written loop in the same process.
 
-    A process to each, since what one imports and patches would slow another; only one of them runs at a time, and
-    each round goes through all of them.
+    Each peer has its own process, since imports and patches of one would slow another. They run one at a time, and each
+    round includes all.
     """
     names = ["hookline", *dict.fromkeys(name for name in args.compare.split(",") if name and name != "hookline")]
     if "all" in names:

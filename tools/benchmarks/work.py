@@ -1,4 +1,4 @@
-"""The training tasks: a step with almost no work, and a small real one; by hand and by hookline."""
+"""The training tasks, by hand and by hookline: a step with almost no work, and a small real one."""
 
 import json
 import logging
@@ -136,14 +136,14 @@ def lean(cfg: CfgNode) -> Run:
 
 
 def compiled(cfg: CfgNode, backend: str) -> Run:
-    """The lean one with SOLVER.COMPILE_STEP; graphs are made before this returns.
+    """The lean set-up with SOLVER.COMPILE_STEP. Graphs are compiled before this returns.
 
     Args:
         cfg: the config.
         backend: torch.compile's.
 
     Raises:
-        ConfigError: it cannot be compiled here: there is no C++ compiler, for one.
+        ConfigError: the step cannot be compiled here, for example without a C++ compiler.
     """
     parts = DefaultTrainer(cfg)
     adapter = ModelAdapter(nn.CrossEntropyLoss())
