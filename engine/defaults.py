@@ -29,9 +29,8 @@ from .evaluation import (
     format_results,
     verify_results,
 )
-from .evaluation.build import TRAIN_METRICS_SLOT, build_metrics
 from .evaluation.test_sets import evaluate_test_sets, own_periods, sets_of_period
-from .evaluation.training_metrics import TrainingMetrics
+from .evaluation.training_metrics import training_metrics
 from .evaluation.trial import sanity_check_batches, trial
 from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
@@ -214,8 +213,7 @@ class DefaultTrainer(ResumableTrainer):
             ret.append(hooks.EvalHook(period, evaluate, main=own is None, on_start=cfg.TEST.EVAL_ON_START))
         if batches := sanity_check_batches(cfg, overridden_builders(type(self), DefaultTrainer)):
             ret.append(hooks.SanityCheck(batches))
-        if cfg.LOG.TRAIN_METRICS:
-            ret.append(TrainingMetrics(build_metrics(cfg, TRAIN_METRICS_SLOT), self.adapter))
+        ret.append(training_metrics(cfg, self.adapter))
         ret += HOOK_SLOT.build(
             cfg,
             checkpointer=self.checkpointer,

@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from ...config import ConfigError
+from ...config import CfgNode, ConfigError
 from ...hooks.base import HookBase
 from ...hooks.common.names import flatten_names
 from ..modeling.adapters import ModelAdapter
-from .build import MetricsEvaluator
+from .build import TRAIN_METRICS_SLOT, MetricsEvaluator, build_metrics
 from .metrics import Metric
 
-__all__ = ["TrainingMetrics"]
+__all__ = ["TrainingMetrics", "training_metrics"]
 
 
 class TrainingMetrics(HookBase):
@@ -46,3 +46,8 @@ class TrainingMetrics(HookBase):
         if trainer.ranks_in_sync:
             trainer.storage.over_ranks |= values.keys()
         trainer.storage.put_scalars(**values)
+
+
+def training_metrics(cfg: CfgNode, adapter: ModelAdapter) -> TrainingMetrics | None:
+    """Build the hook of ``cfg.LOG.TRAIN_METRICS``; None if there are none."""
+    return TrainingMetrics(build_metrics(cfg, TRAIN_METRICS_SLOT), adapter) if cfg.LOG.TRAIN_METRICS else None
