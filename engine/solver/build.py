@@ -126,6 +126,7 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
             )
     optimizer: Optimizer = OPTIMIZER_SLOT.build(cfg, groups, **offered)
     _check_group_settings(groups, optimizer)
+    _start_momentum(optimizer)
     return maybe_add_gradient_clipping(cfg, optimizer)
 
 
@@ -174,6 +175,18 @@ def _check_optimizer(cfg: CfgNode) -> Any:
                 f"leave it at {defaults[other]}, and set the optimizer's own arguments in {key}"
             )
     return target
+
+
+def _start_momentum(optimizer: Optimizer) -> None:
+    """Give fused SGD a momentum of zero, with which its first update is the same.
+
+    By itself it leaves the momentum unset if a scaler skips the first update, and fails if a parameter has its first
+    gradient in a later step.
+    """
+    for group in optimizer.param_groups:
+        if group.get("fused") and group.get("momentum") and not group.get("dampening"):
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 def _check_group_settings(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:

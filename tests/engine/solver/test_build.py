@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 from fvcore.common.param_scheduler import ParamScheduler
@@ -181,3 +183,37 @@ def test_fvcore_schedules_can_be_named():
     scheduler = build_lr_scheduler(cfg, optimizer)
     assert isinstance(scheduler._multiplier, ParamScheduler)
     assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+def fused_sgd(model):
+    """The optimizer of a config for SGD, and torch's without ``fused``."""
+    cfg = get_cfg()
+    cfg.SOLVER.BASE_LR, cfg.SOLVER.WEIGHT_DECAY = 0.1, 0.0
+    built = build_optimizer(cfg, model)
+    assert built.param_groups[0]["fused"]
+    reference = copy.deepcopy(model)
+    return built, reference, torch.optim.SGD(reference.parameters(), 0.1, 0.9, fused=False)
+
+
+def test_momentum_is_right_after_an_overflow_in_the_first_step():
+    model = nn.Linear(3, 1)
+    optimizer, reference, other = fused_sgd(model)
+    for trained, one in ((model, optimizer), (reference, other)):
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+        for factor in (float("inf"), 1.0, 1.0):
+            one.zero_grad()
+            scaler.scale(trained(torch.ones(2, 3)).mean() * factor).backward()
+            scaler.step(one)
+            scaler.update()
+    torch.testing.assert_close(model.weight, reference.weight)
+
+
+def test_a_parameter_may_have_its_first_gradient_in_a_later_step():
+    model = nn.ModuleList([nn.Linear(3, 1), nn.Linear(3, 1)])
+    optimizer, reference, other = fused_sgd(model)
+    for trained, one in ((model, optimizer), (reference, other)):
+        for used in (1, 2, 2):
+            one.zero_grad()
+            sum(part(torch.ones(2, 3)).mean() for part in trained[:used]).backward()
+            one.step()
+    torch.testing.assert_close(model.state_dict(), reference.state_dict())
