@@ -123,7 +123,7 @@ class ModelAdapter:
         else:
             output = plan.run(batch)
             if plan.target is None:
-                return self._own_losses(output)
+                return self._own_losses(output) if self._maps_loss else losses_of(output)
             target = plan.target(batch)
         if self.output_mapping or (self._takes_tensor and type(output) is not Tensor):
             loss = self._compute_loss(output, target)
