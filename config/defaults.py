@@ -52,6 +52,8 @@ _C.MODEL.WEIGHTS = ""
 # Which weights of a checkpoint: "model"; "averaged" (of an EMA or SWA hook); or "auto": the weights that the run
 # evaluated.
 _C.MODEL.WEIGHTS_FROM = Typed("auto", one_of("auto", "model", "averaged"))
+# Also load the optimizer's state from WEIGHTS, such as momentum. Everything else starts anew.
+_C.MODEL.WEIGHTS_OPTIMIZER = False
 # True: WEIGHTS must match the model exactly. False: weights that do not match are skipped and logged.
 _C.MODEL.WEIGHTS_STRICT = False
 # A component of LOSS_REGISTRY, called as loss(model(x), y) on batches (x, y), (x1, x2, y) or dicts.

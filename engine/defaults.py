@@ -29,13 +29,14 @@ from .evaluation import (
     format_results,
     verify_results,
 )
-from .evaluation.test_sets import evaluate_test_sets, own_periods, sets_of_period
+from .evaluation.test_sets import evaluate_sets, evaluate_test_sets, own_periods
 from .evaluation.training_metrics import training_metrics
 from .evaluation.trial import sanity_check_batches, trial
 from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .parallel.base import build_strategy, share_weights
 from .resume.lengths import loader_length, resolve_lengths, scale_config
+from .resume.optimizer_state import load_optimizer
 from .resume.resumable import ResumableTrainer
 from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
 from .setup.command_line import default_argument_parser
@@ -150,7 +151,9 @@ class DefaultTrainer(ResumableTrainer):
             self.emit("after_load", checkpointer.resumed_from)
             if self.start_iter > self.max_iter:
                 logger.warning("Nothing to train: SOLVER.MAX_ITER, %d, is before the resumed iteration", self.max_iter)
-        elif resume:
+        elif model.WEIGHTS_OPTIMIZER:
+            load_optimizer(self.optimizer, self.model, checkpointer.fetch(model.WEIGHTS))
+        if resume and not checkpointer.resumed_from:
             logger.info("No checkpoint to resume in %s: starting from the beginning", self.cfg.OUTPUT_DIR)
 
     def train(self) -> TrainResult:  # type: ignore[override]
@@ -209,7 +212,7 @@ class DefaultTrainer(ResumableTrainer):
             if cfg.TEST.PRECISE_BN.ENABLED:  # before each evaluation
                 model, num_iter = unwrap_model(self.model), cfg.TEST.PRECISE_BN.NUM_ITER
                 ret.append(hooks.PreciseBN(period, model, lambda: this.build_train_loader(this.cfg), num_iter))
-            evaluate = partial(_test_sets, this, own)
+            evaluate = partial(evaluate_sets, this, own)
             ret.append(hooks.EvalHook(period, evaluate, main=own is None, on_start=cfg.TEST.EVAL_ON_START))
         if batches := sanity_check_batches(cfg, overridden_builders(type(self), DefaultTrainer)):
             ret.append(hooks.SanityCheck(batches))
@@ -347,8 +350,3 @@ class DefaultTrainer(ResumableTrainer):
         Batch size and learning rate grow with the number of processes; lengths and periods in iterations shrink.
         """
         return scale_config(cfg, num_workers)
-
-
-def _test_sets(trainer: DefaultTrainer, period: Any) -> Mapping[str, Any]:
-    """Evaluate the test sets with this EVAL_PERIOD; None: those without one."""
-    return trainer._test(sets_of_period(trainer.cfg, period))

@@ -12,7 +12,7 @@ from .. import comm
 from ..modeling import ModelAdapter, resolve_device
 from .evaluator import DatasetEvaluator, inference_on_dataset
 
-__all__ = ["evaluate_test_sets", "own_periods", "predictor", "sets_of_period"]
+__all__ = ["evaluate_sets", "evaluate_test_sets", "own_periods", "predictor", "sets_of_period"]
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +68,11 @@ def sets_of_period(cfg: CfgNode, period: Any = None) -> CfgNode:
     if frozen:
         cfg.freeze()
     return cfg
+
+
+def evaluate_sets(trainer: Any, period: Any) -> Any:
+    """Evaluate a DefaultTrainer's test sets of one period; see :func:`sets_of_period`."""
+    return trainer._test(sets_of_period(trainer.cfg, period))
 
 
 def predictor(adapter: ModelAdapter, evaluator: Any) -> Callable[[Any, Any], Any]:

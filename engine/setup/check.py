@@ -153,6 +153,8 @@ def _check_ranges(cfg: CfgNode) -> None:
         raise ConfigError(
             "CHECKPOINT.LOAD_BEST_AT_END: needs CHECKPOINT.BEST.METRIC, the metric that decides which weights are best"
         )
+    if cfg.MODEL.WEIGHTS_OPTIMIZER and not cfg.MODEL.WEIGHTS:
+        raise ConfigError("MODEL.WEIGHTS_OPTIMIZER: needs MODEL.WEIGHTS, the checkpoint to load the state from")
     if cfg.SOLVER.MAX_ITER in (0, "", "0"):
         raise ConfigError("SOLVER.MAX_ITER: is 0; give a length, such as 10000 or '20ep'")
     for expectation in cfg.TEST.EXPECTED_RESULTS:
