@@ -146,7 +146,8 @@ class WholeStep(ABC):
             if isinstance(step := state.get("step"), torch.Tensor):
                 state["step"] = step.to(device)
         self._stand_in = self._make_stand_in(optimizer, device)
-        self._view = type("TrainerView", (*self.view_bases, _TrainerView, type(trainer)), {})
+        bases = (*self.view_bases, _TrainerView, type(trainer))
+        self._view = type("TrainerView", bases, _read_from_viewed(trainer, self.view_bases))
         return True
 
     @abstractmethod
@@ -313,6 +314,21 @@ class _TrainerView:
 
     def _fast_optimizer(self) -> Any:
         return self.optimizer
+
+
+def _read_from_viewed(trainer: Any, view_bases: tuple[type, ...]) -> dict[str, property]:
+    """Return a property for each attribute with a default in the trainer's class, which would hide the trainer's own."""
+    defaults = {
+        name
+        for base in type(trainer).__mro__
+        for name, value in vars(base).items()
+        if not name.startswith("__") and not hasattr(value, "__get__")
+    }
+    own = {name for view in (*view_bases, _TrainerView) for name in (*vars(view), *view.__annotations__)}
+    return {
+        name: property(lambda view, name=name: getattr(view._viewed, name))  # type: ignore[misc]
+        for name in defaults - own
+    }
 
 
 class _Puts:

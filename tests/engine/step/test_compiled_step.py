@@ -195,6 +195,19 @@ def test_mixed_precision_without_a_scaler_works_in_an_amp_trainer():
     compare(cls=AMPTrainer, precision=torch.bfloat16, rtol=1e-2, atol=1e-3)
 
 
+def test_an_attribute_with_a_default_in_the_class_has_the_value_of_the_trainer():
+    class Scaled(SimpleTrainer):
+        factor = 1.0
+
+        def forward(self, batch):
+            return {name: self.factor * loss for name, loss in super().forward(batch).items()}
+
+    def scale(trainer):
+        trainer.factor = 0.1
+
+    compare(cls=Scaled, prepare=scale)
+
+
 def test_unused_parameters_do_not_change():
     def model():
         net = mlp()
