@@ -317,7 +317,7 @@ class _TrainerView:
 
 
 def _read_from_viewed(trainer: Any, view_bases: tuple[type, ...]) -> dict[str, property]:
-    """Return a property for each attribute with a default in the trainer's class, which would hide the trainer's own."""
+    """Return a property for each attribute with a default in the trainer's class, which hides the trainer's own."""
     defaults = {
         name
         for base in type(trainer).__mro__
