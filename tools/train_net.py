@@ -141,7 +141,8 @@ def main(args: argparse.Namespace, cfg: CfgNode) -> None:
         results = trainer.evaluate()
         if comm.is_main_process():
             print(f"Results:\n{format_results(results)}")
-        raise SystemExit(0 if verify_results(cfg, results) else 1)
+        verify_results(cfg, results)
+        return
     trainer = DefaultTrainer(cfg)
     trainer.resume_or_load(resume=args.resume)
     exit_code = trainer.train().exit_code

@@ -37,7 +37,10 @@ def verify_results(cfg: CfgNode, results: Mapping[str, Any]) -> bool:
         results: metrics by set.
 
     Returns:
-        True if each expected metric exists, is finite and within its tolerance.
+        True: each expected metric exists, is finite and within its tolerance.
+
+    Raises:
+        SystemExit: an expected result was missed; the exit code is 1.
     """
     flat = flatten_results_dict(results)
     misses = []
@@ -49,9 +52,11 @@ def verify_results(cfg: CfgNode, results: Mapping[str, Any]) -> bool:
             misses.append(f"{name} is {flat[name]:.6g}, expected {expected:.6g} within {tolerance:.6g}")
     for miss in misses:
         logger.error("TEST.EXPECTED_RESULTS: %s", miss)
-    if cfg.TEST.EXPECTED_RESULTS and not misses:
+    if misses:
+        raise SystemExit(1)
+    if cfg.TEST.EXPECTED_RESULTS:
         logger.info("All %d expected results are met", len(cfg.TEST.EXPECTED_RESULTS))
-    return not misses
+    return True
 
 
 def format_results(results: Mapping[str, Any]) -> str:
