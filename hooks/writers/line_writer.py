@@ -79,7 +79,7 @@ class LineWriter(RowWriter):
         if data and not whole:
             logger.warning("A copy of the unchanged %s is %s", self.path, back_up(self.path, copy=data))
         if kept != data:
-            logger.info("%s: removed the rows from iteration %d, where this run continues", self.path, self._first)
+            logger.info("%s: removed the rows from iteration %d; this run writes them again", self.path, self._first)
             replace_file(self.path, lambda file: file.write(kept))
         self._written = self._first - 1
 
