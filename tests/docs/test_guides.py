@@ -19,9 +19,9 @@ from hookline.hooks import EarlyStopping
 
 FOLDER = Path(__file__).parents[2] / "docs" / "porting"
 PACKAGES = {
-    "huggingface": "transformers",
-    "lightning": "lightning",
-    "pytorch-accelerated": "pytorch_accelerated",
+    "huggingface": "transformers accelerate",
+    "lightning": "lightning torchmetrics",
+    "pytorch-accelerated": "pytorch_accelerated torchmetrics",
     "mmengine": "mmengine",
     "fastnlp": "fastNLP",
 }
@@ -59,8 +59,9 @@ def accuracy(folder, program, *options):
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", PACKAGES)
 def test_both_programs_are_as_accurate(name, tmp_path):
-    if importlib.util.find_spec(PACKAGES[name]) is None:
-        pytest.skip(f"{PACKAGES[name]} is not installed")
+    for package in PACKAGES[name].split():
+        if importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     for file, text in programs(name).items():
         (tmp_path / file).write_text(text)
     ours, theirs = accuracy(tmp_path, "ours.py"), accuracy(tmp_path, "theirs.py")
