@@ -54,7 +54,7 @@ class HookBase:
         on_exception(error)                       # if a step or a hook raised one
         after_train()                             # always
         before_write(); on_write()                # always: the last metrics, those of after_train included
-        on_save()                                 # the last checkpoint, unless the run failed
+        on_save()                                 # the last checkpoint, unless a step failed
         after_run()                               # always
 
     Evaluation, prediction and checkpoints have events too. ``trainer.emit("name", ...)`` calls the method ``name`` of

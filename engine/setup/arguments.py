@@ -59,9 +59,13 @@ def config_of_arguments(
     if loss is not None:
         with _errors_of("loss"):
             _set_component(cfg.MODEL.LOSS, "NAME", loss, is_component=not inspect.isclass(loss))
-    if optimizer is not None or lr is not None:
+    gives_lr = "optimizer" if lr is None else "lr"
+    if optimizer is not None:
         with _errors_of("optimizer"):
-            _set_optimizer(cfg, optimizer, lr)
+            lr = _set_optimizer(cfg, optimizer, lr)
+    if lr is not None:
+        with _errors_of(gives_lr):
+            _merge(cfg, {"SOLVER.BASE_LR": float(lr)})
     if lr_scheduler is not None:
         with _errors_of("lr_scheduler"):
             if isinstance(lr_scheduler, LRScheduler) and lr_scheduler.optimizer is not optimizer:
@@ -190,18 +194,15 @@ def test_entries(data: Any) -> list[Any]:
     return [_entry(_rows(data), "" if isinstance(data, str | Mapping) else "test")]
 
 
-def _set_optimizer(cfg: CfgNode, optimizer: Any, lr: float | None) -> None:
-    solver = cfg.SOLVER
+def _set_optimizer(cfg: CfgNode, optimizer: Any, lr: float | None) -> float | None:
+    """Set ``SOLVER.OPTIMIZER``, and return the learning rate: ``lr``, or the optimizer's own."""
     if isinstance(optimizer, list | tuple):
         raise ConfigError("several optimizers are named in the key SOLVER.OPTIMIZERS: pass them by config")
-    if optimizer is not None:
-        name, args = _named(optimizer)
-        own = args.pop("lr", None)
-        if isinstance(optimizer, Optimizer):
-            own = optimizer.param_groups[0]["lr"]
-        if own is not None and lr is not None:
-            raise ConfigError(f"lr is {lr}, but the optimizer has the learning rate {own}: give one of them")
-        lr = own if lr is None else lr
-        solver.OPTIMIZER.NAME, solver.OPTIMIZER.ARGS = name, CfgNode(args, new_allowed=True)
-    if lr is not None:
-        _merge(cfg, {"SOLVER.BASE_LR": float(lr)})
+    name, args = _named(optimizer)
+    own = args.pop("lr", None)
+    if isinstance(optimizer, Optimizer):
+        own = optimizer.param_groups[0]["lr"]
+    if own is not None and lr is not None:
+        raise ConfigError(f"lr is {lr}, but the optimizer has the learning rate {own}: give one of them")
+    cfg.SOLVER.OPTIMIZER.NAME, cfg.SOLVER.OPTIMIZER.ARGS = name, CfgNode(args, new_allowed=True)
+    return own if lr is None else lr

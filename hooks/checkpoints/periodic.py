@@ -58,7 +58,7 @@ class PeriodicCheckpointer(HookBase):
         # Files to remove with the next save. In the state, so that a resumed run removes them too.
         self._outdated: list[str] = []
         self._every = Every(period)
-        self._ending = False
+        self._ending = self._interrupted = False
         self._saved_iter = -1
         self._final_failed = False  # the final save failed
         self._periodic: FvcorePeriodicCheckpointer | None = None
@@ -88,6 +88,7 @@ class PeriodicCheckpointer(HookBase):
     def after_train(self) -> None:
         trainer = self.trainer
         self._ending = True
+        self._interrupted = trainer.interrupted  # an error after this does not change the checkpoint's name
         has_news = trainer.finished_iter >= trainer.start_iter or self._final_failed or self._only_final_is_missing()
         if not trainer.failed and has_news:
             trainer.request_save()
@@ -104,7 +105,7 @@ class PeriodicCheckpointer(HookBase):
         trainer = self.trainer
         self._may_retry, self._scheduled = self._scheduled, False
         iteration = trainer.finished_iter
-        if self._ending and not trainer.interrupted:
+        if self._ending and not self._interrupted:
             self._final_failed = True
             self._save_final(iteration)
         elif not self._ending:

@@ -296,6 +296,19 @@ def test_an_interrupted_run_is_saved_once_under_its_iteration_and_not_as_final(m
     assert saved(checkpointer, "model_0000004")["trainer"]["iteration"] == 4
 
 
+def test_a_second_ctrl_c_while_an_interrupted_run_ends_saves_no_final_checkpoint(make):
+    trainer, checkpointer = make()
+
+    def second(trainer):
+        raise KeyboardInterrupt
+
+    stop = CallbackHook(after_step=lambda t: t.request_stop("", exit_code=130) if t.iter == 4 else None)
+    trainer.register_hooks([stop, PeriodicCheckpointer(checkpointer, 0), CallbackHook(after_train=second)])
+    with pytest.raises(KeyboardInterrupt):
+        trainer.train(0, 8)
+    assert last(checkpointer) == "model_0000004.pth"
+
+
 def test_the_checkpoint_of_an_interrupted_run_counts_towards_max_to_keep(make):
     trainer, checkpointer = make()
     stop = CallbackHook(after_step=lambda t: t.request_stop("", exit_code=75) if t.iter == 6 else None)
