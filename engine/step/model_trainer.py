@@ -335,6 +335,11 @@ class ModelTrainer(TrainerBase):
                 "the checkpoint cannot be resumed: its run held other weights or optimizer state on each rank "
                 f"(same_state_on_all_ranks of its strategy is False), and the checkpoint holds rank 0's. {advice}"
             )
+        if "optimizer" not in state_dict:
+            raise ConfigError(
+                "the checkpoint cannot be resumed: it has no optimizer state where hookline saves it. Was it "
+                f"saved by detectron2? {advice}"
+            )
         super().load_state_dict(state_dict)
         try:
             self.optimizer.load_state_dict(state_dict["optimizer"])

@@ -1,6 +1,8 @@
+import pytest
 import torch
 from torch import nn
 
+from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer, comm
 from hookline.hooks import CallbackHook, StopTraining
 
@@ -57,3 +59,10 @@ def test_the_reason_of_a_stop_is_there_in_after_train():
     assert trainer.stop_reason == ""
     trainer.train(0, 5)
     assert seen == ["enough"]
+
+
+def test_the_state_of_a_trainer_of_detectron2_is_refused():
+    trainer = make()
+    inner = {"iteration": 4, "optimizer": trainer.optimizer.state_dict()}
+    with pytest.raises(ConfigError, match=r"saved by detectron2\?.*set MODEL\.WEIGHTS"):
+        trainer.load_state_dict({"iteration": 4, "hooks": {}, "_trainer": inner})
