@@ -119,9 +119,11 @@ def test_sets(value: Any) -> None:
     Raises:
         ConfigError: as for :func:`named_components`; or an ``EVAL_PERIOD`` is not a duration.
     """
-    without = [{k: v for k, v in e.items() if k != "EVAL_PERIOD"} if isinstance(e, Mapping) else e for e in value]
-    named_components(without if isinstance(value, (list, tuple)) else value)
-    for index, entry in enumerate(value):
+    entries = _entries(value)
+    named_components(
+        [{k: v for k, v in e.items() if k != "EVAL_PERIOD"} if isinstance(e, Mapping) else e for e in entries]
+    )
+    for index, entry in enumerate(entries):
         try:
             Duration.parse(period_of(entry))
         except ConfigError as error:

@@ -216,7 +216,7 @@ class DefaultTrainer(ResumableTrainer):
             ret.append(hooks.EvalHook(period, evaluate, main=own is None, on_start=cfg.TEST.EVAL_ON_START))
         if batches := sanity_check_batches(cfg, overridden_builders(type(self), DefaultTrainer)):
             ret.append(hooks.SanityCheck(batches))
-        ret.append(training_metrics(cfg, self.adapter))
+        ret.append(training_metrics(cfg))
         ret += HOOK_SLOT.build(
             cfg,
             checkpointer=self.checkpointer,

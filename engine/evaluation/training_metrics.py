@@ -8,7 +8,6 @@ import torch
 from ...config import CfgNode, ConfigError
 from ...hooks.base import HookBase
 from ...hooks.common.names import flatten_names
-from ..modeling.adapters import ModelAdapter
 from .build import TRAIN_METRICS_SLOT, MetricsEvaluator, build_metrics
 from .metrics import Metric
 
@@ -23,7 +22,6 @@ class TrainingMetrics(HookBase):
 
     Args:
         metrics: metrics by name.
-        adapter: finds predictions and targets.
 
     Raises:
         ConfigError: a metric is the model's own loss, which is logged anyway.
@@ -31,9 +29,8 @@ class TrainingMetrics(HookBase):
 
     uses_outputs = True
 
-    def __init__(self, metrics: Mapping[str, Metric], adapter: ModelAdapter) -> None:
-        self._adapter = adapter
-        self._evaluator = MetricsEvaluator("train", metrics, lambda batch: adapter.targets(batch, training=True))
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._evaluator = MetricsEvaluator("train", metrics, self._targets)
         if self._evaluator.needs_losses:
             raise ConfigError("LOG.TRAIN_METRICS: the losses of the model are logged anyway; leave out Loss")
 
@@ -41,13 +38,17 @@ class TrainingMetrics(HookBase):
     def after_step(self) -> None:
         trainer: Any = self.trainer
         self._evaluator.reset()
-        self._evaluator.process(trainer.batch, self._adapter.predictions(trainer.outputs, training=True))
+        self._evaluator.process(trainer.batch, trainer.adapter.predictions(trainer.outputs, training=True))
         values = flatten_names(self._evaluator.evaluate(local=True))
         if trainer.ranks_in_sync:
             trainer.storage.over_ranks |= values.keys()
         trainer.storage.put_scalars(**values)
 
+    def _targets(self, batch: Any) -> Any:
+        trainer: Any = self.trainer
+        return trainer.adapter.targets(batch, training=True)
 
-def training_metrics(cfg: CfgNode, adapter: ModelAdapter) -> TrainingMetrics | None:
+
+def training_metrics(cfg: CfgNode) -> TrainingMetrics | None:
     """Build the hook of ``cfg.LOG.TRAIN_METRICS``; None if there are none."""
-    return TrainingMetrics(build_metrics(cfg, TRAIN_METRICS_SLOT), adapter) if cfg.LOG.TRAIN_METRICS else None
+    return TrainingMetrics(build_metrics(cfg, TRAIN_METRICS_SLOT)) if cfg.LOG.TRAIN_METRICS else None

@@ -276,7 +276,10 @@ def kill_in_save(trainer: DefaultTrainer) -> None:
 
 # ---------------------------------------------------------------------- files of a run
 
-TIMINGS = ("time", "data_time", "eta_seconds", "samples_per_s", "time_p95", "time_max", "flops_per_s", "mfu")
+TIMINGS = (
+    *("time", "data_time", "eta_seconds", "samples_per_s", "time_p95", "time_max", "flops_per_s", "mfu"),
+    *("eval_time", "eval_samples_per_s"),
+)
 
 
 def tensorboard(folder: Path) -> dict[str, Any]:

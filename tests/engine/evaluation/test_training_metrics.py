@@ -8,7 +8,6 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer
 from hookline.engine.evaluation.build import METRICS_SLOT, build_metrics
 from hookline.engine.evaluation.training_metrics import TrainingMetrics
-from hookline.engine.modeling import ModelAdapter
 
 
 class Own(nn.Module):
@@ -68,7 +67,7 @@ def test_the_loss_of_the_model_is_refused():
     cfg = get_cfg()
     cfg.TEST.METRICS = ["Loss"]
     with pytest.raises(ConfigError, match=r"TRAIN_METRICS.*leave out Loss"):
-        TrainingMetrics(build_metrics(cfg, METRICS_SLOT), ModelAdapter())
+        TrainingMetrics(build_metrics(cfg, METRICS_SLOT))
 
 
 def test_the_value_is_that_of_the_batch(tmp_path):
