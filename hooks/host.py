@@ -12,6 +12,7 @@ from typing import Any
 from ..config import Duration
 from ..config.errors import loading
 from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining
+from .foreign_events import foreign_events
 from .functions import functions_for
 from .order import check_hooks
 
@@ -67,6 +68,13 @@ class HookHost:
         for hook in new:
             # A weak reference, since a cycle of trainer and hooks would keep GPU memory in use.
             hook.trainer = weakref.proxy(self)
+            for name, event in foreign_events(hook):
+                logger.warning(
+                    "hookline does not call %s.%s: the event is %s here (docs/events.md)",
+                    type(hook).__name__,
+                    name,
+                    event,
+                )
         self._hooks.extend(new)
         if self._running:
             self._joined.extend(new)
