@@ -34,6 +34,16 @@ def _entry(key: Any) -> Callable[[Any], Any]:
 _first, _all_but_last = _entry(0), _entry(slice(0, -1))
 
 
+def check_step_name(model: nn.Module, key: str, name: str) -> None:
+    """Check that the model has the method that ``MODEL.TRAIN_STEP`` or ``MODEL.PREDICT_STEP`` names.
+
+    Raises:
+        ConfigError: it has not, and the name is not the key's default.
+    """
+    if name not in ("train_step", "predict_step") and not callable(getattr(model, name, None)):
+        raise ConfigError(f"{key}: {type(model).__name__} has no method {name!r}{suggest(name, dir(model))}")
+
+
 class ModelAdapter:
     """Calls a model with a batch, and reads losses or predictions from its output.
 
@@ -121,7 +131,11 @@ class ModelAdapter:
         if plan.pair:  # fast path
             output, target = model(batch[0]), batch[1]
         else:
-            output = plan.run(batch)
+            try:
+                output = plan.run(batch)
+            except (AttributeError, TypeError) as error:
+                self._note_missing_loss(error, batch)
+                raise
             if plan.target is None:
                 return self._own_losses(output) if self._maps_loss else losses_of(output)
             target = plan.target(batch)
@@ -193,7 +207,18 @@ class ModelAdapter:
         plan = self._predicting
         if plan is None or not plan.fits(model, batch):
             plan = self._predicting = self._plan(model, batch, training=False)
-        return plan, plan.run(batch)
+        try:
+            return plan, plan.run(batch)
+        except (AttributeError, TypeError) as error:
+            self._note_missing_loss(error, batch)
+            raise
+
+    def _note_missing_loss(self, error: Exception, batch: Any) -> None:
+        if self.loss is None and isinstance(batch, tuple | list):
+            error.add_note(
+                "MODEL.LOSS is not set, so the model receives the whole batch and returns its losses. To train on "
+                "loss(model(x), y), set MODEL.LOSS (Trainer: loss=...)"
+            )
 
     def _predictions(self, plan: CallPlan, output: Any) -> Any:
         return output if plan.own_step else self.predictions(output)
@@ -246,9 +271,8 @@ class ModelAdapter:
             return self._new_plan_for_fields(model, batch, training)
         module, name = unwrap_model(model), self._steps[training]
         step = getattr(module, name, None)
-        if step is None and name not in ("train_step", "predict_step"):
-            key = "MODEL.TRAIN_STEP" if training else "MODEL.PREDICT_STEP"
-            raise TypeError(f"{key}: {type(module).__name__} has no method '{name}'{suggest(name, dir(module))}")
+        if step is None:
+            check_step_name(module, "MODEL.TRAIN_STEP" if training else "MODEL.PREDICT_STEP", name)
         if callable(step):
             if training and isinstance(getattr(model, "_orig_mod", model), _PARALLEL):
                 if not isinstance(model, nn.parallel.DistributedDataParallel):

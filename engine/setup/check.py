@@ -28,6 +28,7 @@ from ..data.datasets import TEST_SLOT, TRAIN_SLOT
 from ..evaluation import check_evaluation, result_names
 from ..evaluation.test_sets import own_periods, sets_of_period
 from ..modeling import check_model
+from ..modeling.adapters import check_step_name
 from ..modeling.build import LOSS_SLOT, MODEL_SLOT
 from ..parallel.base import check_parallel
 from ..solver import check_solver
@@ -170,7 +171,9 @@ def _check_ranges(cfg: CfgNode) -> None:
 def _check_builds(cfg: CfgNode) -> None:
     """Build the parts that are cheap to build, so that their constructors check their arguments."""
     if cfg.MODEL.NAME and not isinstance(cfg.MODEL.NAME, ObjectName):  # an object, or a function that may be slow
-        _try_model(cfg)
+        model = _try_model(cfg)
+        for key in ("TRAIN_STEP", "PREDICT_STEP"):
+            check_step_name(model, f"MODEL.{key}", cfg.MODEL[key])
     if cfg.MODEL.LOSS.NAME:
         LOSS_SLOT.try_build(cfg)
     for part in solver_parts(cfg).values() if cfg.SOLVER.OPTIMIZERS else [cfg]:
@@ -178,14 +181,14 @@ def _check_builds(cfg: CfgNode) -> None:
             OPTIMIZER_SLOT.try_build(part, [torch.nn.Parameter(torch.zeros(1))], lr=part.SOLVER.BASE_LR)
 
 
-def _try_model(cfg: CfgNode) -> None:
+def _try_model(cfg: CfgNode) -> Any:
     """Build the model on the meta device; if that fails, on the CPU, since not every model supports meta."""
     with preserve_rng():
         try:
             with torch.device("meta"):
-                MODEL_SLOT.build(cfg)
+                return MODEL_SLOT.build(cfg)
         except Exception:
-            MODEL_SLOT.try_build(cfg)
+            return MODEL_SLOT.try_build(cfg)
 
 
 def _check_output_dir(cfg: CfgNode) -> None:

@@ -134,5 +134,5 @@ def test_steps_of_other_names():
     model, adapter = Steps(), ModelAdapter(train_step="fit", predict_step="guess")
     assert list(adapter.losses(model, (X, Y))) == ["fit"]
     assert adapter.predict(model, (X, Y)).shape == (4,)
-    with pytest.raises(TypeError, match=r"MODEL.TRAIN_STEP: Steps has no method 'fitt'; did you mean 'fit'"):
+    with pytest.raises(ConfigError, match=r"MODEL.TRAIN_STEP: Steps has no method 'fitt'; did you mean 'fit'"):
         ModelAdapter(train_step="fitt").losses(model, (X, Y))
