@@ -78,6 +78,7 @@ print(launch(main, 2, args=("hello",), device="cpu"))
     assert ended.stdout == "[(0, 'hello'), (1, 'hello')]\n", ended.stderr
 
 
+@pytest.mark.slow
 def test_ranks_have_the_start_method_of_their_launcher():
     done = run_python(PROGRAMS / "start_method.py")
     assert done.returncode == 0, done.stdout + done.stderr
