@@ -15,6 +15,7 @@ from ..config import CfgNode, Duration
 from ..hooks.checkpoints.adapter import adapt
 from ..hooks.common.rng import gpus_of
 from ..hooks.common.tensors import has_shards
+from ..hooks.storage.scratch import scratch_storage
 from ..hooks.writers.progress_bar import rich_is_installed
 from . import comm
 from .checkpoint import Checkpointer, unwrap_model
@@ -319,12 +320,13 @@ class DefaultTrainer(ResumableTrainer):
         if max_batches is not None:
             with trial(self.cfg, max_batches, gpus_of(self.model)) as cfg:
                 return self._results(cfg)
-        try:
-            self.emit("before_eval")
-            results = self._test()
-        finally:
-            self.emit("on_eval_end")
-        self.emit("after_eval", results)
+        with scratch_storage(self.iter):
+            try:
+                self.emit("before_eval")
+                results = self._test()
+            finally:
+                self.emit("on_eval_end")
+            self.emit("after_eval", results)
         return results
 
     def _test(self, cfg: CfgNode | None = None) -> Mapping[str, Any]:

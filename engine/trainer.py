@@ -6,6 +6,7 @@ from typing import Any
 
 from ..config import CfgNode, ConfigError, name_of
 from ..config.slots import errors_at
+from ..hooks.storage.scratch import scratch_storage
 from . import comm
 from .checkpoint import unwrap_model
 from .data import move_to_device
@@ -135,12 +136,13 @@ class Trainer(DefaultTrainer):
             return super().evaluate(max_batches)
         cfg = self._config_of(data)
         self.strategy.before_evaluation(self.model)
-        try:
-            self.emit("before_eval")
-            with evaluation_context(self.emit, max_batches):
-                results = self.test(cfg, unwrap_model(self.model))
-        finally:
-            self.emit("on_eval_end")
+        with scratch_storage(self.iter):
+            try:
+                self.emit("before_eval")
+                with evaluation_context(self.emit, max_batches):
+                    results = self.test(cfg, unwrap_model(self.model))
+            finally:
+                self.emit("on_eval_end")
         return comm.broadcast_object(results)
 
     def predict(  # type: ignore[override]

@@ -12,6 +12,7 @@ from torch import nn
 
 from ...config import ConfigError
 from ...hooks.storage.event_storage import EventStorage, get_event_storage
+from ...hooks.storage.scratch import scratch_storage
 from .. import comm
 from ..checkpoint import unwrap_model
 from ..data.epoch_iterator import EpochIterator
@@ -191,7 +192,8 @@ class ModelTrainer(TrainerBase):
             with_batches: yield pairs of a batch, on the model's device, and its outputs.
             predict: called with model and batch. Default: the adapter's ``predict``.
         """
-        self._dispatch("before_predict")
+        with scratch_storage(self.iter):
+            self._dispatch("before_predict")
         # Unwrapped: the ranks may have different numbers of batches, and must not wait for each other.
         model, batches = unwrap_model(self.model), 0
         run = predict or self.adapter.predict
@@ -204,8 +206,10 @@ class ModelTrainer(TrainerBase):
                 batches += 1
                 yield outputs
         finally:
-            self._dispatch("on_predict_end")
-        self._dispatch("after_predict", {"batches": batches})
+            with scratch_storage(self.iter):
+                self._dispatch("on_predict_end")
+        with scratch_storage(self.iter):
+            self._dispatch("after_predict", {"batches": batches})
 
     # ------------------------------------------------------------------ the losses of a step
 
