@@ -1,18 +1,20 @@
-"""Maps the top-level folders config/, hooks/ and engine/ to hookline.config, hookline.hooks and hookline.engine."""
+"""Maps the top-level folders config/, hooks/, engine/ and configs/ to hookline.config and so on."""
 
 import re
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).parent
 VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "src/hookline/__init__.py").read_text())[1]
-FOLDERS = ("config", "hooks", "engine")
+FOLDERS = ("config", "hooks", "engine", "configs")
 
 packages = ["hookline", "hookline.detectron2"]
 for folder in FOLDERS:
     packages.append(f"hookline.{folder}")
-    packages += [f"hookline.{folder}.{name}" for name in find_packages(str(ROOT / folder))]
+    packages += [
+        f"hookline.{folder}.{name}" for name in find_namespace_packages(str(ROOT / folder), exclude=["*__pycache__"])
+    ]
 
 EXTRAS = {
     "digits": ["scikit-learn>=1.3"],
@@ -42,7 +44,7 @@ setup(
     python_requires=">=3.11",
     packages=packages,
     package_dir={"hookline": "src/hookline", **{f"hookline.{folder}": folder for folder in FOLDERS}},
-    package_data={"hookline": ["py.typed"]},
+    package_data={"hookline": ["py.typed"], "hookline.configs": ["*.yaml", "*/*.yaml"]},
     install_requires=[
         "torch>=2.6",
         "fvcore>=0.1.5.post20221221",

@@ -15,6 +15,7 @@ from .components import name_key as name_key_of
 from .errors import ConfigError, UnknownKeyError, UnknownNameError, suggest
 from .objects import ObjectName, refuse_object_text
 from .signatures import Plan, check_call, to_tensor
+from .yaml_files import folders
 
 _T = TypeVar("_T")
 # Errors list the known names, up to this many.
@@ -278,7 +279,18 @@ def locate(name: str) -> Any:
         module = _import(module_name) if all(module_name.split(".")) else None
         if module is not None:
             return _attribute(module, attribute_names)
-    raise UnknownNameError(f"there is no module '{candidates[0][0]}'" if candidates else f"'{name}' names no module")
+    if not candidates:
+        raise UnknownNameError(f"'{name}' names no module")
+    raise UnknownNameError(f"there is no module '{candidates[0][0]}'{_where(candidates[0][0])}")
+
+
+def _where(module_name: str) -> str:
+    """Return what to do if a missing module is beside a config file that was read, or is misspelt."""
+    path = module_name.replace(".", os.sep)
+    for folder in folders:
+        if os.path.isfile(os.path.join(folder, f"{path}.py")) or os.path.isdir(os.path.join(folder, path)):
+            return f". It is beside the config file: start in {folder}, or set PYTHONPATH={folder}"
+    return suggest(module_name, (name[:-3] for name in os.listdir() if name.endswith(".py")))
 
 
 def _import(module_name: str) -> ModuleType | None:

@@ -14,6 +14,9 @@ from .objects import ObjectName
 
 BASE_KEY = "_BASE_"
 
+# Folders of the config files that this process has read.
+folders: set[str] = set()
+
 _FLOAT_TAG = "tag:yaml.org,2002:float"
 _TIMESTAMP_TAG = "tag:yaml.org,2002:timestamp"
 _STR_TAG = "tag:yaml.org,2002:str"
@@ -204,6 +207,7 @@ def load_layers(
         raise ConfigError(f"{name}: cannot read this config file: {reason}{origin}{near}") from error
     if len(text) > _MAX_BYTES:
         raise ConfigError(f"{name}: larger than {_MAX_BYTES >> 20} MB, the limit for config files")
+    folders.add(os.path.dirname(name))
     mapping = load_text(text, name)
     if BASE_KEY not in mapping:
         return [(name, mapping)]

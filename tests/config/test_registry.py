@@ -140,6 +140,18 @@ def test_names_of_modules_that_do_not_exist(registry, name, message):
         registry.build(name, key="MODEL.ARGS")
 
 
+def test_a_module_beside_the_config_or_with_a_similar_name_is_mentioned(registry, tmp_path, monkeypatch):
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project/nets_of_mine.py").touch()
+    (tmp_path / "project/a.yaml").touch()
+    CfgNode().merge_from_file(tmp_path / "project/a.yaml")
+    with pytest.raises(UnknownKeyError, match=f"start in {tmp_path}/project, or set PYTHONPATH={tmp_path}/project"):
+        registry.get("nets_of_mine:Net")
+    monkeypatch.chdir(tmp_path / "project")
+    with pytest.raises(UnknownKeyError, match="no module 'net_of_mine'; did you mean 'nets_of_mine'"):
+        registry.get("net_of_mine:Net")
+
+
 NUMBER = 3
 
 

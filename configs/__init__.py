@@ -1,0 +1,1 @@
+"""Example configs, and the models, data and hooks that they name."""
