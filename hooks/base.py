@@ -64,10 +64,10 @@ class HookBase:
 
     Attributes:
         trainer: a weak reference to the trainer, set at registration. :class:`TrainerView` lists what a hook may use.
-        after: hook classes (or their names) that must be earlier in the trainer's list, if they are in it.
-        before: hook classes (or their names) that must be later in the list.
+        after, before: hook classes (or their names) that must be earlier, or later, in the trainer's list.
         single: whether a trainer may have only one hook of this class.
         uses_outputs: whether the hook reads ``trainer.batch`` and ``trainer.outputs``, which are kept only then.
+        uses_indices: the same for ``trainer.sample_indices``.
         state_key: the key of the hook's state in a checkpoint. Default: the class name, then ``Name#2``, ``Name#3``.
     """
 
@@ -76,6 +76,7 @@ class HookBase:
     before: tuple[type | str, ...] = ()
     single: bool = False
     uses_outputs: bool = False
+    uses_indices: bool = False
     state_key: str | None = None
 
     def on_registered(self) -> None:
@@ -115,10 +116,8 @@ class HookBase:
         """Before the backward pass of each micro-batch; ``losses`` is the scalar tensor that is differentiated."""
 
     def after_backward(self) -> None:
-        """After the backward pass of each micro-batch. Gradients are not clipped or unscaled yet.
-
-        Ranks exchange gradients in the backward pass of the last micro-batch of a step.
-        """
+        """After the backward pass of each micro-batch. Gradients are not clipped or unscaled yet. In the last
+        micro-batch of a step ranks have exchanged them."""
 
     def before_optimizer_step(self) -> None:
         """Before the optimizer's step. Gradients are accumulated, unscaled and clipped."""

@@ -61,6 +61,7 @@ class FunctionHook(HookBase):
         when: call the function only if ``when(trainer)`` is true.
         custom: whether the event is a custom one.
         uses_outputs: whether the function reads ``trainer.batch`` and ``trainer.outputs``.
+        uses_indices: whether it reads ``trainer.sample_indices``.
 
     Raises:
         ConfigError: there is no such event, ``every`` cannot be used with it, or the function does not take its
@@ -77,6 +78,7 @@ class FunctionHook(HookBase):
         when: Callable[[Any], bool] | None = None,
         custom: bool = False,
         uses_outputs: bool = False,
+        uses_indices: bool = False,
     ) -> None:
         if event not in EVENTS and not custom:
             raise ConfigError(
@@ -101,6 +103,7 @@ class FunctionHook(HookBase):
         self._when = when
         self._done = False
         self.uses_outputs = uses_outputs
+        self.uses_indices = uses_indices
         setattr(self, event, self._call)
 
     def _call(self, *args: Any, **kwargs: Any) -> None:
@@ -180,11 +183,12 @@ def on(
     trainer: Any = None,
     custom: bool = False,
     uses_outputs: bool = False,
+    uses_indices: bool = False,
 ) -> Callable[[F], F]:
     """Decorate a function to be called at an event.
 
     Args:
-        event, every, once, when, custom, uses_outputs: see :class:`FunctionHook`.
+        event, every, once, when, custom, uses_outputs, uses_indices: see :class:`FunctionHook`.
         trainer: a trainer, or the name of one (its ``name`` or its class). None: every trainer of this process that
             starts training from now on, until :func:`off`.
 
@@ -201,7 +205,7 @@ def on(
     def decorate(function: F) -> F:
         def make() -> FunctionHook:
             options: dict[str, Any] = {"every": every, "once": once, "when": when, "custom": custom}
-            return FunctionHook(function, event, uses_outputs=uses_outputs, **options)
+            return FunctionHook(function, event, uses_outputs=uses_outputs, uses_indices=uses_indices, **options)
 
         if trainer is None or isinstance(trainer, str):
             _WAITING.append(_Waiting(trainer, make))

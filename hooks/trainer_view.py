@@ -70,6 +70,11 @@ class TrainerView(Protocol):
     """What the model returned for ``batch``."""
 
     @property
+    def sample_indices(self) -> Any:
+        """The indices of the samples in the step's batch, on this rank, from ``after_fetch`` on. Only if a hook has
+        ``uses_indices = True``."""
+
+    @property
     def epoch(self) -> int:
         """The current pass over the data, from 0."""
 

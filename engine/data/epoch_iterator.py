@@ -7,6 +7,7 @@ import torch
 
 from ...config import ConfigError
 from .batch_sampler import takes_start
+from .index_stream import IndexStream
 from .iterate import iterate
 from .prefetch import CudaPrefetcher
 from .stream_reader import has_state
@@ -64,6 +65,7 @@ class EpochIterator:
         self._iterator: Iterator[Any] | None = None
         self._skipping = False
         self._loaded = False
+        self._indices: IndexStream | None = None
 
     def __iter__(self) -> "EpochIterator":
         return self
@@ -90,6 +92,34 @@ class EpochIterator:
     def ended(self) -> bool:
         """Whether the last batch read is the last of its epoch, if the length is known."""
         return self.position == self.length or self._skipping
+
+    def follow_indices(self, follow: bool) -> None:
+        """Start or stop to set :attr:`indices`: while batches are read, with the next pass.
+
+        Raises:
+            ConfigError: the loader has no indices.
+        """
+        if follow != (self._indices is not None):
+            self._indices = IndexStream(self.loader) if follow else None
+
+    @property
+    def indices(self) -> Any:
+        """The indices of the samples in the last batch, on this rank.
+
+        Raises:
+            AttributeError: they are not known.
+        """
+        if self._indices is None:
+            raise AttributeError(
+                'trainer.sample_indices is not kept, since no hook has "uses_indices = True"; set it on the hook that '
+                "reads it (for a function: @on(..., uses_indices=True))"
+            )
+        if self._indices.current is None:
+            raise AttributeError(
+                "trainer.sample_indices is there from after_fetch on, or, if the hook joined while a pass over the "
+                "data was running, from the next pass on"
+            )
+        return self._indices.current
 
     @property
     def samples_before(self) -> int:
@@ -204,7 +234,7 @@ class EpochIterator:
         elif sampler is not None:
             sampler.set_epoch(number)
         try:
-            batches = iterate(self.loader)
+            batches = iterate(self.loader) if self._indices is None else self._indices.batches()
         except AssertionError as error:
             if not self._stateful:
                 raise
@@ -212,9 +242,10 @@ class EpochIterator:
                 f"{type(self.loader).__name__} cannot continue at the checkpoint's position. torchdata's "
                 "loader needs the number of workers that it was saved with"
             ) from error
-        if self._prefetch_to is None:
-            return batches
-        return CudaPrefetcher(batches, self._prefetch_to, self.loader.state_dict if self._stateful else None)
+        if self._prefetch_to is not None:
+            snapshot = self.loader.state_dict if self._stateful else None
+            batches = CudaPrefetcher(batches, self._prefetch_to, snapshot)
+        return batches if self._indices is None else self._indices.follow(batches)
 
     def _roll(self) -> None:
         """Start the next epoch in the middle of a step, and call the listener."""

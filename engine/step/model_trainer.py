@@ -48,6 +48,8 @@ class ModelTrainer(TrainerBase):
         batch: the batch of the last forward pass (with SOLVER.ACCUMULATION_STEPS a micro-batch), until the step ends.
             It and ``outputs`` are kept only if a hook has ``uses_outputs = True``.
         outputs: what the model returned in that pass.
+        sample_indices: the indices of the samples in the step's batch, on this rank, in the order of the batch. Only
+            if a hook has ``uses_indices = True``.
     """
 
     model: nn.Module
@@ -85,6 +87,7 @@ class ModelTrainer(TrainerBase):
     @_data_loader_iter.setter
     def _data_loader_iter(self, batches: Iterator[Any]) -> None:
         self._batches = EpochIterator(batches, None, weakref.proxy(self), self.device)
+        self._follow_indices()
 
     @property
     def epoch(self) -> int:  # type: ignore[override]
@@ -98,6 +101,14 @@ class ModelTrainer(TrainerBase):
     def epoch_ended(self) -> bool:  # type: ignore[override]
         return self._batches.ended
 
+    @property
+    def sample_indices(self) -> Any:
+        return self._batches.indices
+
+    def _follow_indices(self) -> None:
+        if hasattr(self, "_batches"):
+            self._batches.follow_indices(any(hook.uses_indices for hook in self._hooks))
+
     def reset_data_loader(self, data_loader_builder: Callable[[], Iterable[Any]]) -> None:
         """Replace the data loader, from the next step on.
 
@@ -110,6 +121,7 @@ class ModelTrainer(TrainerBase):
         del self.data_loader, self._batches
         loader = self.data_loader = data_loader_builder()
         self._batches = EpochIterator(loader, self._length_of_epoch(loader), weakref.proxy(self), self.device)
+        self._follow_indices()
         self._batches.continue_count(epoch, begun)
 
     def _length_of_epoch(self, data_loader: Iterable[Any]) -> int | None:
@@ -277,6 +289,7 @@ class ModelTrainer(TrainerBase):
         if self._step_outputs.bind(self._hooks):
             for event in ("after_step", "after_train"):  # after all hooks
                 self._listeners[event] += (self._listener(self._step_outputs, event),)
+        self._follow_indices()
         if self._whole_step is not None:
             self._whole_step.check(self)
 
