@@ -9,7 +9,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset
 
 from .workers import WorkerLoader, swapped
 
-__all__ = ["BatchLoader", "batch_reader", "identity", "make_batch", "note_sample", "read_samples", "sample_name"]
+__all__ = ["BatchLoader", "batch_reader", "identity", "make_batch", "note_sample", "read_sample"]
 
 _NOTE = "while reading "
 # Errors of a whole batch list so many samples, at most.
@@ -31,10 +31,10 @@ def make_batch(
         Exception: of the data set or the collate function, with a note that names the samples.
     """
     try:
-        return collate(read_samples(dataset, indices) if fetch is None else fetch(indices))
+        return collate([read_sample(dataset, index) for index in indices] if fetch is None else fetch(indices))
     except Exception as error:
         if not _has_note(error):
-            names = [sample_name(dataset, index) for index in islice(indices, _MAX_LISTED)]
+            names = [_sample_name(dataset, index) for index in islice(indices, _MAX_LISTED)]
             error.add_note(f"while making a batch of {', '.join(names)}{', ...' if len(names) == _MAX_LISTED else ''}")
         raise
 
@@ -47,16 +47,13 @@ def batch_reader(dataset: Any) -> Callable[[Any], Any] | None:
     return getattr(dataset, "__getitems__", None) if hasattr(owner, "__getitems__") else None
 
 
-def read_samples(dataset: Any, indices: Iterable[Any]) -> list[Any]:
-    """Read samples one by one. An error gets a note that names the sample."""
-    samples: list[Any] = []
-    for index in indices:
-        try:
-            samples.append(dataset[index])
-        except Exception as error:
-            note_sample(error, sample_name(dataset, index))
-            raise
-    return samples
+def read_sample(dataset: Any, index: Any) -> Any:
+    """Read a sample. An error gets a note that names the sample."""
+    try:
+        return dataset[index]
+    except Exception as error:
+        note_sample(error, _sample_name(dataset, index))
+        raise
 
 
 def note_sample(error: Exception, name: str) -> None:
@@ -69,7 +66,7 @@ def _has_note(error: Exception) -> bool:
     return any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ()))
 
 
-def sample_name(dataset: Any, index: Any) -> str:
+def _sample_name(dataset: Any, index: Any) -> str:
     """Name a sample: its index in the data set itself, not in a ``Subset`` or ``ConcatDataset`` of it."""
     part = ""
     try:

@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 
 from ...hooks.common.rng import preserve_rng
 from .batch_sampler import PlacedBatch
-from .reading import identity, make_batch, note_sample, sample_name
+from .reading import identity, make_batch, read_sample
 from .workers import WorkerLoader, swapped
 
 __all__ = ["SeededLoader", "is_deterministic", "isolated_generators", "seed_generators", "stream_key"]
@@ -112,11 +112,7 @@ class _SeededReader(Dataset[Any]):
                 samples = []
                 for place, index in zip(places, indices, strict=True):
                     seed_generators(key, place)
-                    try:
-                        samples.append(dataset[index])
-                    except Exception as error:
-                        note_sample(error, sample_name(dataset, index))
-                        raise
+                    samples.append(read_sample(dataset, index))
             seed_generators(stream_key(self._seed, epoch, COLLATE), places[0])
             return make_batch(dataset, lambda _: samples, self._collate, indices)
 

@@ -10,38 +10,16 @@ from ...config.errors import suggest
 from ...config.signatures import Taken, what_it_takes
 from ...hooks.common.batches import fields_of
 from ...hooks.common.models import unwrap_model
-from .call_plan import CallPlan, through_forward
-from .inputs import INPUT_FORMS, caller, check_names, describe, forward_of, required_positions
+from .call_plan import CallPlan, all_but_last, check_step_name, compose, first, keys, keys_of_first, through_forward
+from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions
 from .outputs import entries_of, is_scalar, losses_of, with_count
+from .targets import is_torch_loss, name_of, target_name, target_of, target_parameter
 
 __all__ = ["ModelAdapter"]
 
-# Default names of the target in a dict batch.
-_TARGET_NAMES = ("label", "labels", "y", "target", "targets")
 # Number of cached plans.
 _MAX_PLANS = 64
-
-
-# Not functions of the operator module: torch.compile cannot trace those.
-def _keys(batch: Any) -> Any:
-    return batch.keys()
-
-
-def _entry(key: Any) -> Callable[[Any], Any]:
-    return lambda batch: batch[key]
-
-
-_first, _all_but_last = _entry(0), _entry(slice(0, -1))
-
-
-def check_step_name(model: nn.Module, key: str, name: str) -> None:
-    """Check that the model has the method that ``MODEL.TRAIN_STEP`` or ``MODEL.PREDICT_STEP`` names.
-
-    Raises:
-        ConfigError: it has not, and the name is not the key's default.
-    """
-    if name not in ("train_step", "predict_step") and not callable(getattr(model, name, None)):
-        raise ConfigError(f"{key}: {type(model).__name__} has no method {name!r}{suggest(name, dir(model))}")
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 class ModelAdapter:
@@ -96,8 +74,8 @@ class ModelAdapter:
         self.inputs = "kwargs" if self.input_mapping else inputs
         self._steps = {True: train_step, False: predict_step}
         self._maps_loss = loss is None and "loss" in self.output_mapping.values()
-        self._takes_tensor = _is_torch_loss(loss)
-        self._target_parameter = _target_parameter(loss, self.output_mapping)
+        self._takes_tensor = is_torch_loss(loss)
+        self._target_parameter = target_parameter(loss, self.output_mapping)
         self._training: CallPlan | None = None
         self._predicting: CallPlan | None = None
         self._plans: dict[Any, CallPlan] = {}
@@ -245,17 +223,17 @@ class ModelAdapter:
         Raises:
             TypeError: the batch has no target.
         """
-        return self._target_of(batch)(batch)
+        return target_of(batch, self.target)(batch)
 
     # ------------------------------------------------------------------ inputs
 
     def _plan(self, model: Any, batch: Any, training: bool) -> CallPlan:
         measure: Callable[[Any], Any] | None = None
         if isinstance(batch, Mapping):
-            measure = _keys
+            measure = keys
         elif isinstance(batch, tuple | list):
             measure = len
-        form = frozenset(batch) if measure is _keys else measure(batch) if measure is not None else None
+        form = frozenset(batch) if measure is keys else measure(batch) if measure is not None else None
         key = (id(model), training, type(batch), form)
         plan = self._plans.get(key)
         if plan is None or not plan.fits(model, batch):
@@ -289,17 +267,17 @@ class ModelAdapter:
         target: str | None = None
         inputs, several = batch, self.inputs == "tuple" and not separate
         if separate and isinstance(batch, Mapping):
-            target = self._target_name(batch, required=training)
+            target = target_name(batch, self.target, required=training)
         elif separate and isinstance(batch, tuple | list):
             if not training and self._lacks_target(batch, taken):
-                take = _first if len(batch) == 1 else None
+                take = first if len(batch) == 1 else None
             else:
-                self._target_of(batch)
-                take = _first if len(batch) == 2 else _all_but_last
+                target_of(batch, self.target)
+                take = first if len(batch) == 2 else all_but_last
             inputs = take(batch) if take else batch
             several = inputs is batch or len(batch) > 2
         elif separate and training:
-            self._target_of(batch)  # raises
+            target_of(batch, self.target)  # raises
         if several and not isinstance(inputs, tuple | list | Mapping):
             raise TypeError(f'MODEL.INPUTS is "tuple", but the batch is {describe(batch)}')
         call = caller(
@@ -314,20 +292,20 @@ class ModelAdapter:
             guess_dict=self.loss is None or target is None,
         )
         if isinstance(inputs, Mapping) and inputs is not batch:
-            measure, form = _keys_of_first, (len(batch), frozenset(inputs))
+            measure, form = keys_of_first, (len(batch), frozenset(inputs))
         if call is model and take is None and not separate and measure is len:
             measure = form = None  # the batch is passed unchanged, at any length
-        read_target = self._target_of(batch) if training and self.loss is not None else None
-        pair = call is model and take is _first and read_target is not None
-        run = call if take is None else _compose(call, take)
+        read_target = target_of(batch, self.target) if training and self.loss is not None else None
+        pair = call is model and take is first and read_target is not None
+        run = call if take is None else compose(call, take)
         return CallPlan(model, type(batch), measure, form, run, read_target, pair=pair)
 
     def _new_plan_for_fields(self, model: Any, batch: Any, training: bool) -> CallPlan:
         """Return the plan for a dataclass: that for a dict, unless the model receives the batch itself."""
         plan = ModelAdapter._new_plan(self, model, fields_of(batch), training, None, None)
         whole = plan.own_step or plan.run is model
-        run = plan.run if whole else _compose(plan.run, fields_of)
-        target = None if plan.target is None else _compose(plan.target, fields_of)
+        run = plan.run if whole else compose(plan.run, fields_of)
+        target = None if plan.target is None else compose(plan.target, fields_of)
         return CallPlan(model, type(batch), None, None, run, target, own_step=plan.own_step)
 
     def _lacks_target(self, batch: Sequence[Any], taken: Taken | None) -> bool:
@@ -337,37 +315,6 @@ class ModelAdapter:
         if taken is None or self.inputs not in ("auto", "tuple") or isinstance(batch[0], tuple | list | Mapping):
             return False
         return len(batch) == len(required_positions(taken))
-
-    def _target_name(self, batch: Mapping[Any, Any], required: bool = True) -> str | None:
-        names = [self.target] if self.target else _TARGET_NAMES
-        found = [name for name in names if name in batch]
-        if len(found) == 1:
-            return found[0]
-        there = ", ".join(map(str, batch)) or "nothing"
-        if found:
-            raise TypeError(f"the batch's target may be {' or '.join(found)}: set MODEL.TARGET. The batch has: {there}")
-        if not required:
-            return None
-        if self.target:
-            hint = suggest(self.target, map(str, batch))
-            raise TypeError(f"MODEL.TARGET: the batch has no '{self.target}'{hint or '.'} The batch has: {there}")
-        raise TypeError(
-            f"the batch has no target: none of its entries is named {', '.join(names)}. The batch has: {there}. "
-            "MODEL.LOSS and targets need one: set MODEL.TARGET"
-        )
-
-    def _target_of(self, batch: Any) -> Callable[[Any], Any]:
-        """Return the function that reads the target of batches like this one."""
-        if (fields := fields_of(batch)) is not None:
-            return _compose(_entry(self._target_name(fields)), fields_of)
-        if isinstance(batch, Mapping):
-            return _entry(self._target_name(batch))
-        if isinstance(batch, tuple | list) and len(batch) >= 2:
-            return _entry(-1)
-        raise TypeError(
-            f"expected a batch (x, y) or a dict, got {describe(batch)}. MODEL.LOSS and targets need such batches; "
-            'otherwise set MODEL.LOSS.NAME to "" and let the model return its losses'
-        )
 
     # ------------------------------------------------------------------ outputs
 
@@ -408,40 +355,6 @@ class ModelAdapter:
         if "logits" in entries:
             return entries["logits"]
         raise TypeError(
-            f"{_name_of(self.loss)} takes one tensor, the model returned: {', '.join(map(str, entries)) or 'nothing'}. "
+            f"{name_of(self.loss)} takes one tensor, the model returned: {', '.join(map(str, entries)) or 'nothing'}. "
             f"Select one with MODEL.OUTPUT_MAPPING, such as {{{next(iter(entries), 'name')}: input}}"
         )
-
-
-_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-
-
-def _compose(call: Callable[[Any], Any], take: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda batch: call(take(batch))
-
-
-def _keys_of_first(batch: Any) -> tuple[int, Any]:
-    return len(batch), batch[0].keys()
-
-
-def _is_torch_loss(loss: Any) -> bool:
-    """Return whether a loss is one of torch's or a subclass, which takes one tensor and the target."""
-    return isinstance(loss, nn.modules.loss._Loss) or getattr(loss, "__module__", "") == "torch.nn.functional"
-
-
-def _name_of(loss: Any) -> str:
-    return getattr(loss, "__name__", type(loss).__name__)
-
-
-def _target_parameter(loss: Any, output_mapping: Mapping[str, str]) -> str:
-    """Return the loss's parameter for the target: the first one that no output is mapped to."""
-    if loss is None or not output_mapping:
-        return ""
-    taken = what_it_takes(forward_of(loss))
-    if taken is None:
-        raise ConfigError(f"MODEL.OUTPUT_MAPPING: the signature of {_name_of(loss)} cannot be read")
-    check_names("MODEL.OUTPUT_MAPPING", _name_of(loss), taken, output_mapping.values())
-    for name in taken.keywords:
-        if name not in output_mapping.values():
-            return name
-    raise ConfigError(f"MODEL.OUTPUT_MAPPING leaves no parameter of {_name_of(loss)} for the target")

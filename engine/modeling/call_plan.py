@@ -4,7 +4,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["CallPlan", "through_forward"]
+from torch import nn
+
+from ...config.errors import ConfigError, suggest
+
+__all__ = [
+    "CallPlan",
+    "all_but_last",
+    "check_step_name",
+    "compose",
+    "entry",
+    "first",
+    "keys",
+    "keys_of_first",
+    "through_forward",
+]
 
 
 @dataclass(slots=True)
@@ -62,3 +76,40 @@ def through_forward(model: Any, module: Any, step: Callable[[Any], Any]) -> Call
             restore()
 
     return run
+
+
+def check_step_name(model: nn.Module, key: str, name: str) -> None:
+    """Check that the model has the method that ``MODEL.TRAIN_STEP`` or ``MODEL.PREDICT_STEP`` names.
+
+    Raises:
+        ConfigError: it has not, and the name is not the key's default.
+    """
+    if name not in ("train_step", "predict_step") and not callable(getattr(model, name, None)):
+        raise ConfigError(f"{key}: {type(model).__name__} has no method {name!r}{suggest(name, dir(model))}")
+
+
+# ---------------------------------------------------------------------- functions of a batch
+# Not those of the operator module: torch.compile cannot trace them.
+
+
+def keys(batch: Any) -> Any:
+    """Return the names of a dict's entries."""
+    return batch.keys()
+
+
+def keys_of_first(batch: Any) -> tuple[int, Any]:
+    """Return the length of a tuple, and the names of the entries of the dict that comes first in it."""
+    return len(batch), batch[0].keys()
+
+
+def entry(key: Any) -> Callable[[Any], Any]:
+    """Return a function that reads an entry of a batch."""
+    return lambda batch: batch[key]
+
+
+first, all_but_last = entry(0), entry(slice(0, -1))
+
+
+def compose(call: Callable[[Any], Any], take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that calls ``call`` with what ``take`` reads of a batch."""
+    return lambda batch: call(take(batch))

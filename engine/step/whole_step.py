@@ -17,6 +17,7 @@ from .. import comm
 from ..modeling import check_compile, resolve_device
 from ..solver.clipping import clip_hooks
 from .fast_path import plain_step
+from .trainer_view import view_class
 
 __all__ = ["OptimizerStandIn", "Outputs", "WholeStep", "check_step_config"]
 
@@ -146,8 +147,7 @@ class WholeStep(ABC):
             if isinstance(step := state.get("step"), torch.Tensor):
                 state["step"] = step.to(device)
         self._stand_in = self._make_stand_in(optimizer, device)
-        bases = (*self.view_bases, _TrainerView, type(trainer))
-        self._view = type("TrainerView", bases, _read_from_viewed(trainer, self.view_bases))
+        self._view = view_class(type(trainer), self.view_bases)
         return True
 
     @abstractmethod
@@ -155,7 +155,7 @@ class WholeStep(ABC):
 
     def _body(self, trainer: Any, optimizer: Any, batch: Any) -> Outputs:
         """Forward, backward and update: the trainer's own methods, on a view of it and the optimizer's stand-in."""
-        view = self._view(trainer, optimizer, self)
+        view = self._view(trainer, optimizer, self.refuse)
         optimizer.zero_grad()
         buffers = None if trainer.nonfinite.policy == "raise" else self._copy_buffers(trainer.model)
         with torch.enable_grad():
@@ -281,74 +281,6 @@ def _zero_grad(self: Any) -> None:
     for group in self.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
-
-
-class _TrainerView:
-    """A trainer within the unit: hooks are not called, and metrics are collected to be put afterwards.
-
-    It has all other attributes and methods of the trainer, so that a step has one definition.
-    """
-
-    _viewed: Any
-    _whole: WholeStep
-    optimizer: Any
-    storage: Any
-    _listeners: dict[str, tuple[Any, ...]] = dict.fromkeys(STEP_EVENTS, ())
-
-    def __init__(self, trainer: Any, optimizer: Any, whole: WholeStep) -> None:
-        own = {"_viewed": trainer, "_whole": whole, "optimizer": optimizer, "storage": _Puts(whole)}
-        for name, value in own.items():
-            object.__setattr__(self, name, value)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._viewed, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._whole.refuse(
-            f"{type(self._viewed).__name__} assigns self.{name}",
-            "assign it between steps, such as in after_step, or put numbers by self.storage.put_scalar",
-        )
-
-    def after_backward(self) -> None:
-        pass
-
-    def _fast_optimizer(self) -> Any:
-        return self.optimizer
-
-
-def _read_from_viewed(trainer: Any, view_bases: tuple[type, ...]) -> dict[str, property]:
-    """Return a property for each attribute with a default in the trainer's class, which hides the trainer's own."""
-    defaults = {
-        name
-        for base in type(trainer).__mro__
-        for name, value in vars(base).items()
-        if not name.startswith("__") and not hasattr(value, "__get__")
-    }
-    own = {name for view in (*view_bases, _TrainerView) for name in (*vars(view), *view.__annotations__)}
-    return {
-        name: property(lambda view, name=name: getattr(view._viewed, name))  # type: ignore[misc]
-        for name in defaults - own
-    }
-
-
-class _Puts:
-    """Collects metrics in place of the storage."""
-
-    def __init__(self, whole: WholeStep) -> None:
-        self._whole = whole
-        self.values: list[tuple[str, Any, bool]] = []
-
-    def put_scalar(self, name: str, value: Any, smoothing_hint: bool = True, cur_iter: int | None = None) -> None:
-        if cur_iter is not None:
-            self._whole.refuse(f"the metric {name} is put with a cur_iter", "leave cur_iter out")
-        self.values.append((name, value, smoothing_hint))
-
-    def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
-        for name, value in kwargs.items():
-            self.put_scalar(name, value, smoothing_hint, cur_iter)
-
-    def __getattr__(self, name: str) -> Any:
-        self._whole.refuse(f"self.storage.{name} is used", "use it between steps, or put_scalar and put_scalars")
 
 
 def check_step_config(cfg: CfgNode) -> None:

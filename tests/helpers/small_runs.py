@@ -75,6 +75,19 @@ def load(folder, name="model_final"):
 
 # ---------------------------------------------------------------------- runs of a config
 
+
+def mlp_config(folder):
+    """Return the config of a short run of an MLP, without writers."""
+    cfg = get_cfg()
+    cfg.MODEL.NAME, cfg.MODEL.LOSS.NAME = "MLP", "CrossEntropyLoss"
+    cfg.merge_from_list(["MODEL.ARGS", {"in_features": 8, "num_classes": 4}])
+    cfg.DATASETS.TRAIN = ("synthetic",)
+    cfg.SOLVER.MAX_ITER = 5
+    cfg.LOG.WRITERS = []
+    cfg.OUTPUT_DIR = str(folder)
+    return cfg
+
+
 SMALL_IMAGES = {"shape": (1, 4, 4), "size": 40}
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+from small_runs import mlp_config
 from torch import nn
 
-from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, PeriodicCheckpointer, PeriodicWriter, SimpleTrainer, TrainerBase, hooks
 from hookline.engine.checkpoint import DetectionCheckpointer
 from hookline.engine.defaults import default_argument_parser, default_setup, default_writers
@@ -28,15 +28,7 @@ def loader():
 
 @pytest.fixture
 def cfg(tmp_path):
-    cfg = get_cfg()
-    cfg.MODEL.NAME = "MLP"
-    cfg.MODEL.LOSS.NAME = "CrossEntropyLoss"
-    cfg.merge_from_list(["MODEL.ARGS.in_features", 8, "MODEL.ARGS.num_classes", 4])
-    cfg.DATASETS.TRAIN = ("synthetic",)
-    cfg.SOLVER.MAX_ITER = 5
-    cfg.LOG.WRITERS = []
-    cfg.OUTPUT_DIR = str(tmp_path)
-    return cfg
+    return mlp_config(tmp_path)
 
 
 @pytest.mark.parametrize("call", ["base", "super"])

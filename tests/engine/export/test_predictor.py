@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
+from small_runs import mlp_config
 from torch import nn
 
-from hookline.config import ConfigError, get_cfg
+from hookline.config import ConfigError
 from hookline.engine import DefaultPredictor, DefaultTrainer
 from hookline.engine.data import get_dataset
 from hookline.hooks import EMA
@@ -13,15 +14,7 @@ from hookline.hooks import EMA
 
 @pytest.fixture
 def cfg(tmp_path):
-    cfg = get_cfg()
-    cfg.MODEL.NAME = "MLP"
-    cfg.MODEL.LOSS.NAME = "CrossEntropyLoss"
-    cfg.merge_from_list(["MODEL.ARGS.in_features", 8, "MODEL.ARGS.num_classes", 4])
-    cfg.DATASETS.TRAIN = ("synthetic",)
-    cfg.SOLVER.MAX_ITER = 5
-    cfg.LOG.WRITERS = []
-    cfg.OUTPUT_DIR = str(tmp_path)
-    return cfg
+    return mlp_config(tmp_path)
 
 
 def test_it_predicts_like_the_trained_model(cfg, tmp_path):

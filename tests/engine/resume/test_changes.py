@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import mlp_config
 
-from hookline.config import ConfigError, get_cfg
+from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, seed_all_rng
 from hookline.engine.resume.changes import EFFECTS, describe_changes
 from hookline.engine.resume.lengths import epochs_at, iteration_of
@@ -38,17 +39,12 @@ def make(tmp_path):
     """Trainers of one run: a small MLP on synthetic data."""
 
     def make(*overrides, resume=False):
-        cfg = get_cfg()
-        cfg.MODEL.NAME = "MLP"
-        cfg.MODEL.LOSS.NAME = "CrossEntropyLoss"
-        cfg.merge_from_list(["MODEL.ARGS.in_features", 8, "MODEL.ARGS.num_classes", 4, "MODEL.ARGS.hidden", (4,)])
-        cfg.DATASETS.TRAIN = ("synthetic",)
+        cfg = mlp_config(tmp_path)
+        cfg.merge_from_list(["MODEL.ARGS.hidden", (4,)])
         cfg.SOLVER.LR_SCHEDULER_NAME = "WarmupConstantLR"
         cfg.SOLVER.WARMUP_ITERS = 0
         cfg.SOLVER.MAX_ITER = 4
-        cfg.LOG.WRITERS = []
         cfg.SEED = 0
-        cfg.OUTPUT_DIR = str(tmp_path)
         cfg.merge_from_list(list(overrides))
         seed_all_rng(0)
         trainer = DefaultTrainer(cfg)
