@@ -28,8 +28,10 @@ EXTRAS = {
     "tables": ["pyarrow>=14"],
 }
 EXTRAS["all"] = sorted({name for names in EXTRAS.values() for name in names})
+EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"]
 EXTRAS["dev"] = [
     *EXTRAS["all"],
+    *EXTRAS["docs"],
     *("build", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "torchdata", "types-PyYAML"),
 ]
 

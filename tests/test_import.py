@@ -5,15 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = (
-    *("tensorboard", "sklearn", "matplotlib", "rich", "torchmetrics", "torchvision", "sympy"),
-    *(
-        "torch.utils.tensorboard",
-        "torch.distributed.checkpoint",
-        "torch.distributed.tensor",
-        "torch.distributed.elastic",
-    ),
-)
+HEAVY = ("tensorboard", "sklearn", "matplotlib", "rich", "torchmetrics", "torch.utils.tensorboard", "torchvision")
 
 
 def python(code, cwd):

@@ -1,0 +1,46 @@
+"""The site's navigation and reference are complete. ``.ci/run`` builds it with ``--strict``, so links work."""
+
+import importlib
+import re
+
+import yaml
+from snippets import ROOT
+
+from hookline.config import ConfigError
+
+
+def pages_of(nav):
+    """The pages in a navigation."""
+    if isinstance(nav, str):
+        return [nav]
+    return [page for entry in (nav.values() if isinstance(nav, dict) else nav) for page in pages_of(entry)]
+
+
+NAV = pages_of(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"])
+
+
+def test_every_page_is_in_the_navigation():
+    assert len(NAV) == len(set(NAV))
+    docs = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert docs == {page for page in NAV if (ROOT / "docs" / page).exists()}
+
+
+def test_every_public_name_has_a_place_in_the_reference():
+    for package in [ROOT / "engine", ROOT / "hooks", ROOT / "config", *(ROOT / "engine").iterdir()]:
+        if "__all__" in (package / "__init__.py").read_text() if package.is_dir() else package.name == "comm.py":
+            module = package.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+            assert f"reference/{module}.md" in NAV, f"add hookline.{module} to mkdocs.yml and docs/site_pages.py"
+
+
+def test_errors_on_the_page_of_errors_exist():
+    page = (ROOT / "docs/errors.md").read_text()
+    assert issubclass(ConfigError, ValueError)
+    for name in re.findall(r"`(\w+Error)`", page):
+        places = (
+            "hookline.engine.checkpoint",
+            "hookline.config",
+            "hookline.config.files.write_error",
+            "torch",
+            "builtins",
+        )
+        assert any(hasattr(importlib.import_module(place), name) for place in places), name
