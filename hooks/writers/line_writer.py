@@ -83,6 +83,10 @@ class LineWriter(RowWriter):
             replace_file(self.path, lambda file: file.write(kept))
         self._written = self._first - 1
 
+    def check_file(self) -> None:
+        if not self._opens_itself():
+            self._check(self._content(), self._expected)
+
     def _content(self) -> bytes:
         with suppress(FileNotFoundError), open(self.path, "rb") as file:
             return file.read()
@@ -119,7 +123,7 @@ class LineWriter(RowWriter):
             what = "was changed since the checkpoint was saved"
             missing = f"the rows up to iteration {expected['written']} as they were"
         logger.warning(
-            "%s %s: missing are %s. They cannot be restored; training continues",
+            "%s %s: missing are %s. They cannot be restored",
             self.path,
             what,
             missing,

@@ -116,6 +116,14 @@ class PeriodicWriter(HookBase):
                 self._call(writer, writer.sync)
         raise_all(errors)
 
+    def check_files(self) -> None:
+        """Compare the files with the checkpoint of a complete run, of which nothing is left to train."""
+        for writer in self._row_writers.values():
+            try:
+                writer.check_file()
+            except OSError as error:
+                raise _write_error(writer, error) from error
+
     def after_run(self) -> None:  # after the last checkpoint
         if self._final_error is not None:
             raise self._final_error

@@ -26,9 +26,10 @@ def test_every_page_is_in_the_navigation():
 
 
 def test_every_public_name_has_a_place_in_the_reference():
-    for package in [ROOT / "engine", ROOT / "hooks", ROOT / "config", *(ROOT / "engine").iterdir()]:
-        if "__all__" in (package / "__init__.py").read_text() if package.is_dir() else package.name == "comm.py":
-            module = package.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+    faces = [ROOT / name / "__init__.py" for name in ("engine", "hooks", "config")]
+    for path in [*faces, ROOT / "engine/comm.py", *(ROOT / "engine").glob("*/__init__.py")]:
+        if "__all__" in path.read_text():
+            module = path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".").removesuffix(".__init__")
             assert f"reference/{module}.md" in NAV, f"add hookline.{module} to mkdocs.yml and docs/site_pages.py"
 
 
