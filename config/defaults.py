@@ -183,8 +183,8 @@ _C.SOLVER.LR_SCHEDULER_NAME = "WarmupMultiStepLR"
 _C.SOLVER.LR_SCHEDULER_ARGS = CN(new_allowed=True)
 # When a scheduler of torch is stepped: after each "iteration", "epoch" or "evaluation".
 _C.SOLVER.LR_SCHEDULER_INTERVAL = Typed("iteration", one_of("iteration", "epoch", "evaluation"))
-# The metric of "torch.optim.lr_scheduler:ReduceLROnPlateau", such as "digits_test/loss". The scheduler steps after each
-# evaluation (TEST.EVAL_PERIOD).
+# The metric of "torch.optim.lr_scheduler:ReduceLROnPlateau", which steps after each evaluation (TEST.EVAL_PERIOD).
+# Empty: that of CHECKPOINT.BEST.
 _C.SOLVER.LR_SCHEDULER_METRIC = ""
 # Multi-step: the learning rate is multiplied by GAMMA at each of STEPS (durations in iterations or epochs).
 _C.SOLVER.GAMMA = _number(0.1)
@@ -275,7 +275,7 @@ _C.CHECKPOINT.ON_ERROR = Typed("stop", one_of("stop", "continue"))
 # Number of periodic checkpoints to keep, the newest ones. 0: all.
 _C.CHECKPOINT.MAX_TO_KEEP = _count(0)
 # model_best.pth: the weights with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any other
-# logged metric ("total_loss"). Empty: no such file.
+# logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no metric.
 _C.CHECKPOINT.BEST = CN()
 _C.CHECKPOINT.BEST.METRIC = ""
 _C.CHECKPOINT.BEST.MODE = Typed("max", one_of("max", "min"))

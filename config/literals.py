@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .errors import ConfigError
+from .frozen import thawed
 from .objects import ObjectName
 
 # YAML words, for the command line.
@@ -55,6 +56,7 @@ def clean(value: Any) -> Any:
         return literal(value)
     if type(value) in _SCALARS or isinstance(value, ObjectName):
         return value
+    value = thawed(value)
     if type(value) in (list, tuple):
         return type(value)(clean(item) for item in value)
     if isinstance(value, Mapping):

@@ -12,6 +12,7 @@ from yacs.config import CfgNode as _YacsCfgNode
 
 from .components import components
 from .errors import ConfigError, UnknownKeyError, suggest
+from .frozen import FrozenList, frozen, thawed
 from .kinds import Typed, one_of
 from .literals import clean
 from .merging import Merge, merge_mappings, pairs_of
@@ -24,7 +25,7 @@ __all__ = ["MISSING", "CfgNode", "Typed", "components", "global_cfg", "one_of", 
 
 logger = logging.getLogger(__name__)
 
-_LEAF_TYPES = (type(None), bool, int, float, str, list, tuple)
+_LEAF_TYPES = (type(None), bool, int, float, str, list, tuple, FrozenList)
 # The attribute with the declared type of each key, beside yacs's own attributes.
 _DECLARED = "__declared__"
 # Declared for keys that merges may set to any value.
@@ -38,7 +39,7 @@ class CfgNode(ConfigTree):
       expected type. A merge reports all errors together, and then changes nothing.
     - Files are safe YAML with ``_BASE_``. Loading a file executes nothing. Running it does: it names modules to import
       and functions to call.
-    - A frozen tree cannot be changed in any way.
+    - A frozen tree cannot be changed in any way, its lists included.
     - Setting another ``NAME`` of a component clears its ``ARGS``.
     - Code may add keys to a config of ``get_cfg()``, unless a name looks like a typing error (``new_keys.py``).
 
@@ -122,7 +123,7 @@ class CfgNode(ConfigTree):
         self._check_mutable(key)
         if key not in self:
             check_new_key(self, key, value)
-        declared = self.declared(key)
+        declared, value = self.declared(key), thawed(value)
         if isinstance(value, Typed):
             declared, value = value, copy.deepcopy(value.default)
         if declared is not None:
@@ -193,6 +194,16 @@ class CfgNode(ConfigTree):
         # Items are set before the state while a node is unpickled.
         return bool(self.__dict__.get(self.IMMUTABLE, False))
 
+    def _immutable(self, is_immutable: bool) -> None:
+        super()._immutable(is_immutable)
+        self._freeze_lists()
+
+    def _freeze_lists(self) -> None:
+        for key, value in self.items():
+            new = frozen(value, key) if self.is_frozen() else thawed(value)
+            if new is not value:
+                dict.__setitem__(self, key, new)
+
     def __copy__(self) -> CfgNode:
         return self._copied(dict(self), copy.copy)
 
@@ -206,7 +217,12 @@ class CfgNode(ConfigTree):
         node = type(self).__new__(type(self))
         dict.update(node, items)
         node.__dict__.update({name: copy_state(state) for name, state in self.__dict__.items()})
+        node._freeze_lists()
         return node
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._freeze_lists()
 
     # ------------------------------------------------------------------ merging
 

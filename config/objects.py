@@ -5,6 +5,7 @@ import inspect
 from typing import Any
 
 from .errors import ConfigError
+from .frozen import thawed
 
 __all__ = ["ObjectName", "is_object_text", "kind_of", "refuse_object_text", "without_objects"]
 
@@ -69,6 +70,7 @@ def without_objects(cfg: Any) -> Any:
 def _text_only(value: Any) -> Any:
     if isinstance(value, ObjectName):
         return str(value)
+    value = thawed(value)
     if type(value) is dict:
         return {key: _text_only(item) for key, item in value.items()}
     return type(value)(map(_text_only, value)) if type(value) in (list, tuple) else value

@@ -13,6 +13,7 @@ from fvcore.common.registry import Registry as _FvcoreRegistry
 
 from .components import name_key as name_key_of
 from .errors import ConfigError, UnknownKeyError, UnknownNameError, suggest
+from .frozen import thawed
 from .objects import ObjectName, refuse_object_text
 from .signatures import Plan, check_call, to_tensor
 from .yaml_files import folders
@@ -341,6 +342,7 @@ def _plain(value: Any) -> Any:
     """Copy config nodes to dicts, so that the target may change its arguments."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
+    value = thawed(value)
     if type(value) in (list, tuple):
         return type(value)(map(_plain, value))
     return value

@@ -223,7 +223,7 @@ class DefaultTrainer(ResumableTrainer):
             eval_function=lambda: this._test(),
             output_dir=cfg.OUTPUT_DIR,
         )
-        if cfg.CHECKPOINT.BEST.METRIC:  # after all hooks that evaluate
+        if cfg.CHECKPOINT.BEST.METRIC and not cfg.FAST_DEV_RUN:  # after all hooks that evaluate
             best = cfg.CHECKPOINT.BEST
             args = (best.PERIOD, self.checkpointer, best.METRIC, best.MODE)
             ret.append(hooks.BestCheckpointer(*args, keep=best.KEEP, load_at_end=cfg.CHECKPOINT.LOAD_BEST_AT_END))

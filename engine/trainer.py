@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..config import CfgNode, ConfigError, name_of
 from ..config.slots import errors_at
@@ -48,6 +48,9 @@ class Trainer(DefaultTrainer):
         batch_size: samples of an update, over all ranks (DATALOADER.BATCH_SIZE).
         eval_period: period of evaluations, such as "1ep" (TEST.EVAL_PERIOD). The test data is always evaluated at the
             end.
+        monitor: the metric that decides, such as "test/accuracy" (CHECKPOINT.BEST.METRIC): ``model_best.pth`` has its
+            best weights, and EarlyStopping and ReduceLROnPlateau follow it if they have no metric.
+        monitor_mode: whether more ("max", the default) or less ("min") is better (CHECKPOINT.BEST.MODE).
         hooks: further hooks (HOOKS).
         output_dir: the run's folder (OUTPUT_DIR).
         seed: of all random numbers (SEED). Default: a random one, which is logged.
@@ -79,6 +82,8 @@ class Trainer(DefaultTrainer):
         length: int | str | None = None,
         batch_size: int | None = None,
         eval_period: int | str | None = None,
+        monitor: str | None = None,
+        monitor_mode: Literal["max", "min"] | None = None,
         hooks: Sequence[Any] = (),
         output_dir: str | os.PathLike[str] | None = None,
         seed: int | None = None,
@@ -97,6 +102,8 @@ class Trainer(DefaultTrainer):
                 length=length,
                 batch_size=batch_size,
                 eval_period=eval_period,
+                monitor=monitor,
+                monitor_mode=monitor_mode,
                 hooks=hooks,
                 output_dir=output_dir,
                 seed=seed,

@@ -37,6 +37,8 @@ def config_of_arguments(
     length: int | str | None,
     batch_size: int | None,
     eval_period: int | str | None,
+    monitor: str | None,
+    monitor_mode: str | None,
     hooks: Sequence[Any],
     output_dir: str | os.PathLike[str] | None,
     seed: int | None,
@@ -86,6 +88,8 @@ def config_of_arguments(
         ("length", "SOLVER.MAX_ITER", length),
         ("batch_size", "DATALOADER.BATCH_SIZE", batch_size),
         ("eval_period", "TEST.EVAL_PERIOD", eval_period),
+        ("monitor", "CHECKPOINT.BEST.METRIC", monitor),
+        ("monitor_mode", "CHECKPOINT.BEST.MODE", monitor_mode),
         ("output_dir", "OUTPUT_DIR", None if output_dir is None else os.fspath(output_dir)),
         ("seed", "SEED", seed),
     ):

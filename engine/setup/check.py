@@ -34,7 +34,7 @@ from ..parallel.base import check_parallel
 from ..solver import check_solver
 from ..solver.build import OPTIMIZER_SLOT
 from ..solver.parts import solver_parts
-from ..solver.scheduling import SCHEDULE_SLOT
+from ..solver.scheduling import SCHEDULE_SLOT, plateau_metric
 from ..step.whole_step import check_step_config
 
 __all__ = ["HOOK_SLOT", "WRITER_SLOT", "check_config", "overridden_builders", "unknown_parts"]
@@ -233,6 +233,14 @@ def _check_weights(cfg: CfgNode) -> None:
         check_weights(split_query(path)[0], cfg.MODEL.WEIGHTS_FROM)
 
 
+def _monitor(cfg: CfgNode, key: str) -> str:
+    if not cfg.CHECKPOINT.BEST.METRIC:
+        raise ConfigError(
+            f"{key}.metric: is missing, and so is CHECKPOINT.BEST.METRIC (Trainer(monitor=...)), which is its default"
+        )
+    return cfg.CHECKPOINT.BEST.METRIC
+
+
 def _check_monitors(cfg: CfgNode) -> None:
     """Check that evaluations produce the metrics that keys and hooks watch, if the default evaluator is used.
 
@@ -242,12 +250,13 @@ def _check_monitors(cfg: CfgNode) -> None:
     """
     best = "CHECKPOINT.BEST.METRIC"
     open_to_others = {best}
-    watched = {best: cfg.CHECKPOINT.BEST.METRIC, "SOLVER.LR_SCHEDULER_METRIC": cfg.SOLVER.LR_SCHEDULER_METRIC}
+    plateau = "SOLVER.LR_SCHEDULER_METRIC"
+    watched = {best: cfg.CHECKPOINT.BEST.METRIC, plateau: plateau_metric(cfg)}
     for name, args, key in HOOK_SLOT.entries(cfg):
         if name == "EarlyStopping":
-            watched[f"{key}.metric"], period = args["metric"], args.get("period", 0)
+            watched[f"{key}.metric"], period = args.get("metric", "") or _monitor(cfg, key), args.get("period", 0)
         elif isinstance(name, ObjectName) and isinstance(name.value, EarlyStopping):
-            watched[f"{key}.metric"], period = name.value.metric, name.value.period
+            watched[f"{key}.metric"], period = name.value.metric or _monitor(cfg, key), name.value.period
         else:
             continue
         if Duration.parse(period):
@@ -270,7 +279,7 @@ def _check_monitors(cfg: CfgNode) -> None:
         for key, metric in watched.items():
             if key not in open_to_others or metric.partition("/")[0] in DATASET_REGISTRY:
                 raise ConfigError(f"{key}: {metric!r} needs an evaluation, but DATASETS.TEST is empty")
-    if cfg.SOLVER.LR_SCHEDULER_METRIC and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
+    if watched.get(plateau) and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
         raise ConfigError(
             "TEST.EVAL_PERIOD: is 0, so the only evaluation is at the end and SOLVER.LR_SCHEDULER_METRIC has no "
             'effect; set it, for example to "1ep"'

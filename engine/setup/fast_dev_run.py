@@ -51,7 +51,6 @@ def shortened(cfg: CfgNode) -> CfgNode:
     cfg.TEST.SANITY_CHECK_BATCHES = 0  # the evaluation follows soon
     cfg.TEST.EVAL_ON_START = False
     cfg.TEST.EXPECTED_RESULTS = []
-    cfg.CHECKPOINT.BEST.METRIC = ""
     cfg.CHECKPOINT.LOAD_BEST_AT_END = cfg.CHECKPOINT.ON_EXCEPTION = False
     cfg.LOG.WRITERS, cfg.LOG.PERIOD = ["CommonMetricPrinter"], 1
     if frozen:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, suggest
 from ...config.slots import errors_at
@@ -112,14 +113,19 @@ def parameters_of_parts(cfg: CfgNode, model: nn.Module) -> dict[str, set[nn.Para
 def scheduler_hooks(cfg: CfgNode, scheduler: Any) -> list[LRScheduler]:
     """Return the hooks that step the trainer's schedules: one, or one for each of a ``SchedulerList``."""
     if not isinstance(scheduler, SchedulerList):
-        return [LRScheduler(metric=cfg.SOLVER.LR_SCHEDULER_METRIC or None, interval=cfg.SOLVER.LR_SCHEDULER_INTERVAL)]
+        return [LRScheduler(metric=_metric(cfg, scheduler), interval=cfg.SOLVER.LR_SCHEDULER_INTERVAL)]
     parts = solver_parts(cfg)
     return [
         LRScheduler(
             name=f"lr/{name}",
             part=name,
-            metric=parts.get(name, cfg).SOLVER.LR_SCHEDULER_METRIC or None,
+            metric=_metric(parts.get(name, cfg), one),
             interval=parts.get(name, cfg).SOLVER.LR_SCHEDULER_INTERVAL,
         )
-        for name in scheduler.named
+        for name, one in scheduler.named.items()
     ]
+
+
+def _metric(cfg: CfgNode, scheduler: Any) -> str | None:
+    default = cfg.CHECKPOINT.BEST.METRIC if isinstance(scheduler, ReduceLROnPlateau) else None
+    return cfg.SOLVER.LR_SCHEDULER_METRIC or default or None

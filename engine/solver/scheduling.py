@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ...config import CfgNode, ConfigError, Duration, get_cfg
 from ...config.objects import kind_of
 from ...config.slots import Slot
+from ...hooks.common.monitor import names_function
 from ...hooks.common.optimizers import TimmScheduler
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
 from .parts import solver_parts
@@ -19,7 +20,7 @@ from .run_values import clock_of, has_run_values, resolve_run_values
 from .schedules import LR_SCHEDULER_REGISTRY
 from .several import OptimizerList, SchedulerList
 
-__all__ = ["build_lr_scheduler", "check_scheduler", "resolve_schedule"]
+__all__ = ["build_lr_scheduler", "check_scheduler", "plateau_metric", "resolve_schedule"]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +55,8 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
         _check_iterations(f"STEPS[{i}]", step)
     if check_scheduler(cfg) is SCHEDULER_SLOT:
         _check_no_warmup(cfg)
-        return SCHEDULER_SLOT.try_build(cfg, optimizer)
+        mode = {"mode": cfg.CHECKPOINT.BEST.MODE} if not solver.LR_SCHEDULER_METRIC and plateau_metric(cfg) else {}
+        return SCHEDULER_SLOT.try_build(cfg, optimizer, **mode)
     schedule = SCHEDULE_SLOT.build(cfg)
     if not isinstance(schedule, ParamScheduler):
         raise ConfigError(
@@ -116,11 +118,11 @@ def check_scheduler(cfg: CfgNode) -> Slot:
         ConfigError: name or arguments are wrong, or a key does not fit the scheduler.
     """
     cfg = resolve_schedule(cfg, 1, lambda value: 1)  # to check the arguments' types; the data is not known yet
-    solver, name = cfg.SOLVER, cfg.SOLVER.LR_SCHEDULER_NAME
+    name = cfg.SOLVER.LR_SCHEDULER_NAME
     target = kind_of(LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME"))
     slot = SCHEDULER_SLOT if _takes_optimizer(target) else SCHEDULE_SLOT
     slot.check(cfg)
-    metric, by_metric = solver.LR_SCHEDULER_METRIC, _is_a(target, ReduceLROnPlateau)
+    metric, by_metric = plateau_metric(cfg), _is_a(target, ReduceLROnPlateau)
     plateau = "torch.optim.lr_scheduler:ReduceLROnPlateau"
     if getattr(target, "__name__", "") == "PlateauLRScheduler":
         raise ConfigError(f"SOLVER.LR_SCHEDULER_NAME: timm's {name!r} cannot be resumed; use {plateau!r}")
@@ -131,10 +133,22 @@ def check_scheduler(cfg: CfgNode) -> Slot:
         )
     if by_metric and not metric:
         raise ConfigError(
-            f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, such as "digits_test/loss"'
+            f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, such as "digits_test/loss"; its default '
+            "is CHECKPOINT.BEST.METRIC, which is empty too"
         )
+    if names_function(metric):
+        raise ConfigError(f"SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, not the function {metric}")
     _check_interval(cfg, target, slot, by_metric)
     return slot
+
+
+def plateau_metric(cfg: CfgNode) -> str:
+    """The metric of ReduceLROnPlateau: LR_SCHEDULER_METRIC, or by default that of CHECKPOINT.BEST. Empty: none."""
+    own, name = cfg.SOLVER.LR_SCHEDULER_METRIC, cfg.SOLVER.LR_SCHEDULER_NAME
+    if own or not name or name in LR_SCHEDULER_REGISTRY:
+        return own
+    by_metric = _is_a(kind_of(LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME")), ReduceLROnPlateau)
+    return cfg.CHECKPOINT.BEST.METRIC if by_metric else ""
 
 
 def _check_interval(cfg: CfgNode, target: Any, slot: Slot, by_metric: bool) -> None:

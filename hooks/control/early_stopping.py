@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
-from ...config import ConfigError, Duration, suggest
+from ...config import CfgNode, ConfigError, Duration, suggest
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.monitor import Monitor
 from ..common.names import flatten_names
@@ -26,28 +26,30 @@ class EarlyStopping(HookBase):
 
     Args:
         metric: the metric's full name, such as ``"digits_test/accuracy"``, or a function of all metrics; see
-            :class:`~hookline.hooks.common.monitor.Monitor`.
+            :class:`~hookline.hooks.common.monitor.Monitor`. Default: that of CHECKPOINT.BEST.
         patience: number of evaluations, or periods, without improvement after which training stops.
-        mode: whether a larger ("max") or a smaller ("min") value is better.
+        mode: whether a larger ("max") or a smaller ("min") value is better. Default: "max", or with the metric of
+            CHECKPOINT.BEST its MODE.
         min_delta: the smallest change that counts as an improvement.
         reset_on_train: forget the best value and the count when training starts.
         period: a duration. The metric is read every ``period`` and not after evaluations; for a metric of training,
             such as ``"total_loss"``, whose value is the median over the last 20 iterations.
 
     Raises:
-        ConfigError: there is no such metric after the first evaluation, or at the end of the first period.
+        ConfigError: neither this hook nor CHECKPOINT.BEST has a metric; or there is no such metric after the first
+            evaluation, or at the end of the first period.
     """
 
     def __init__(
         self,
-        metric: str | Callable[[Mapping[str, float]], float | None],
+        metric: str | Callable[[Mapping[str, float]], float | None] = "",
         patience: int = 3,
-        mode: Literal["max", "min"] = "max",
+        mode: Literal["max", "min"] | None = None,
         min_delta: float = 0.0,
         reset_on_train: bool = False,
         period: "Duration | int | str" = 0,
     ) -> None:
-        if mode not in ("max", "min"):
+        if mode not in ("max", "min", None):
             raise ConfigError(f'EarlyStopping: mode must be "max" or "min", not {mode!r}')
         if patience < 1:
             raise ConfigError(f"EarlyStopping: patience must be at least 1, not {patience}")
@@ -58,12 +60,25 @@ class EarlyStopping(HookBase):
         if self.period:
             self.after_step = self._after_period  # type: ignore[method-assign]  # no cost without a period
         self.patience = patience
-        self.mode = mode
-        self._sign = 1.0 if mode == "max" else -1.0
+        self.mode = mode or "max"
+        self._given_mode = mode
         self._min_delta = min_delta
         self._reset_on_train = reset_on_train
         self.best: float | None = None
         self.count = 0
+
+    def on_registered(self) -> None:
+        if self.metric:
+            return
+        cfg = getattr(self.trainer, "cfg", None)
+        best = cfg.CHECKPOINT.BEST if isinstance(cfg, CfgNode) and "CHECKPOINT" in cfg else None
+        if best is None or not best.METRIC:
+            raise ConfigError(
+                "EarlyStopping has no metric, and the run has none either: give it one, or set CHECKPOINT.BEST.METRIC "
+                "(Trainer(monitor=...))"
+            )
+        self._monitor, self.mode = Monitor(best.METRIC), self._given_mode or best.MODE
+        self.metric = self._monitor.name
 
     def before_train(self) -> None:
         self._every.start()
@@ -116,7 +131,7 @@ class EarlyStopping(HookBase):
     def _is_better(self, value: float) -> bool:
         if self.best is None:
             return not math.isnan(value)
-        return self._sign * (value - self.best) > self._min_delta
+        return (value - self.best if self.mode == "max" else self.best - value) > self._min_delta
 
     def state_dict(self) -> dict[str, Any]:
         return {"best": self.best, "count": self.count}

@@ -32,6 +32,12 @@ def merge(text, name="config.yaml"):
     get_cfg().merge_from_file(name)
 
 
+def change_a_frozen_list():
+    cfg = get_cfg()
+    cfg.freeze()
+    cfg.HOOKS.append("EMA")
+
+
 def choose_optimizer():
     cfg = get_cfg()
     cfg.SOLVER.OPTIMIZER = CfgNode({"NAME": "LARS"})
@@ -89,6 +95,7 @@ REFUSED = {
     "keys for detection": lambda: merge("INPUT: {MIN_SIZE_TEST: 800}"),
     "Python tags": lambda: merge("SOLVER: !!python/object/apply:os.getcwd []"),
     "YACS configs": lambda: merge("x = 1", "config.py"),
+    "lists of a frozen config": change_a_frozen_list,
     "other optimizers": choose_optimizer,
     "self._trainer = model": set_a_model_as_inner_trainer,
     "early stopping of a loop": stop_an_own_loop,
@@ -104,6 +111,6 @@ def test_an_error_is_as_the_page_shows_it(what, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (row,) = (line for line in PAGE.read_text().splitlines() if line.startswith("| ") and what in line.split(" | ")[0])
     shown = re.search(r"`(.+?)`", row.split(" | ")[1])[1]
-    with pytest.raises((ConfigError, TypeError, RuntimeError)) as caught:
+    with pytest.raises((ConfigError, TypeError, RuntimeError, AttributeError)) as caught:
         REFUSED[what]()
     assert shown in str(caught.value)
