@@ -56,6 +56,7 @@ class NonFinitePolicy:
         self._counted = -1  # the last iteration counted in in_a_row
         self._unread: list[tuple[int, torch.Tensor, str]] = []
         self._gradients: GradientCheck | None = None
+        self._waits = True  # on the CPU, reading a result waits for nothing else
         self._buffers: Buffers | None = None
 
     # ------------------------------------------------------------------ in a step
@@ -83,7 +84,8 @@ class NonFinitePolicy:
         gradients = self._gradients
         if gradients is None or gradients.optimizer is not trainer.optimizer:
             gradients = self._gradients = GradientCheck(trainer.optimizer)
-        if trainer._device_type() != "cpu":
+            self._waits = trainer._device_type() == "cpu"
+        if not self._waits:
             self._check_on_device(trainer, losses, gradients)
             return
         # A rank that averages gradients with others skips a step only if all do: if the gradients are not finite.
