@@ -56,6 +56,8 @@ class Registry(_FvcoreRegistry):
     def register(self, obj: Any = None, *, name: str | None = None) -> Any:
         """Add a class or function, as a decorator (with or without parentheses) or by a call.
 
+        A class or function with the module and name of a registered one replaces it: a notebook's cell can run again.
+
         Args:
             obj: the class or function.
             name: its name here, by default its ``__name__``.
@@ -64,7 +66,7 @@ class Registry(_FvcoreRegistry):
             ``obj``, or a decorator.
 
         Raises:
-            ConfigError: another object has the name; the message says where both are defined.
+            ConfigError: an object from elsewhere has the name; the message says where both are defined.
         """
         if obj is None:
             return lambda target: self.register(target, name=name)
@@ -73,7 +75,7 @@ class Registry(_FvcoreRegistry):
 
     def _do_register(self, name: str, obj: Any) -> None:
         known = self._obj_map.get(name, obj)
-        if known is not obj:
+        if known is not obj and not is_again(known, obj):
             raise ConfigError(
                 f"the {self._label} '{name}' is already registered: {_origin(known)}, and now {_origin(obj)}"
             )
@@ -245,6 +247,14 @@ class Registry(_FvcoreRegistry):
     def _kind_text(self) -> str:
         kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
         return " or ".join(kind.__name__.lstrip("_") for kind in kinds)
+
+
+def is_again(known: Any, obj: Any) -> bool:
+    """Return whether ``obj`` is ``known``, defined again by a notebook's cell that ran twice or a reloaded module."""
+    name = getattr(obj, "__qualname__", "<")
+    if known is obj or "<" in name or name == "_":  # a function may define several of one name
+        return False
+    return all(getattr(known, key, None) == getattr(obj, key, None) for key in ("__module__", "__qualname__"))
 
 
 def _refuse_standard_library(name: str) -> None:

@@ -39,6 +39,7 @@ from .resume.optimizer_state import load_optimizer
 from .resume.resumable import ResumableTrainer
 from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
 from .setup.command_line import default_argument_parser
+from .setup.exit_codes import exit_after_signal
 from .setup.seeding import seed_all_rng
 from .setup.start import begin_look, default_setup, prepared_start, take_start
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
@@ -148,7 +149,7 @@ class DefaultTrainer(ResumableTrainer):
                 self._apply_changes(self._saved_run)
             self.emit("after_load", checkpointer.resumed_from)
             if self.start_iter > self.max_iter:
-                logger.warning("Nothing to train: SOLVER.MAX_ITER, %d, is before the resumed iteration", self.max_iter)
+                logger.warning("Nothing to train: %s, %d, is before this iteration", self._length_key, self.max_iter)
         elif model.WEIGHTS_OPTIMIZER:
             load_optimizer(self.optimizer, self.model, checkpointer.fetch(model.WEIGHTS))
         if resume and not checkpointer.resumed_from:
@@ -167,7 +168,7 @@ class DefaultTrainer(ResumableTrainer):
         Raises:
             ConfigError: OUTPUT_DIR is in use by another run or not writable; or the model has the best weights
                 (CHECKPOINT.LOAD_BEST_AT_END), with which training cannot continue.
-            SystemExit: an expected result was missed.
+            SystemExit: an expected result was missed; or a signal (Ctrl-C) ended a run outside of a session.
         """
         end = self._previous_end()
         with self._in_output_dir(trains=end is None or not end["complete"]):
@@ -177,6 +178,7 @@ class DefaultTrainer(ResumableTrainer):
                     logger.info("Results:\n%s", format_results(self._last_eval_results))
                 if result.reason == "completed":
                     verify_results(self.cfg, self._last_eval_results)
+        exit_after_signal(result)
         return result
 
     def _in_output_dir(self, trains: bool = True) -> AbstractContextManager[None]:

@@ -68,6 +68,8 @@ class Trainer(DefaultTrainer):
         outputs = trainer.predict(test_set)
     """
 
+    _length_key = "length"
+
     def __init__(
         self,
         model: Any,

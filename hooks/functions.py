@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from ..config import ConfigError, Duration, suggest
+from ..config.registry import is_again
 from .base import EVENTS, HookBase
 from .every import Every
 from .trainer_view import TrainerView
@@ -168,7 +169,8 @@ class _Waiting:
     def __init__(self, trainer: str | None, make: Callable[[], FunctionHook]) -> None:
         self.trainer = trainer
         self.make = make
-        self.function = make().function  # created now, so that a wrong argument fails at the decorator
+        self.hook = make()  # created now, so that a wrong argument fails at the decorator
+        self.function = self.hook.function
 
 
 _WAITING: list[_Waiting] = []
@@ -193,7 +195,8 @@ def on(
             starts training from now on, until :func:`off`.
 
     Returns:
-        A decorator that returns the function unchanged.
+        A decorator that returns the function unchanged. A function of the same module, name and event replaces the
+        earlier one, so a notebook's cell can run again.
 
     Example::
 
@@ -208,7 +211,9 @@ def on(
             return FunctionHook(function, event, uses_outputs=uses_outputs, uses_indices=uses_indices, **options)
 
         if trainer is None or isinstance(trainer, str):
-            _WAITING.append(_Waiting(trainer, make))
+            new = _Waiting(trainer, make)
+            _WAITING[:] = [waiting for waiting in _WAITING if not replaces(new.hook, waiting.hook)]
+            _WAITING.append(new)
         else:
             trainer.register_hooks([make()])
         return function
@@ -219,6 +224,13 @@ def on(
 def off(function: Callable[..., Any]) -> None:
     """Undo :func:`on` without a trainer or with a name. Trainers that have registered the function keep it."""
     _WAITING[:] = [waiting for waiting in _WAITING if waiting.function is not function]
+
+
+def replaces(new: HookBase, hook: HookBase) -> bool:
+    """Return whether a hook's function is that of another hook, defined again, at the same event."""
+    if not isinstance(new, FunctionHook) or not isinstance(hook, FunctionHook) or new is hook:
+        return False
+    return new.event == hook.event and is_again(hook.function, new.function)
 
 
 def functions_for(names: Iterable[str], present: Iterable[HookBase]) -> list[HookBase]:

@@ -13,7 +13,7 @@ from ..config import Duration
 from ..config.errors import loading
 from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining
 from .foreign_events import foreign_events
-from .functions import functions_for
+from .functions import functions_for, replaces
 from .order import check_hooks
 
 __all__ = ["HookHost", "hook_name", "overrides"]
@@ -64,6 +64,9 @@ class HookHost:
         for hook in new:
             if not isinstance(hook, HookBase):
                 raise TypeError(f"a hook must be a HookBase, not {hook!r}")
+        for hook in new:
+            for old in [old for old in self._hooks if replaces(hook, old)]:  # a notebook's cell ran again
+                self.remove_hook(old)
         check_hooks([*self._hooks, *new])
         for hook in new:
             # A weak reference, since a cycle of trainer and hooks would keep GPU memory in use.

@@ -3,6 +3,7 @@
 import time
 from typing import Any, cast
 
+from ...config import ConfigError
 from ...hooks.host import HookHost, hook_name
 from ...hooks.storage.event_storage import EventStorage, get_event_storage
 from .. import comm
@@ -58,6 +59,10 @@ class RunState(HookHost):
 
     @max_iter.setter
     def max_iter(self, value: int) -> None:
+        if isinstance(value, str):
+            raise ConfigError(
+                f"max_iter: expected a number of iterations, not {value!r}; for 20 epochs: 20 * trainer.iters_per_epoch"
+            )
         changed, self._max_iter = value != self._max_iter, value
         if changed and self._running:
             self._longest = max(self._longest, value)

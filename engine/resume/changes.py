@@ -186,13 +186,9 @@ def apply_changes(
     if not any(key.startswith("SOLVER.") for key in changes):
         return
     for one in schedulers_of(scheduler):
-        if not isinstance(one, LRMultiplier):
-            logger.warning(
-                "%s keeps the checkpoint's schedule: only hookline's own schedules can be changed", type(one).__name__
-            )
-            continue
-        one.base_lrs = [group["initial_lr"] for group in one.optimizer.param_groups]
-        set_rates(one)
+        if isinstance(one, LRMultiplier):  # the others: see schedule_length.py
+            one.base_lrs = [group["initial_lr"] for group in one.optimizer.param_groups]
+            set_rates(one)
 
 
 def set_rates(scheduler: Any) -> None:

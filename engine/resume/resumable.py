@@ -18,8 +18,8 @@ from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
 from ..setup.seeding import set_seed
 from ..setup.start import RunStart
-from ..solver import LRMultiplier, SchedulerList
-from ..solver.several import one_or_several, schedulers_of
+from ..solver import LRMultiplier
+from ..solver.several import schedulers_of
 from ..train_loop import TrainResult
 from .changes import (
     apply_changes,
@@ -28,9 +28,9 @@ from .changes import (
     describe_changes,
     hyperparameters,
     kinds,
-    set_rates,
 )
 from .lengths import Segment, epochs_at, is_timed, loader_length, resolve_lengths, segments_since
+from .schedule_length import Position, rebuilt_schedule
 
 __all__ = ["ResumableTrainer"]
 
@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 
 # Keys that decide what training computes. If one changes, the reason for a stop may no longer hold.
 _COMPUTATION = ("SOLVER.", "MODEL.", "DATASETS.", "DATALOADER.BATCH_SIZE", "SEED")
+
+# Keys that may change a schedule.
+_SCHEDULE = ("SOLVER.BASE_LR", "SOLVER.MAX_ITER", "SOLVER.LR_SCHEDULER_ARGS", "SOLVER.OPTIMIZERS")
 
 
 class ResumableTrainer(PortedTrainer):
@@ -58,6 +61,7 @@ class ResumableTrainer(PortedTrainer):
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
     _last_eval_results: Mapping[str, Any] = {}
     _result: TrainResult | None = None  # of the last train()
+    _length_key = "SOLVER.MAX_ITER"  # where users set the length of a run
     _start: RunStart | None = None
     _resume: bool | None = None
     _rng_after_train: dict[str, Any] | None = None
@@ -137,17 +141,37 @@ class ResumableTrainer(PortedTrainer):
         if len(segments) > 1:
             # The epoch length has changed: lengths in epochs are other numbers of iterations now.
             self._segments = segments
-            self.cfg = resolve_lengths(self._unresolved, self.iters_per_epoch, segments)
-            self.max_iter, self._config = self.cfg.SOLVER.MAX_ITER, self.cfg.dump()
+            cfg = resolve_lengths(self._unresolved, self.iters_per_epoch, segments)
+            self.max_iter, self._config = cfg.SOLVER.MAX_ITER, cfg.dump()
             for hook in self.find_hooks(hooks.PeriodicWriter):
                 hook.set_max_iter(self.max_iter)
-            self._rebuild_schedule()
+            self._rebuild_schedule(cfg)
+            self.cfg = cfg
         changes = changes_since(saved["config"], self.cfg)
         if self._timed:
             changes.pop("SOLVER.MAX_ITER", None)  # an estimate
         for text in describe_changes(changes, (saved.get("world_size", 1), comm.get_world_size())):
             logger.warning("%s", text)
         apply_changes(self.optimizer, self.scheduler, self._built or [], saved["built"], changes)
+        if any(key.startswith(_SCHEDULE) for key in changes):
+            self._change_schedule(changes.get("SOLVER.MAX_ITER", (self.max_iter,))[0])
+
+    def _change_schedule(self, length_before: int) -> None:
+        """Rebuild torch's and timm's schedules after a resume with another config."""
+        before = [one for one in schedulers_of(self.scheduler) if not isinstance(one, LRMultiplier)]
+        if not before:
+            return
+        cfg, earlier = self.cfg, self.cfg.clone()
+        earlier.defrost()
+        earlier.SOLVER.MAX_ITER = length_before
+        self.cfg = earlier
+        try:
+            self._rebuild_schedule(cfg)
+        finally:
+            self.cfg = cfg
+        for one in before:
+            if any(one is kept for kept in schedulers_of(self.scheduler)):
+                logger.warning("%s keeps the checkpoint's schedule", type(one).__name__)
 
     # ------------------------------------------------------------------ training
 
@@ -239,10 +263,12 @@ class ResumableTrainer(PortedTrainer):
         cause = ""
         if end["iteration"] < self.max_iter:
             cause = f", or change or remove {end['by']['hook']}" if end["by"] else ", or change what the run computes"
+        key = self._length_key if self._result is None else "trainer.max_iter"
         logger.info(
-            "Nothing to train: the run ended at iteration %d (%s). To continue, raise SOLVER.MAX_ITER, now %d%s",
+            "Nothing to train: the run ended at iteration %d (%s). To continue, raise %s, now %d%s",
             end["iteration"],
             end["reason"],
+            key,
             self.max_iter,
             cause,
         )
@@ -271,7 +297,7 @@ class ResumableTrainer(PortedTrainer):
             return
         self.start_iter = self.finished_iter + 1
         self._random_state.pending = self._rng_after_train
-        self._storage_state = self.storage.state_dict()
+        self._storage_state = self.storage.state_dict(most=10_000)
         for hook in self.find_hooks(hooks.PeriodicWriter):
             state = hook.state_dict()
             if state:
@@ -284,37 +310,61 @@ class ResumableTrainer(PortedTrainer):
         super()._length_changed()
 
     def _apply_max_iter(self) -> None:
-        """Put a new ``max_iter`` into the config, the schedule and the writers."""
-        frozen, cfg = self.cfg.is_frozen(), self.cfg.clone()
-        cfg.defrost()
-        longer = self.max_iter > cfg.SOLVER.MAX_ITER
-        cfg.SOLVER.MAX_ITER = max(1, self.max_iter)
-        if frozen:
-            cfg.freeze()
+        """Put a new ``max_iter`` into the config, the schedule and the writers.
+
+        Raises:
+            ConfigError: the run cannot be longer, since its schedule has a fixed length. ``max_iter`` is as before.
+        """
+        before, cfg = self.cfg, self._config_of_length(self.max_iter)
+        try:
+            self._rebuild_schedule(cfg)
+        except ConfigError:
+            self._max_iter = before.SOLVER.MAX_ITER
+            raise
         self.cfg, self._config = cfg, cfg.dump()
         for hook in self.find_hooks(hooks.PeriodicWriter):
             hook.set_max_iter(self.max_iter)
-        if self._rebuild_schedule():
-            set_rates(self.scheduler)
-        elif longer and not self._timed:
-            name = type(self.scheduler).__name__
-            logger.warning("%s keeps its schedule: only hookline's own schedules can be extended", name)
+
+    def _config_of_length(self, max_iter: int) -> CfgNode:
+        """Return the config with another MAX_ITER, and what depends on it."""
+        frozen, cfg = self.cfg.is_frozen(), self.cfg.clone()
+        cfg.defrost()
+        cfg.SOLVER.MAX_ITER = max(1, max_iter)
+        if not self._timed:
+            given = self._unresolved.clone()
+            given.defrost()
+            given.SOLVER.MAX_ITER = cfg.SOLVER.MAX_ITER
+            resolved = resolve_lengths(given, self.iters_per_epoch, self._segments).SOLVER
+            cfg.SOLVER.LR_SCHEDULER_ARGS, cfg.SOLVER.OPTIMIZERS = resolved.LR_SCHEDULER_ARGS, resolved.OPTIMIZERS
+        if frozen:
+            cfg.freeze()
+        return cfg
 
     @property
     def _timed(self) -> bool:
         return self._built is not None and is_timed(self._unresolved)
 
-    def _rebuild_schedule(self) -> bool:
-        """Build the config's schedule at the present position. Return False if the scheduler does not allow it."""
-        before = schedulers_of(self.scheduler)
-        if not all(isinstance(one, LRMultiplier) for one in before):
-            return False
-        positions = [one.state_dict() for one in before]
+    def _rebuild_schedule(self, cfg: CfgNode) -> None:
+        """Replace the schedule by that of ``cfg``, at the present position.
+
+        Raises:
+            ConfigError: the schedule has a fixed length. Nothing has changed.
+        """
+        done = self.finished_iter + 1
+        own = all(isinstance(one, LRMultiplier) for one in schedulers_of(self.scheduler))
+        if not own and (self._timed or self.max_iter <= done):  # torch's cannot be stepped beyond their end
+            return
+        epochs = self.epoch + (self.epoch_ended and not self._running)  # the next one begins with the next step
+        position = Position(done, epochs, self.iters_per_epoch)
         with _without_warnings("schedules", "scheduling"):  # they were given when the run was built
-            self.scheduler = one_or_several(self.build_lr_scheduler(self.cfg, self.optimizer), SchedulerList)
-        for one, position in zip(schedulers_of(self.scheduler), positions, strict=True):
-            one.load_state_dict(position)
-        return True
+            self.scheduler = rebuilt_schedule(
+                self.scheduler,
+                lambda: self.build_lr_scheduler(cfg, self.optimizer),
+                self.optimizer,
+                position,
+                self.cfg,
+                cfg,
+            )
 
     def _length_of_epoch(self, data_loader: Any) -> int | None:
         return self.cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)

@@ -1,4 +1,4 @@
-"""Exit codes for config errors and for signals outside of training."""
+"""Exit codes for config errors and signals."""
 
 import os
 import signal
@@ -10,10 +10,11 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ...config import ConfigError
-from ...hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED
+from ...hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED, INTERRUPTED_BY
 from ..ranks.torchrun import launched_by_torchrun
+from ..train_loop import TrainResult
 
-__all__ = ["config_errors_exit"]
+__all__ = ["config_errors_exit", "exit_after_signal", "is_session"]
 
 
 @contextmanager
@@ -35,6 +36,17 @@ def config_errors_exit() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         raise SystemExit(EXIT_INTERRUPTED) from None
+
+
+def is_session() -> bool:
+    """Return whether a person types commands: in a notebook, in IPython, in Python's prompt or after ``python -i``."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
+
+
+def exit_after_signal(result: TrainResult) -> None:
+    """End the program if a signal ended training, as the signal would have done. A session goes on."""
+    if result.exit_code and result.reason.startswith(INTERRUPTED_BY) and not is_session():
+        raise SystemExit(result.exit_code)
 
 
 @contextmanager

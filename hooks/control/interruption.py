@@ -33,6 +33,9 @@ EXIT_AGAIN = 75
 EXIT_INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 + SIGINT, as in shells."""
 
+INTERRUPTED_BY = "interrupted by"
+"""The start of the reason of a run that a signal ended. The signal's name follows."""
+
 # Slurm can send SIGUSR1 before the time limit (--signal=USR1@60). Windows does not have it.
 STOP_SIGNALS = [signal.Signals[name] for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)]
 
@@ -98,7 +101,7 @@ class StopSignals:
         if self.reason:
             return
         self.exit_code = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_AGAIN
-        self.reason = f"interrupted by {name}"
+        self.reason = f"{INTERRUPTED_BY} {name}"
         if self._then is not None:
             self._then(self.reason, self.exit_code)
 

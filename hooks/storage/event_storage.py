@@ -15,6 +15,7 @@ from .history_buffer import HistoryBuffer
 from .media import MediaStorage
 from .metric import Metric
 from .pending import as_scalar, by_name, fetch_tensors
+from .tables import Tables
 
 __all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage"]
 
@@ -48,7 +49,7 @@ def has_event_storage() -> bool:
     return bool(_STORAGES)
 
 
-class EventStorage(MediaStorage):
+class EventStorage(MediaStorage, Tables):
     """Collects the scalars, images, histograms and texts of a run, by name and iteration (:attr:`iter`).
 
     Writers report a scalar that was put with ``smoothing_hint=True`` (a loss: noisy, put at every step) as its median
@@ -214,13 +215,13 @@ class EventStorage(MediaStorage):
 
     # ------------------------------------------------------------------ state
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return recent values of the metrics, and values that writers have not taken yet."""
+    def state_dict(self, most: int = 2000) -> dict[str, Any]:
+        """Return recent values of the metrics, at most ``most`` of each, and values that writers have not taken yet."""
         self._resolve()
         # Not eta_seconds: an interrupted run writes it once more than an uninterrupted one, so a resume would differ.
         metrics = {name: metric for name, metric in self._metrics.items() if name != "eta_seconds"}
         return {
-            "histories": {name: metric.history.state_dict() for name, metric in metrics.items()},
+            "histories": {name: metric.history.state_dict(most) for name, metric in metrics.items()},
             "smoothing_hints": {name: metric.smoothing_hint for name, metric in metrics.items()},
             "seq": self._seq,
             "last_seq": {name: metric.seq for name, metric in metrics.items()},

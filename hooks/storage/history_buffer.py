@@ -8,6 +8,7 @@ from operator import add
 from statistics import fmean, median
 from typing import Any
 
+import numpy as np
 import torch
 
 __all__ = ["HistoryBuffer"]
@@ -124,6 +125,11 @@ class HistoryBuffer:
     def values(self) -> list[tuple[float, int]]:
         """Return the kept values, oldest first, each with its iteration."""
         return self.tail(self._max_length)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the iterations and the kept values as arrays, oldest first: ``plt.plot(*history.arrays())``."""
+        start = -self._max_length
+        return np.array(self._iters[start:]), np.array(self._values[start:])
 
     # Hooks of detectron2's projects read fvcore's private list.
     _data = property(values)

@@ -78,10 +78,13 @@ class CommonMetricPrinter(EventWriter):
         """
         if self._max_iter is None:
             return ""
-        left, metrics = max(self._max_iter - storage.iter - 1, 0), storage.latest_with_smoothing_hint(self._window_size)
+        metrics = storage.latest_with_smoothing_hint(self._window_size)
+        # After a stopped run's last step storage.iter is one more than the iteration that the row is of.
+        iteration = metrics["time"][1] if "time" in metrics else storage.iter
+        left = max(self._max_iter - iteration - 1, 0)
         if "time" in metrics:
             step = metrics["time"][0]
-            storage.put_scalar("eta_seconds", step * left, smoothing_hint=False)
+            storage.put_scalar("eta_seconds", step * left, smoothing_hint=False, cur_iter=iteration)
         elif self._last_write is not None and storage.iter > self._last_write[0]:
             step = (time.perf_counter() - self._last_write[1]) / (storage.iter - self._last_write[0])
         else:

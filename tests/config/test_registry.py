@@ -381,3 +381,13 @@ def test_numbers_become_a_tensor_where_the_signature_says_tensor(registry):
     assert registry.build("weighted", {"weight": None})[0] is None
     with pytest.raises(ConfigError, match=r"MODEL\.ARGS\.weight: expected torch.Tensor \| None, got \['a'\]"):
         registry.build("weighted", {"weight": ["a"]}, key="MODEL.ARGS")
+
+
+def test_a_class_defined_again_replaces_the_earlier_one(registry):
+    """As by a cell of a notebook that runs twice."""
+    cell = "@registry.register()\nclass Again:\n    version = {}\n"
+    for version in (1, 2):
+        exec(cell.format(version), {"registry": registry, "__name__": "__main__"})
+    assert registry.get("Again").version == 2
+    with pytest.raises(ConfigError, match="'Again' is already registered"):
+        exec(cell.format(3), {"registry": registry, "__name__": "elsewhere"})

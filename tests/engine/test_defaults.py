@@ -2,6 +2,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import weakref
 from pathlib import Path
 
@@ -31,6 +32,12 @@ class noisy_points(Dataset):
 
     def __getitem__(self, index):
         return torch.full((8,), float(index % 4)) + torch.randn(8) + float(np.random.rand()), index % 4
+
+
+@pytest.fixture(autouse=True)
+def session(monkeypatch):
+    """Let train() return after a signal, as in a notebook."""
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
 
 
 @pytest.fixture
@@ -250,7 +257,7 @@ def test_a_second_train_after_the_end_does_nothing(make, tmp_path):
     assert (str(weights(trainer)), rows(trainer)) == (str(before[0]), before[1])
     assert final.stat().st_mtime_ns == written
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert log.count("Nothing to train: the run ended at iteration 30 (completed). To continue, raise SOLVER.MAX") == 1
+    assert log.count("Nothing to train: the run ended at iteration 30 (completed). To continue, raise trainer.max") == 1
 
 
 def test_a_longer_second_train_equals_a_resume_with_that_length(make):
@@ -283,16 +290,99 @@ def test_a_changed_max_iter_changes_the_schedule(make):
     assert resumed.train().iteration == 30
 
 
-def test_a_schedule_that_cannot_be_extended_is_logged(make, tmp_path):
-    schedule = ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:StepLR", "SOLVER.WARMUP_ITERS", 0]
-    trainer = make(*schedule, "SOLVER.LR_SCHEDULER_ARGS", {"step_size": 7}, "SOLVER.MAX_ITER", 10)
+def torch_schedule(name, **args):
+    return ["SOLVER.LR_SCHEDULER_NAME", f"torch.optim.lr_scheduler:{name}", "SOLVER.LR_SCHEDULER_ARGS", args]
+
+
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("CosineAnnealingLR", {"T_max": "end"}),
+        ("OneCycleLR", {"total_steps": "end", "max_lr": 0.1}),
+        ("StepLR", {"step_size": 7}),
+    ],
+)
+@pytest.mark.parametrize("when", ["in the middle", "after the end", "in a resume"])
+def test_torch_schedules_follow_the_length_of_the_run(make, name, args, when):
+    schedule = [*torch_schedule(name, **args), "SOLVER.WARMUP_ITERS", 0, "MODEL.ARGS.dropout", 0.0]
+    whole = make(*schedule, folder="whole")
+    whole.train()
+    trainer = make(*schedule, "SOLVER.MAX_ITER", 12)
+
+    def extend():
+        trainer.max_iter = 30
+
+    if when == "in the middle":
+        trainer.register_hooks([At(7, extend)])
     trainer.train()
-    trainer.max_iter = 12
-    assert trainer.train().iteration == 12
-    assert (
-        "StepLR keeps its schedule: only hookline's own schedules can be extended"
-        in (tmp_path / "run" / "log.txt").read_text()
-    )
+    if when == "after the end":
+        extend()
+        trainer.train()
+    if when == "in a resume":
+        trainer = make(*schedule, resume=True)
+        trainer.train()
+    of_whole, of_trainer = ([row["lr"] for row in rows(one) if "lr" in row] for one in (whole, trainer))
+    first = 8 if when == "in the middle" else 12
+    assert of_trainer[first:] == of_whole[first:]
+    assert trainer.scheduler.last_epoch == 30
+
+
+@pytest.mark.parametrize(("name", "length"), [("CosineAnnealingLR", "T_max"), ("OneCycleLR", "total_steps")])
+@pytest.mark.parametrize("when", ["in the middle", "after the end"])
+def test_a_run_with_a_schedule_of_fixed_length_is_not_extended(make, name, length, when):
+    more = {"max_lr": 0.1} if name == "OneCycleLR" else {}
+    trainer = make(*torch_schedule(name, **{length: 12}, **more), "SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 12)
+
+    def extend():
+        trainer.max_iter = 30
+
+    if when == "in the middle":
+        trainer.register_hooks([At(7, extend)])
+    else:
+        trainer.train()
+        extend()
+    with pytest.raises(ConfigError, match=rf"longer than 12 .* {name} .* \({length}=12\)\. .*{length}: \"end\""):
+        trainer.train()
+    assert trainer.max_iter == trainer.cfg.SOLVER.MAX_ITER == 12
+
+
+def test_schedules_of_several_optimizers_follow_the_length_of_the_run(make):
+    cosine = {"LR_SCHEDULER_NAME": "torch.optim.lr_scheduler:CosineAnnealingLR", "LR_SCHEDULER_ARGS": {"T_max": "end"}}
+    parts = ["SOLVER.OPTIMIZERS", {"first": {"PARAMS": ["1"], "WARMUP_ITERS": 0, **cosine}, "rest": {}}]
+    whole = make(*parts, folder="whole")
+    whole.train()
+    trainer = make(*parts, "SOLVER.MAX_ITER", 12)
+    trainer.train()
+    trainer.max_iter = 30
+    trainer.train()
+    for key in ("lr/first", "lr/rest"):
+        of_whole, of_trainer = ([row[key] for row in rows(one) if key in row] for one in (whole, trainer))
+        assert of_trainer[12:] == of_whole[12:]
+
+
+def test_a_length_in_epochs_is_refused(make):
+    with pytest.raises(ConfigError, match=r"'20ep'; for 20 epochs: 20 \* trainer.iters_per_epoch"):
+        make().max_iter = "20ep"
+
+
+def test_a_signal_ends_a_script_when_the_run_is_saved(make, monkeypatch, tmp_path):
+    monkeypatch.delattr(sys, "ps1")
+    trainer = make()
+    trainer.register_hooks([At(4, interrupt)])
+    with pytest.raises(SystemExit) as end:
+        trainer.train()
+    assert end.value.code == 130
+    assert (tmp_path / "run" / "model_0000004.pth").exists()
+
+
+def test_the_last_row_of_an_interrupted_run_has_its_losses(make):
+    writers = ["LOG.WRITERS", ["CommonMetricPrinter", "JSONWriter"], "LOG.PERIOD", 4]
+    trainer = make(*writers, "TEST.EVAL_PERIOD", 0)
+    trainer.register_hooks([At(13, interrupt)])
+    trainer.train()
+    last = json.loads(Path(trainer.cfg.OUTPUT_DIR, "metrics.json").read_text().splitlines()[-1])
+    assert last["iteration"] == 13
+    assert {"loss", "eta_seconds"} <= last.keys()
 
 
 def test_training_does_not_continue_with_the_best_weights(make):

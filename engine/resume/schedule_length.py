@@ -1,0 +1,128 @@
+"""Schedules of a run whose length has changed."""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from ...config import CfgNode, ConfigError
+from ...hooks.common.optimizers import TimmScheduler
+from ..solver import LRMultiplier, SchedulerList
+from ..solver.parts import solver_parts
+from ..solver.several import one_or_several
+from .changes import set_rates
+
+__all__ = ["Position", "rebuilt_schedule"]
+
+# Attributes of torch's and timm's schedulers that hold the length of the whole schedule.
+_LENGTHS = ("T_max", "total_steps", "total_iters", "t_initial")
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a run is: finished iterations and epochs, and iterations of an epoch (None if unknown)."""
+
+    iterations: int
+    epochs: int
+    iters_per_epoch: int | None
+
+
+def rebuilt_schedule(
+    scheduler: Any, build: Callable[[], Any], optimizer: Any, position: Position, old: CfgNode, new: CfgNode
+) -> Any:
+    """Return the schedules of another length, at the position of the present ones, and set the rates to theirs.
+
+    hookline's own schedules are functions of the position. torch's are stepped to it. ReduceLROnPlateau has no length,
+    and an object that was given to the trainer cannot be built again: they are kept.
+
+    Args:
+        scheduler: the present schedules.
+        build: builds the new ones.
+        optimizer: their optimizer or optimizers.
+        position: where the run is.
+        old: the config of ``scheduler``.
+        new: that of what ``build`` returns.
+
+    Raises:
+        ConfigError: the run becomes longer, and a schedule keeps the old length. Nothing has changed.
+    """
+    before = [(group, _copy(group)) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        _set(group, {"lr": group.get("initial_lr", group["lr"])})
+    try:
+        with warnings.catch_warnings():  # torch's, that no step of the optimizer came between
+            warnings.simplefilter("ignore")
+            result = one_or_several(build(), SchedulerList)
+            named = result.named if isinstance(result, SchedulerList) else {"": result}
+            present = scheduler.named if isinstance(scheduler, SchedulerList) else {"": scheduler}
+            if new.SOLVER.MAX_ITER > old.SOLVER.MAX_ITER:
+                for name, one in named.items():
+                    _check_length(one, solver_parts(old).get(name, old), position.iters_per_epoch)
+            for name, one in named.items():
+                named[name] = _at_position(one, present[name], position)
+    except BaseException:
+        for group, values in before:
+            _set(group, values)
+        raise
+    kept = {id(group) for name in named if named[name] is present[name] for group in _groups(named[name])}
+    for group, values in before:
+        if id(group) in kept:
+            _set(group, values)
+    return result if isinstance(result, SchedulerList) else named[""]
+
+
+def _at_position(fresh: Any, present: Any, position: Position) -> Any:
+    """Return ``fresh`` at the position of ``present``, or ``present`` if it has to stay."""
+    if fresh is present or isinstance(fresh, ReduceLROnPlateau) or type(fresh) is not type(present):
+        return present
+    if isinstance(fresh, LRMultiplier):
+        fresh.load_state_dict(present.state_dict())
+        set_rates(fresh)
+    elif isinstance(fresh, LRScheduler):
+        for _ in range(present.last_epoch):
+            fresh.step()
+    elif isinstance(fresh, TimmScheduler):
+        fresh.step(position.epochs)
+        fresh.step_update(position.iterations)
+    else:
+        return present
+    return fresh
+
+
+def _check_length(scheduler: Any, cfg: CfgNode, iters_per_epoch: int | None) -> None:
+    """Raise an error if a schedule has the length of the whole run of ``cfg``, as a number."""
+    length = cfg.SOLVER.MAX_ITER
+    lengths = [length] if isinstance(scheduler, LRScheduler) and cfg.SOLVER.LR_SCHEDULER_INTERVAL == "iteration" else []
+    if not lengths and iters_per_epoch:
+        lengths = [math.ceil(length / iters_per_epoch)]
+    for name in _LENGTHS:
+        if getattr(scheduler, name, None) in lengths:
+            kind = type(scheduler).__name__
+            raise ConfigError(
+                f"max_iter: the run cannot be longer than {length} iterations, since its schedule {kind} was built for "
+                f'them ({name}={getattr(scheduler, name)}). Name the schedule with {{{name}: "end"}}, which follows '
+                "the length of the run"
+            )
+
+
+def _groups(scheduler: Any) -> list[dict[str, Any]]:
+    optimizer = getattr(scheduler, "optimizer", None)
+    return optimizer.param_groups if optimizer is not None else []
+
+
+def _copy(group: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a parameter group without its parameters."""
+    items = ((key, value) for key, value in group.items() if key != "params")
+    return {key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in items}
+
+
+def _set(group: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(group.get(key), torch.Tensor):
+            group[key].fill_(value)
+        else:
+            group[key] = value
