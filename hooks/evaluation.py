@@ -77,6 +77,7 @@ class EvalHook(HookBase):
                 metrics[name] = float(value)
             except (TypeError, ValueError):
                 raise TypeError(f"an eval_function must return numbers; {name!r} is {value!r}") from None
+        trainer.storage.evaluated |= metrics.keys()
         trainer.storage.put_scalars(**metrics, smoothing_hint=False)
         if metrics:
             line = "  ".join(f"{name}: {value:.5g}" for name, value in metrics.items())

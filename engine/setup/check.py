@@ -42,7 +42,7 @@ __all__ = ["HOOK_SLOT", "WRITER_SLOT", "check_config", "overridden_builders", "u
 HOOK_SLOT = Slot(
     HOOK_REGISTRY, "HOOKS", offers=("cfg", "checkpointer", "model", "optimizer", "eval_function", "output_dir")
 )
-WRITER_SLOT = Slot(WRITER_REGISTRY, "LOG.WRITERS", offers=("output_dir", "max_iter", "window_size"))
+WRITER_SLOT = Slot(WRITER_REGISTRY, "LOG.WRITERS", offers=("cfg", "output_dir", "max_iter", "window_size"))
 
 
 # The keys that make each method of DefaultTrainer work, each with a value that switches its check off.

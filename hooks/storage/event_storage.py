@@ -71,6 +71,8 @@ class EventStorage(MediaStorage, Tables):
         self._points: list[tuple[int, int, str, float]] = []
         self.nonfinite: dict[str, int] = {}
         """The first iteration at which a metric was NaN or infinite, by name."""
+        self.evaluated: set[str] = set()
+        """Names of metrics that are results of evaluations."""
         self.over_ranks: set[str] = set()
         """Names of metrics that are averaged over ranks. Until :meth:`replace` they hold this rank's values."""
         self.loaded = 0
@@ -227,6 +229,7 @@ class EventStorage(MediaStorage, Tables):
             "last_seq": {name: metric.seq for name, metric in metrics.items()},
             # Writers have taken all points before these.
             "points": [point for point in self._points[-_MAX_SAVED_POINTS:] if point[2] != "eta_seconds"],
+            "evaluated": sorted(self.evaluated),
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -242,6 +245,7 @@ class EventStorage(MediaStorage, Tables):
                 self._metrics[name] = metric
             self._seq = self.loaded = int(state_dict["seq"])
             self._points = sorted(tuple(point) for point in state_dict["points"])
+            self.evaluated = set(state_dict.get("evaluated", ()))
 
     # ------------------------------------------------------------------ internals
 

@@ -7,42 +7,66 @@ import re
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from ...config.files.run_folder import claim_pattern
-from ..storage.event_storage import EventStorage, Row, get_event_storage, has_event_storage
+from ..storage.event_storage import Row
 from .append_file import AppendFile
-from .base import WRITER_REGISTRY, RowWriter
+from .base import WRITER_REGISTRY
+from .hyperparameters import as_text, flatten, plain
+from .media_writer import MediaWriter, Medium
 
 __all__ = ["TensorboardXWriter"]
 
 
+# Charts of TensorBoard's page "Custom Scalars": each with the curves whose names match one of the patterns.
+_CHARTS = {
+    "overview": {
+        "loss: training and test sets": ["Multiline", ["^train/(total_)?loss$", "^eval/.*loss$"]],
+        "learning rate": ["Multiline", ["^train/lr"]],
+    }
+}
+
+
 @WRITER_REGISTRY.register()
-class TensorboardXWriter(RowWriter):
+class TensorboardXWriter(MediaWriter):
     """Writes scalars, images, histograms and texts to TensorBoard event files.
 
-    Images, histograms and texts that are not written yet are saved in checkpoints.
+    At the start it also writes the config (as a text, and as hyperparameters for the page "HParams") and the charts
+    of the page "Custom Scalars"; at a resume again if the config has changed.
 
     Args:
         log_dir: folder of the event files.
         window_size: see :class:`RowWriter`.
         output_dir: the run's folder, used if ``log_dir`` is not given.
+        groups: see :class:`MediaWriter`.
+        cfg: the config, or any dict of hyperparameters.
         **kwargs: passed to :class:`torch.utils.tensorboard.SummaryWriter`.
     """
 
     _kwargs: dict[str, Any] | None = None  # None: a subclass made _writer itself
-    _waiting: Mapping[str, Any] = {}
+    _described: int | None = None
 
-    def __init__(self, log_dir: str | None = None, window_size: int = 20, output_dir: str = ".", **kwargs: Any) -> None:
-        super().__init__(window_size)
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        window_size: int = 20,
+        output_dir: str = ".",
+        groups: bool = True,
+        cfg: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(window_size, groups)
         self.path = output_dir if log_dir is None else log_dir
         if log_dir is None:
             self.state_key = type(self).__name__  # a run's folder may be renamed
         self._kwargs = {"log_dir": self.path, **kwargs}
         self._walltime: float | None = None  # when the rows being written were collected; None: now
-        self._waiting = {}  # media in the checkpoint that were not written
+        self._config = plain(cfg or {})
+        self._described = None  # checksum of the config that was written
 
     @cached_property
     def _writer(self) -> Any:
@@ -67,29 +91,35 @@ class TensorboardXWriter(RowWriter):
         self.close()
         # Also in the first run of a folder: TensorBoard ignores the first mark that it reads.
         self._kwargs["purge_step"] = self._first
-        if self._waiting and has_event_storage():
-            get_event_storage().restore_media(self._waiting)
-        self._waiting = {}
         self._writer  # noqa: B018 (import it now, not during training)
+        self._describe()
+
+    def _describe(self) -> None:
+        """Write the config and the charts, unless the run has written them."""
+        text = as_text(self._config)
+        checksum = zlib.crc32(text.encode())
+        if self._first and checksum == self._described:
+            return
+        self._described = checksum
+        from torch.utils.tensorboard.summary import custom_scalars, hparams
+
+        events = self._writer.file_writer
+        if self._groups:
+            events.add_summary(custom_scalars(_CHARTS), self._first)
+        if text:
+            indented = text.replace("\n", "\n    ")  # Markdown shows indented lines as they are
+            self._writer.add_text("config", f"    {indented}", self._first)
+            # Without the other two, which fix the names of metrics, and that the run succeeded.
+            events.add_summary(hparams(flatten(self._config), {})[1], self._first)
 
     def state_dict(self) -> dict[str, Any]:
-        storage = self._storage()
-        waiting = self._waiting if storage is None else storage.media_state(self._seen)
-        return {**super().state_dict(), "waiting": dict(waiting)}
+        return {**super().state_dict(), "described": self._described}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._waiting = state_dict.get("waiting", {})
+        self._described = state_dict.get("described")
 
-    def collect(self, storage: EventStorage) -> Callable[[], None] | None:
-        self._use(storage)
-        since, before = self._seen, self._last_write
-        rows = self._new_rows(storage)
-        images, histograms, texts = storage.images(since), storage.histograms(since), storage.texts(since)
-        if not (rows or images or histograms or texts):
-            return None
-        steps = [entry[0] for entries in (images, histograms, texts) for entry in entries]
-        self._last_write = max([self._last_write, *steps])
+    def job(self, rows: list[Row], media: Sequence[Medium]) -> Callable[[], None]:
         now = time.time()
 
         def add_all() -> None:
@@ -98,14 +128,13 @@ class TensorboardXWriter(RowWriter):
                 self.write_rows(rows)
             finally:
                 self._walltime = None
-            # As with scalars, media of an iteration that is already written get the next one.
-            for iteration, name, image in images:
-                self._writer.add_image(name, image, max(iteration, before + 1), now)
-            for iteration, histogram in histograms:
-                step = max(iteration, before + 1)
-                self._writer.add_histogram_raw(**{**histogram, "global_step": step}, walltime=now)
-            for iteration, name, text in texts:
-                self._writer.add_text(name, text, max(iteration, before + 1), now)
+            for kind, iteration, name, data in media:
+                if kind == "image":
+                    self._writer.add_image(name, data, iteration, now)
+                elif kind == "histogram":
+                    self._writer.add_histogram_raw(**{**data, "global_step": iteration}, walltime=now)
+                else:
+                    self._writer.add_text(name, data, iteration, now)
 
         added = False
 

@@ -143,7 +143,10 @@ def tensorboard(run: Path) -> tuple[Any, Any, Any]:
     events = EventAccumulator(str(run), size_guidance=dict.fromkeys(("scalars", "images", "histograms"), 0)).Reload()
     tags = events.Tags()
     return (
-        {t: [(e.step, None if t in TIMINGS else e.value) for e in events.Scalars(t)] for t in tags["scalars"]},
+        {
+            t: [(e.step, None if t.rpartition("/")[2] in TIMINGS else e.value) for e in events.Scalars(t)]
+            for t in tags["scalars"]
+        },
         {t: [(e.step, e.encoded_image_string) for e in events.Images(t)] for t in tags["images"]},
         {t: [(e.step, e.histogram_value) for e in events.Histograms(t)] for t in tags["histograms"]},
     )

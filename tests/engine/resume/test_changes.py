@@ -641,7 +641,7 @@ def test_each_iteration_is_written_once_after_interruption_and_kill(make, tmp_pa
     def points(folder):
         events = EventAccumulator(folder, size_guidance={"scalars": 0})
         events.Reload()
-        return [(event.step, event.value) for event in events.Scalars("total_loss")]
+        return [(event.step, event.value) for event in events.Scalars("train/loss")]
 
     assert points(broken) == points(whole)
 

@@ -354,9 +354,9 @@ def test_tensorboard_gets_every_value_once(tmp_path):
     )
     trainer.train(0, 50)
     events = scalars(tmp_path)
-    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(19, 9.5), (39, 29.5), (49, 39.5)]
-    assert [e.step for e in events.Scalars("sparse")] == [7]
-    assert [e.step for e in events.Scalars("end")] == [50]
+    assert [(e.step, e.value) for e in events.Scalars("train/loss")] == [(19, 9.5), (39, 29.5), (49, 39.5)]
+    assert [e.step for e in events.Scalars("train/sparse")] == [7]
+    assert [e.step for e in events.Scalars("train/end")] == [50]
 
 
 def test_tensorboard_events_are_in_the_file_when_a_writer_has_written(tmp_path):
@@ -364,7 +364,7 @@ def test_tensorboard_events_are_in_the_file_when_a_writer_has_written(tmp_path):
     with EventStorage(3) as storage:
         storage.put_scalar("a", 1.0)
         writer.write()
-        assert steps(tmp_path, "a") == [3]
+        assert steps(tmp_path, "train/a") == [3]
     writer.close()
 
 
@@ -380,7 +380,7 @@ def test_code_that_uses_the_summary_writer_itself_writes_to_the_same_file(tmp_pa
     assert len(list(tmp_path.iterdir())) == 1
     events = scalars(tmp_path)
     assert [e.step for e in events.Images("image")] == [8]
-    assert (steps(tmp_path, "a"), steps(tmp_path, "b")) == ([7], [9])
+    assert (steps(tmp_path, "train/a"), steps(tmp_path, "b")) == ([7], [9])
     writer.close()
 
 
@@ -393,7 +393,7 @@ def test_tensorboard_points_have_the_time_they_were_collected_at(tmp_path):
     trainer.register_hooks([Notes(), PeriodicWriter([TensorboardXWriter(str(tmp_path))], 1)])
     trainer.register_hooks([CallbackHook(before_step=lambda trainer: time.sleep(0.02))])
     trainer.train(0, 4)
-    walls = [event.wall_time for event in scalars(tmp_path).Scalars("loss")][:4]
+    walls = [event.wall_time for event in scalars(tmp_path).Scalars("train/loss")][:4]
     assert all(put <= wall for put, wall in zip(times, walls, strict=True))
     assert all(wall < put for put, wall in zip(times[1:], walls, strict=False))
 
@@ -403,7 +403,7 @@ def test_after_a_resume_tensorboard_shows_one_line(tmp_path):
         trainer = Losses()
         trainer.register_hooks([PeriodicWriter([TensorboardXWriter(str(tmp_path))], 10)])
         trainer.train(start, stop)
-    assert steps(tmp_path, "loss") == [9, 19, 29, 39, 49, 59]
+    assert steps(tmp_path, "train/loss") == [9, 19, 29, 39, 49, 59]
 
 
 def test_using_tensorboard_after_a_resumed_run_does_not_hide_its_points(tmp_path):
@@ -414,7 +414,7 @@ def test_using_tensorboard_after_a_resumed_run_does_not_hide_its_points(tmp_path
     trainer.register_hooks([CallbackHook(after_run=lambda trainer: writer._writer.add_text("note", "done", 59))])
     trainer.train(30, 60)
     writer.close()
-    assert steps(tmp_path, "loss") == [9, 19, 29, 39, 49, 59]
+    assert steps(tmp_path, "train/loss") == [9, 19, 29, 39, 49, 59]
     assert [event.step for event in scalars(tmp_path).Tensors("note/text_summary")] == [59]
 
 
@@ -463,7 +463,7 @@ def test_writers_without_a_path_use_the_runs_folder(tmp_path):
             writer.write()
             writer.close()
     assert len(read(tmp_path / "metrics.json")) == 1
-    assert steps(tmp_path, "a") == [0]
+    assert steps(tmp_path, "train/a") == [0]
 
 
 def test_a_writer_made_for_detectron2_reads_images_and_histograms(tmp_path):

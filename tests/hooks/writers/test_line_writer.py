@@ -213,7 +213,7 @@ def run_on(folder, hooks=(), stop=50, **arguments):
 
 def losses(folder):
     events = EventAccumulator(str(folder)).Reload()
-    return [event.step for event in events.Scalars("loss")]
+    return [event.step for event in events.Scalars("train/loss")]
 
 
 @pytest.mark.parametrize("background", [True, False])

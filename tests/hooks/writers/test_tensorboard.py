@@ -1,14 +1,17 @@
 import copy
+import json
 import os
+import re
 import shutil
 import time
 
 import pytest
 import torch
+from small_runs import config_trainer, kill_at
 from tensorboard.backend.event_processing import event_accumulator, plugin_event_accumulator
 
 from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, HookBase, PeriodicWriter, TensorboardXWriter
+from hookline.hooks import CallbackHook, EvalHook, EventStorage, HookBase, PeriodicWriter, TensorboardXWriter
 
 
 class Losses(TrainerBase):
@@ -113,3 +116,126 @@ def test_a_state_saved_before_the_first_write_of_a_resumed_run_includes_the_medi
     for state in (before, again.state):
         waiting = state["hooks"]["PeriodicWriter"]["writers"]["TensorboardXWriter"]["waiting"]
         assert [entry[1] for entry in waiting["images"]] == [12, 15, 15]
+
+
+# ---------------------------------------------------------------------- names, config and charts
+
+
+def events_of(folder):
+    return event_accumulator.EventAccumulator(str(folder), {"scalars": 0, "tensors": 0}).Reload()
+
+
+def curves(folder):
+    events = events_of(folder)
+    return {tag: [event.step for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def text_steps(folder):
+    return [event.step for event in events_of(folder).Tensors("config/text_summary")]
+
+
+RUN = (
+    *("LOG.WRITERS", ["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], "LOG.PERIOD", 4),
+    *("SOLVER.MAX_ITER", 10, "SOLVER.CHECKPOINT_PERIOD", 3, "TEST.EVAL_PERIOD", 5, "LOG.PROGRESS_BAR", False),
+)
+
+
+def test_a_run_has_the_groups_train_perf_and_eval(tmp_path):
+    config_trainer(tmp_path, *RUN, "HOOKS", [{"NAME": "Throughput"}, {"NAME": "MemoryMonitor"}]).train()
+    found = curves(tmp_path)
+    assert {"train/loss", "train/lr", "train/epoch", "perf/data_time", "perf/samples_per_s", "perf/rss_mem"} <= set(
+        found
+    )
+    assert found["eval/synthetic/accuracy"] == found["eval/synthetic/loss"] == [4, 10]
+    assert {tag.split("/")[0] for tag in found} == {"train", "perf", "eval"}
+    assert not any("eta" in tag or "total_loss" in tag for tag in found)
+    row = json.loads((tmp_path / "metrics.json").read_text().splitlines()[-2])
+    assert {"total_loss", "loss", "data_time"} <= row.keys()
+
+
+def put(names, groups=True, folder=None):
+    writer = TensorboardXWriter(str(folder), groups=groups)
+    with EventStorage(1) as storage:
+        storage.put_scalars(**names)
+        storage.put_scalar("eta_seconds", 5.0, smoothing_hint=False)
+        writer.write()
+    writer.close()
+    return set(curves(folder))
+
+
+def test_the_total_of_several_losses_is_written(tmp_path):
+    several = {"loss_box": 1.0, "loss_cls": 2.0, "total_loss": 3.0}
+    assert put(several, folder=tmp_path) == {"train/loss_box", "train/loss_cls", "train/total_loss"}
+
+
+def test_a_total_that_differs_from_the_only_loss_is_written(tmp_path):
+    assert put({"loss": 1.0, "total_loss": 3.0}, folder=tmp_path) == {"train/loss", "train/total_loss"}
+
+
+def test_names_with_a_slash_stay_as_they_are(tmp_path):
+    assert put({"weights/norm": 1.0, "train/accuracy": 0.5}, folder=tmp_path) == {"weights/norm", "train/accuracy"}
+
+
+def test_without_groups_names_are_those_of_metrics_json(tmp_path):
+    metrics = {"loss": 1.0, "total_loss": 1.0, "time": 2.0}
+    assert put(metrics, groups=False, folder=tmp_path) == {*metrics, "eta_seconds"}
+
+
+def test_the_names_of_metrics_json_can_be_configured(tmp_path):
+    writers = [{"NAME": "TensorboardXWriter", "ARGS": {"groups": False}}]
+    config_trainer(tmp_path, *RUN, "LOG.WRITERS", writers).train()
+    assert {"loss", "total_loss", "synthetic/accuracy"} <= set(curves(tmp_path))
+
+
+def test_results_evaluated_before_a_resume_keep_their_group(tmp_path):
+    """The checkpoint at 7 has the results of the evaluation at 5, which are written at 9."""
+    states = []
+
+    def start(state=None, first=0, end=8):
+        trainer = Losses()
+        save = CallbackHook(before_step=lambda trainer: states.append(trainer.state_dict()))
+        evaluate = EvalHook(6, lambda: {"digits": {"accuracy": 1.0}}, eval_after_train=False)
+        trainer.register_hooks([save, evaluate, PeriodicWriter([TensorboardXWriter(output_dir=str(tmp_path))], 10)])
+        if state:
+            trainer.load_state_dict(state)
+        trainer.train(first, end)
+
+    start()
+    start(copy.deepcopy(states[7]), 7, 10)
+    assert curves(tmp_path) == {"train/loss": [9], "eval/digits/accuracy": [5]}
+
+
+def test_config_and_charts_are_written_once(tmp_path):
+    trainer = config_trainer(tmp_path, *RUN)
+    kill_at(trainer, 8)
+    config_trainer(tmp_path, *RUN, resume=True).train()
+    assert text_steps(tmp_path) == [0]
+    events = events_of(tmp_path)
+    assert [event.step for event in events.Tensors("custom_scalars__config__")] == [0]
+    [text] = events.Tensors("config/text_summary")[0].tensor_proto.string_val
+    assert "\n      MAX_ITER: 10\n" in text.decode()
+    found = curves(tmp_path)
+    assert (found["train/loss"], found["eval/synthetic/accuracy"]) == ([3, 7, 9], [4, 10])
+
+
+def test_a_changed_config_is_written_where_the_run_resumes(tmp_path):
+    config_trainer(tmp_path, *RUN).train()
+    config_trainer(tmp_path, *RUN, "SOLVER.MAX_ITER", 12, resume=True).train()
+    assert text_steps(tmp_path) == [0, 10]
+
+
+def test_hyperparameters_and_charts_are_in_the_form_that_tensorboards_pages_read(tmp_path):
+    from tensorboard.plugins.custom_scalar import layout_pb2
+    from tensorboard.plugins.hparams import metadata
+
+    config_trainer(tmp_path, *RUN).train()
+    events = events_of(tmp_path)
+    content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    hparams = metadata.parse_session_start_info_plugin_data(content).hparams
+    assert hparams["SOLVER.BASE_LR"].number_value == 0.1
+    assert hparams["MODEL.NAME"].string_value == "ConvNet"
+    [layout] = events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val
+    charts = layout_pb2.Layout.FromString(layout).category[0].chart
+    patterns = charts[0].multiline.tag
+    shown = [tag for tag in curves(tmp_path) if any(re.search(pattern, tag) for pattern in patterns)]
+    assert sorted(shown) == ["eval/synthetic/loss", "train/loss"]
