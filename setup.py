@@ -32,7 +32,7 @@ EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=
 EXTRAS["dev"] = [
     *EXTRAS["all"],
     *EXTRAS["docs"],
-    *("build", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "torchdata", "types-PyYAML"),
+    *("build", "jsonschema", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "torchdata", "types-PyYAML"),
 ]
 
 setup(
@@ -46,7 +46,11 @@ setup(
     python_requires=">=3.11",
     packages=packages,
     package_dir={"hookline": "src/hookline", **{f"hookline.{folder}": folder for folder in FOLDERS}},
-    package_data={"hookline": ["py.typed"], "hookline.configs": ["*.yaml", "*/*.yaml"]},
+    package_data={
+        "hookline": ["py.typed"],
+        "hookline.config": ["*.pyi", "schema/*.json"],
+        "hookline.configs": ["*.yaml", "*/*.yaml"],
+    },
     install_requires=[
         "torch>=2.6",
         "fvcore>=0.1.5.post20221221",

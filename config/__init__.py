@@ -2,7 +2,7 @@
 
 from .components import component, components, name_of
 from .configurable import configurable
-from .defaults import get_cfg
+from .defaults import Config, get_cfg
 from .duration import Duration
 from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
 from .instantiate import instantiate
@@ -14,6 +14,7 @@ from .registry import Registry, locate
 __all__ = [
     "MISSING",
     "CfgNode",
+    "Config",
     "ConfigError",
     "Duration",
     "LazyCall",

@@ -129,8 +129,7 @@ _C.DATALOADER.ITERS_PER_EPOCH = _count(0)
 # test set on each rank. 0: all.
 _C.DATALOADER.LIMIT_TRAIN_BATCHES = _count(0)
 _C.DATALOADER.LIMIT_TEST_BATCHES = _count(0)
-# Train and evaluate only on the samples of this many first training batches, to test whether the model can learn them.
-# 0: on all.
+# Train and evaluate only on this many first training batches, to test whether the model can learn them. 0: on all.
 _C.DATALOADER.OVERFIT_BATCHES = _count(0)
 # How a resume continues an iterable data set without state_dict(). True: read and discard the samples that were used.
 # False: restart the epoch.
@@ -152,6 +151,7 @@ _C.SOLVER.REFERENCE_WORLD_SIZE = _count(0)
 _C.SOLVER.OPTIMIZER = CN()
 _C.SOLVER.OPTIMIZER.NAME = "SGD"
 _C.SOLVER.OPTIMIZER.ARGS = CN(new_allowed=True)
+# The learning rate, which the schedule and the warm-up scale.
 _C.SOLVER.BASE_LR = _number(0.001)
 # For SGD. To set it in OPTIMIZER.ARGS, leave it here.
 _C.SOLVER.MOMENTUM = _number(0.9, most=1)
@@ -183,8 +183,7 @@ _C.SOLVER.LR_SCHEDULER_NAME = "WarmupMultiStepLR"
 _C.SOLVER.LR_SCHEDULER_ARGS = CN(new_allowed=True)
 # When a scheduler of torch is stepped: after each "iteration", "epoch" or "evaluation".
 _C.SOLVER.LR_SCHEDULER_INTERVAL = Typed("iteration", one_of("iteration", "epoch", "evaluation"))
-# The metric of "torch.optim.lr_scheduler:ReduceLROnPlateau", which steps after each evaluation (TEST.EVAL_PERIOD).
-# Empty: that of CHECKPOINT.BEST.
+# The metric of "torch.optim.lr_scheduler:ReduceLROnPlateau", stepped after evaluations. Empty: CHECKPOINT.BEST's.
 _C.SOLVER.LR_SCHEDULER_METRIC = ""
 # Multi-step: the learning rate is multiplied by GAMMA at each of STEPS (durations in iterations or epochs).
 _C.SOLVER.GAMMA = _number(0.1)
@@ -319,6 +318,7 @@ _C.register_renamed_key("MODEL.META_ARCHITECTURE", "MODEL.NAME")
 _C.register_renamed_key("SOLVER.IMS_PER_BATCH", "DATALOADER.BATCH_SIZE")
 
 declare_defaults(_C)
+Config = CN  # for annotations: defaults.pyi declares its keys
 
 
 def get_cfg() -> CN:

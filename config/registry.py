@@ -295,6 +295,18 @@ def locate(name: str) -> Any:
     raise UnknownNameError(f"there is no module '{candidates[0][0]}'{_where(candidates[0][0])}")
 
 
+def import_module(module_name: str) -> ModuleType:
+    """Import a module from Python's path or the current folder.
+
+    Raises:
+        ConfigError: there is no such module, or it fails on import.
+    """
+    module = _import(module_name) if all(module_name.split(".")) else None
+    if module is None:
+        raise UnknownNameError(f"there is no module '{module_name}'{_where(module_name)}")
+    return module
+
+
 def _where(module_name: str) -> str:
     """Return what to do if a missing module is beside a config file that was read, or is misspelt."""
     path = module_name.replace(".", os.sep)

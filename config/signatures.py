@@ -16,8 +16,8 @@ from .errors import ConfigError, suggest
 _Parameter = inspect.Parameter
 _BY_POSITION = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (_Parameter.POSITIONAL_OR_KEYWORD, _Parameter.KEYWORD_ONLY)
-_SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.MutableSequence)
-_MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
+SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.MutableSequence)
+MAPPINGS = (dict, collections.abc.Mapping, collections.abc.MutableMapping)
 
 
 @dataclass
@@ -214,7 +214,7 @@ def fits(value: Any, annotation: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool)
     if annotation in (str, bool):
         return isinstance(value, annotation)
-    if _is_tensor(annotation):
+    if is_tensor(annotation):
         return _is_numbers(value) or not isinstance(value, (str, bool, list, tuple, Mapping, type(None)))
     origin, inner = typing.get_origin(annotation) or annotation, typing.get_args(annotation)
     if origin in (typing.Union, types.UnionType):
@@ -223,9 +223,9 @@ def fits(value: Any, annotation: Any) -> bool:
         return fits(value, inner[0])
     if origin is typing.Literal:
         return any(type(value) is type(one) and value == one for one in inner)
-    if origin in _SEQUENCES:
+    if origin in SEQUENCES:
         return isinstance(value, (list, tuple)) and _items_fit(value, origin, inner)
-    if origin in _MAPPINGS:
+    if origin in MAPPINGS:
         if not isinstance(value, Mapping):
             return False
         return not inner or all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
@@ -244,7 +244,7 @@ def _tensor_class(value: Any, annotation: Any) -> Any:
     """The class of tensors if numbers of a config are meant as a tensor: ``weight: [1, 2]`` of CrossEntropyLoss."""
     union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
     members = typing.get_args(annotation) if union else (annotation,)
-    found = next(filter(_is_tensor, members), None)
+    found = next(filter(is_tensor, members), None)
     others = [one for one in members if one is not found]
     return found if found is not None and _is_numbers(value) and not any(fits(value, one) for one in others) else None
 
@@ -254,7 +254,7 @@ def to_tensor(value: Any, kind: Any) -> Any:
     return kind(value) if isinstance(value, (list, tuple)) else kind([value]).reshape(())
 
 
-def _is_tensor(annotation: Any) -> bool:
+def is_tensor(annotation: Any) -> bool:
     return getattr(annotation, "__name__", "") == "Tensor" and getattr(annotation, "__module__", "") == "torch"
 
 

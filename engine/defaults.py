@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from .. import hooks
-from ..config import CfgNode, Duration
+from ..config import CfgNode, Config, Duration
 from ..hooks.checkpoints.adapter import adapt
 from ..hooks.common.rng import gpus_of
 from ..hooks.storage.scratch import scratch_storage
@@ -113,7 +113,7 @@ class DefaultTrainer(ResumableTrainer):
             compile_step=dict(cfg.SOLVER.COMPILE_STEP_ARGS) if cfg.SOLVER.COMPILE_STEP else False,
             cuda_graph=cfg.SOLVER.CUDA_GRAPH,
         )
-        self.cfg = cfg
+        self.cfg: Config = cfg
         self.scheduler = one_or_several(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
         self._record_build(unresolved)
         self.checkpointer = checkpointer_for(

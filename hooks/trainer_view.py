@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ..config import CfgNode
+from ..config import Config
 from .storage.event_storage import EventStorage
 
 __all__ = ["RanksView", "TrainerView"]
@@ -172,7 +172,7 @@ class TrainerView(Protocol):
     # DefaultTrainer only.
 
     @property
-    def cfg(self) -> CfgNode:
+    def cfg(self) -> Config:
         """The config."""
 
     @property

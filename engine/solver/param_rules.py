@@ -12,7 +12,7 @@ from .param_groups import reduce_param_groups
 
 __all__ = ["apply_param_rules", "check_param_rules", "find_parameters"]
 
-_KEYS = ("PARAMS", "REGEX", "LR_FACTOR", "WEIGHT_DECAY", "ARGS")
+KEYS = ("PARAMS", "REGEX", "LR_FACTOR", "WEIGHT_DECAY", "ARGS")
 
 
 def apply_param_rules(cfg: CfgNode, model: nn.Module, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -56,9 +56,9 @@ def check_param_rules(cfg: CfgNode) -> None:
         if not isinstance(rule, Mapping):
             raise ConfigError(f"{key}: a rule is a mapping such as {{PARAMS: backbone, LR_FACTOR: 0.1}}, not {rule!r}")
         for name in rule:
-            if name not in _KEYS:
+            if name not in KEYS:
                 raise ConfigError(
-                    f"{key}.{name}: there is no such key{suggest(str(name), _KEYS) or '.'} Keys: {', '.join(_KEYS)}"
+                    f"{key}.{name}: there is no such key{suggest(str(name), KEYS) or '.'} Keys: {', '.join(KEYS)}"
                 )
         if ("PARAMS" in rule) == ("REGEX" in rule):
             raise ConfigError(f"{key}: needs one of PARAMS and REGEX")

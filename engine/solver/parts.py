@@ -14,9 +14,9 @@ from .several import SchedulerList
 
 __all__ = ["check_parts", "parameters_of_parts", "scheduler_hooks", "solver_parts"]
 
-_OWN = ("PARAMS", "EVERY")
+OWN = ("PARAMS", "EVERY")
 # Keys of the trainer's step, or of the whole run.
-_COMMON = (
+COMMON = (
     *(
         "OPTIMIZERS",
         "MAX_ITER",
@@ -36,23 +36,23 @@ def solver_parts(cfg: CfgNode) -> dict[str, CfgNode]:
     Raises:
         ConfigError: a part is malformed; the message has the full key.
     """
-    allowed = [key for key in cfg.SOLVER if key not in _COMMON]
+    allowed = [key for key in cfg.SOLVER if key not in COMMON]
     parts = {}
     for name, entry in cfg.SOLVER.OPTIMIZERS.items():
         key = f"SOLVER.OPTIMIZERS.{name}"
         if not isinstance(entry, Mapping):
             raise ConfigError(f"{key}: expected a mapping such as {{PARAMS: head, BASE_LR: 0.01}}, got {entry!r}")
         for own in entry:
-            if own in _COMMON:
+            if own in COMMON:
                 raise ConfigError(f"{key}.{own}: all optimizers share this key; set SOLVER.{own}")
-            if own not in (*_OWN, *allowed):
-                hint = suggest(own, [*_OWN, *allowed]) or "."
+            if own not in (*OWN, *allowed):
+                hint = suggest(own, [*OWN, *allowed]) or "."
                 raise ConfigError(f"{key}.{own}: there is no such key{hint} Keys: PARAMS, EVERY and those of SOLVER")
         part = cfg.clone()
         part.defrost()
         part.SOLVER.OPTIMIZERS.clear()
         with errors_at(key):
-            part.SOLVER.merge_from_other_cfg(CfgNode({own: entry[own] for own in entry if own not in _OWN}))
+            part.SOLVER.merge_from_other_cfg(CfgNode({own: entry[own] for own in entry if own not in OWN}))
         if cfg.is_frozen():
             part.freeze()
         parts[name] = part

@@ -1,0 +1,384 @@
+# Made by docs/schema.py from config/defaults.py.
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from .node import CfgNode
+
+_C: Config
+
+def get_cfg() -> Config: ...
+
+class _MODEL_LOSS(CfgNode):
+    NAME: str
+    """A component of LOSS_REGISTRY, called as loss(model(x), y) on batches (x, y), (x1, x2, y) or dicts. Empty: the
+    model receives the batch and returns its losses."""
+    ARGS: CfgNode
+    """A component of LOSS_REGISTRY, called as loss(model(x), y) on batches (x, y), (x1, x2, y) or dicts. Empty: the
+    model receives the batch and returns its losses."""
+
+class _MODEL_COMPILE(CfgNode):
+    ENABLED: bool
+    """torch.compile the model, with these arguments. The first steps are slow."""
+    ARGS: CfgNode
+    """torch.compile the model, with these arguments. The first steps are slow."""
+
+class _MODEL(CfgNode):
+    DEVICE: str
+    """"auto": the first available one of cuda, mps, cpu."""
+    NAME: str
+    """A component of MODEL_REGISTRY."""
+    ARGS: CfgNode
+    """A component of MODEL_REGISTRY."""
+    WEIGHTS: str
+    """Initial weights, or with --eval-only the weights to evaluate: a checkpoint, a state dict, a safetensors file, the
+    folder of a run or one in Hugging Face's layout, or a URI (docs/checkpoints.md)."""
+    WEIGHTS_FROM: Literal["auto", "model", "averaged"]
+    """Which weights of a checkpoint: "model"; "averaged" (of an EMA or SWA hook); or "auto": the weights that the run
+    evaluated."""
+    WEIGHTS_OPTIMIZER: bool
+    """Also load the optimizer's state from WEIGHTS, such as momentum. Everything else starts anew."""
+    WEIGHTS_STRICT: bool
+    """True: WEIGHTS must match the model exactly. False: weights that do not match are skipped and logged."""
+    LOSS: _MODEL_LOSS
+    """A component of LOSS_REGISTRY, called as loss(model(x), y) on batches (x, y), (x1, x2, y) or dicts. Empty: the
+    model receives the batch and returns its losses."""
+    INPUTS: Literal["auto", "batch", "tuple", "kwargs"]
+    """How the model receives a batch's inputs: "batch" (one argument), "tuple" (one argument each), "kwargs" (dict
+    entries that forward() takes by name) or "auto" (by forward()'s signature; docs/models.md)."""
+    INPUT_MAPPING: CfgNode
+    """For dict batches whose names differ from forward()'s: {entry: parameter}. INPUTS is then "kwargs"."""
+    OUTPUT_MAPPING: CfgNode
+    """For models that return several named outputs: {output: parameter of the loss}."""
+    INPUT_FUNCTION: str
+    """Functions ("package.module:function") that return the batch for model and loss from the loader's batch, and the
+    output for loss and metrics from the model's."""
+    OUTPUT_FUNCTION: str
+    """Functions ("package.module:function") that return the batch for model and loss from the loader's batch, and the
+    output for loss and metrics from the model's."""
+    TRAIN_STEP: str
+    """Methods of the model that are called with the batch instead of the model itself, if it has them."""
+    PREDICT_STEP: str
+    """Methods of the model that are called with the batch instead of the model itself, if it has them."""
+    TARGET: str
+    """Name of the target in dict batches. Empty: the first of "label", "labels", "y", "target", "targets" in the
+    batch."""
+    CHANNELS_LAST: bool
+    """Store the weights of convolutions in channels-last order, which is faster on most devices."""
+    SYNC_BATCHNORM: bool
+    """Use torch.nn.SyncBatchNorm: statistics over the batches of all processes (GPUs only)."""
+    ACTIVATION_CHECKPOINTING: list[Any]
+    """Submodules that recompute their activations in the backward pass, to save memory: their names ("blocks.0",
+    "blocks.*") or class names ("TransformerBlock")."""
+    COMPILE: _MODEL_COMPILE
+    """torch.compile the model, with these arguments. The first steps are slow."""
+
+class _DATASETS(CfgNode):
+    TRAIN: Sequence[Any]
+    """Names of DATASET_REGISTRY, or components {NAME: ..., ARGS: {...}}. Several training sets are concatenated."""
+    TEST: Sequence[Any]
+    """Each is evaluated separately; its metrics are named "<set>/<metric>". {NAME: ..., ARGS: {...}, AS: "val_small"}
+    gives a set a name of its own, and EVAL_PERIOD: "5ep" a period of its own in place of TEST.EVAL_PERIOD."""
+
+class _DATALOADER_COLLATE_FN(CfgNode):
+    NAME: str
+    """Makes a batch from a list of samples: a component of COLLATE_REGISTRY, or "package.module:function". Empty: the
+    data set's collate_fn, or torch's default_collate. "pad_collate" pads sequences to the longest one."""
+    ARGS: CfgNode
+    """Makes a batch from a list of samples: a component of COLLATE_REGISTRY, or "package.module:function". Empty: the
+    data set's collate_fn, or torch's default_collate. "pad_collate" pads sequences to the longest one."""
+
+class _DATALOADER(CfgNode):
+    BATCH_SIZE: int
+    """Samples in one iteration (one optimizer update), over all ranks and micro-batches."""
+    TEST_BATCH_SIZE: int
+    """Samples in a test batch on each rank. 0: BATCH_SIZE."""
+    NUM_WORKERS: int
+    """Number of loader workers per rank. The maximum is max(64, 8 * CPU cores). 0: the training process reads the data,
+    which is fastest for data in memory."""
+    COLLATE_FN: _DATALOADER_COLLATE_FN
+    """Makes a batch from a list of samples: a component of COLLATE_REGISTRY, or "package.module:function". Empty: the
+    data set's collate_fn, or torch's default_collate. "pad_collate" pads sequences to the longest one."""
+    PIN_MEMORY: Literal["auto", True, False]
+    """Batches in memory from which copies to a GPU overlap with computing. "auto": if MODEL.DEVICE is a GPU."""
+    PREFETCH_FACTOR: int
+    """Batches that each worker reads ahead. 0: torch's default, 2."""
+    PERSISTENT_WORKERS: bool
+    """Keep the workers of a training set between epochs. Those of an iterable data set always start anew."""
+    SAMPLER_TRAIN: str
+    """Order of the training samples: a component of SAMPLER_REGISTRY. "EpochSampler" yields each sample once per epoch;
+    "TrainingSampler" is an endless stream."""
+    SAMPLER_ARGS: CfgNode
+    """Order of the training samples: a component of SAMPLER_REGISTRY. "EpochSampler" yields each sample once per epoch;
+    "TrainingSampler" is an endless stream."""
+    DROP_LAST: bool
+    """Skip the last batch of an epoch if it is not full."""
+    ITERS_PER_EPOCH: int
+    """Iterations per epoch, for data of unknown length: iterable data sets, and samplers such as "TrainingSampler".
+    Data that ends earlier starts over. 0: one pass over the data."""
+    LIMIT_TRAIN_BATCHES: int
+    """Maximum number of batches per epoch (each epoch uses other ones; of an iterable data set the first ones), and per
+    test set on each rank. 0: all."""
+    LIMIT_TEST_BATCHES: int
+    """Maximum number of batches per epoch (each epoch uses other ones; of an iterable data set the first ones), and per
+    test set on each rank. 0: all."""
+    OVERFIT_BATCHES: int
+    """Train and evaluate only on this many first training batches, to test whether the model can learn them. 0: on
+    all."""
+    FAST_FORWARD: bool
+    """How a resume continues an iterable data set without state_dict(). True: read and discard the samples that were
+    used. False: restart the epoch."""
+
+class _SOLVER_OPTIMIZER(CfgNode):
+    NAME: str
+    """A component of OPTIMIZER_REGISTRY, or "package.module:Class". A name alone, such as "ADAMW", means {NAME:
+    "AdamW"}."""
+    ARGS: CfgNode
+    """A component of OPTIMIZER_REGISTRY, or "package.module:Class". A name alone, such as "ADAMW", means {NAME:
+    "AdamW"}."""
+
+class _SOLVER_LAYER_DECAY(CfgNode):
+    FACTOR: float
+    """Layer-wise decay: the last of LAYERS (patterns, from input to output) has the full learning rate, and each layer
+    before it FACTOR times that of the next."""
+    LAYERS: list[Any]
+    """Layer-wise decay: the last of LAYERS (patterns, from input to output) has the full learning rate, and each layer
+    before it FACTOR times that of the next."""
+
+class _SOLVER_CLIP_GRADIENTS(CfgNode):
+    ENABLED: bool
+    """Gradient clipping: "value" (each element), "norm" (norm of all parameters; also "full_model") or "param_norm"
+    (norm of each parameter)."""
+    CLIP_TYPE: Literal["value", "norm", "param_norm", "full_model"]
+    """Gradient clipping: "value" (each element), "norm" (norm of all parameters; also "full_model") or "param_norm"
+    (norm of each parameter)."""
+    CLIP_VALUE: float
+    """Gradient clipping: "value" (each element), "norm" (norm of all parameters; also "full_model") or "param_norm"
+    (norm of each parameter)."""
+    NORM_TYPE: float
+    """Gradient clipping: "value" (each element), "norm" (norm of all parameters; also "full_model") or "param_norm"
+    (norm of each parameter)."""
+
+class _SOLVER_AMP(CfgNode):
+    ENABLED: bool
+    """Mixed precision: forward and loss run under torch.autocast in DTYPE."""
+    DTYPE: Literal["bfloat16", "float16"]
+    """Mixed precision: forward and loss run under torch.autocast in DTYPE."""
+
+class _SOLVER(CfgNode):
+    MAX_ITER: int | str
+    """Length of the run: a duration in iterations, epochs or time ("2h" of training, which a resume continues)."""
+    ACCUMULATION_STEPS: int
+    """Number of micro-batches per batch."""
+    ACCUMULATION_SCHEDULE: CfgNode
+    """Another number from a length in iterations or epochs on, such as {"5ep": 2, "10ep": 4}."""
+    REFERENCE_WORLD_SIZE: int
+    """World size that BATCH_SIZE, BASE_LR and lengths in iterations were chosen for; they are scaled to the actual one.
+    0: do not scale. See DefaultTrainer.auto_scale_workers."""
+    OPTIMIZER: _SOLVER_OPTIMIZER
+    """A component of OPTIMIZER_REGISTRY, or "package.module:Class". A name alone, such as "ADAMW", means {NAME:
+    "AdamW"}."""
+    BASE_LR: float
+    """The learning rate, which the schedule and the warm-up scale."""
+    MOMENTUM: float
+    """For SGD. To set it in OPTIMIZER.ARGS, leave it here."""
+    NESTEROV: bool
+    """For SGD. To set it in OPTIMIZER.ARGS, leave it here."""
+    WEIGHT_DECAY: float
+    """For any optimizer with weight decay. To set it in OPTIMIZER.ARGS, leave it here."""
+    WEIGHT_DECAY_NORM: float | None
+    """Weight decay of normalisation layers' parameters. None: WEIGHT_DECAY."""
+    WEIGHT_DECAY_BIAS: float | None
+    """Weight decay of biases. None: WEIGHT_DECAY."""
+    BIAS_LR_FACTOR: float
+    """Learning rate of biases, as a multiple of BASE_LR."""
+    PARAM_GROUPS: list[Any]
+    """Rules for single parameters: {PARAMS: pattern or REGEX: ..., LR_FACTOR: ..., WEIGHT_DECAY: ..., ARGS: {...}}.
+    Each setting is that of the first rule that matches and has it (docs/optimization.md)."""
+    LAYER_DECAY: _SOLVER_LAYER_DECAY
+    """Layer-wise decay: the last of LAYERS (patterns, from input to output) has the full learning rate, and each layer
+    before it FACTOR times that of the next."""
+    OPTIMIZERS: CfgNode
+    """Several optimizers, by name: {PARAMS: pattern, EVERY: 1}, and keys of SOLVER that differ for this optimizer and
+    its schedule. Empty: one optimizer for all parameters (docs/optimization.md)."""
+    LR_SCHEDULER_NAME: str
+    """An entry of LR_SCHEDULER_REGISTRY, or a scheduler of torch ("torch.optim.lr_scheduler:StepLR") or timm; and
+    arguments beyond the keys below. Arguments that are numbers may be durations ("1ep"), "end", "epochs",
+    "iters_per_epoch" or "max_iter" (docs/optimization.md)."""
+    LR_SCHEDULER_ARGS: CfgNode
+    """An entry of LR_SCHEDULER_REGISTRY, or a scheduler of torch ("torch.optim.lr_scheduler:StepLR") or timm; and
+    arguments beyond the keys below. Arguments that are numbers may be durations ("1ep"), "end", "epochs",
+    "iters_per_epoch" or "max_iter" (docs/optimization.md)."""
+    LR_SCHEDULER_INTERVAL: Literal["iteration", "epoch", "evaluation"]
+    """When a scheduler of torch is stepped: after each "iteration", "epoch" or "evaluation"."""
+    LR_SCHEDULER_METRIC: str
+    """The metric of "torch.optim.lr_scheduler:ReduceLROnPlateau", stepped after evaluations. Empty:
+    CHECKPOINT.BEST's."""
+    GAMMA: float
+    """Multi-step: the learning rate is multiplied by GAMMA at each of STEPS (durations in iterations or epochs)."""
+    STEPS: Sequence[int | str]
+    """Multi-step: the learning rate is multiplied by GAMMA at each of STEPS (durations in iterations or epochs)."""
+    NUM_DECAYS: int
+    """WarmupStepWithFixedGammaLR: GAMMA is applied this many times, at equal distances."""
+    BASE_LR_END: float
+    """Cosine and linear: the final learning rate."""
+    WARMUP_FACTOR: float
+    """Warm-up: starts at WARMUP_FACTOR * BASE_LR and lasts a duration in iterations or epochs."""
+    WARMUP_ITERS: int | str
+    """Warm-up: starts at WARMUP_FACTOR * BASE_LR and lasts a duration in iterations or epochs."""
+    WARMUP_METHOD: Literal["linear", "constant", "exponential"]
+    """Warm-up: starts at WARMUP_FACTOR * BASE_LR and lasts a duration in iterations or epochs."""
+    RESCALE_INTERVAL: bool
+    """True: rescale the schedule to the iterations after the warm-up. False: the warm-up replaces its first
+    iterations."""
+    CHECKPOINT_PERIOD: int | str
+    """Period of checkpoints: a duration."""
+    TIME_LIMIT: int | str
+    """Time limit of the process, such as "2h". Training stops before it, with a checkpoint and exit code 75. A resumed
+    run has the full time again. 0: no limit."""
+    CLIP_GRADIENTS: _SOLVER_CLIP_GRADIENTS
+    """Gradient clipping: "value" (each element), "norm" (norm of all parameters; also "full_model") or "param_norm"
+    (norm of each parameter)."""
+    NONFINITE_LOSS: Literal["raise", "skip", "stop"]
+    """A loss or a gradient that is NaN or infinite: "raise" an error; "skip" the update; "stop" training."""
+    NONFINITE_LIMIT: int
+    """This many skipped updates in a row are an error. Float16 also skips some at the start."""
+    AMP: _SOLVER_AMP
+    """Mixed precision: forward and loss run under torch.autocast in DTYPE."""
+    COMPILE_STEP: bool
+    """Compile forward, backward and update of a step into one graph, with these arguments of torch.compile. For long
+    runs of small models (docs/performance.md): compiling takes about 20 s per batch shape. Hooks with events inside the
+    step are an error."""
+    COMPILE_STEP_ARGS: CfgNode
+    """Compile forward, backward and update of a step into one graph, with these arguments of torch.compile. For long
+    runs of small models (docs/performance.md): compiling takes about 20 s per batch shape. Hooks with events inside the
+    step are an error."""
+    CUDA_GRAPH: bool
+    """Capture the step in a CUDA graph and replay it for batches of the most frequent shape. CUDA only."""
+
+class _TEST_EVALUATOR(CfgNode):
+    NAME: str
+    """A component of EVALUATOR_REGISTRY, built for each test set."""
+    ARGS: CfgNode
+    """A component of EVALUATOR_REGISTRY, built for each test set."""
+
+class _TEST_PRECISE_BN(CfgNode):
+    ENABLED: bool
+    """Recompute batch-norm statistics before each evaluation during training, from NUM_ITER training batches (at most
+    one pass), instead of using running averages."""
+    NUM_ITER: int
+    """Recompute batch-norm statistics before each evaluation during training, from NUM_ITER training batches (at most
+    one pass), instead of using running averages."""
+
+class _TEST(CfgNode):
+    EVAL_PERIOD: int | str
+    """Period of evaluations during training: a duration. Test sets are always evaluated at the end."""
+    EVAL_ON_START: bool
+    """Evaluate before the first step, too."""
+    EVALUATOR: _TEST_EVALUATOR
+    """A component of EVALUATOR_REGISTRY, built for each test set."""
+    METRICS: list[Any]
+    """MetricsEvaluator's metrics: components of METRIC_REGISTRY, "torchmetrics:Name", or a function of all predictions
+    and targets (docs/evaluation.md). AS gives one a name of its own, as for DATASETS.TEST."""
+    INPUT_FUNCTION: str
+    """Instead of those of MODEL, in evaluation and prediction. Empty: those of MODEL."""
+    OUTPUT_FUNCTION: str
+    """Instead of those of MODEL, in evaluation and prediction. Empty: those of MODEL."""
+    SANITY_CHECK_BATCHES: int
+    """Batches of each test set that are tried before training, so that errors of evaluation appear at once. 0: none."""
+    EXPECTED_RESULTS: list[Any]
+    """Checked at the end: lists of [set, metric, expected value, tolerance]. If one is missed, the tools exit with
+    1."""
+    PREDICTIONS_FORMAT: str
+    """Format of --predict's files, OUTPUT_DIR/inference/<test set>/predictions.<format>: "jsonl" (an object per
+    sample), "csv" (a table) or "npz" (an array per output of the model)."""
+    PREDICTIONS_COLUMNS: list[Any]
+    """Columns of these files: "prediction" (all outputs; also if empty), "class", "probability", "target", or entries
+    of the batches, if they are dicts, such as "id"."""
+    PRECISE_BN: _TEST_PRECISE_BN
+    """Recompute batch-norm statistics before each evaluation during training, from NUM_ITER training batches (at most
+    one pass), instead of using running averages."""
+
+class _CHECKPOINT_BEST(CfgNode):
+    METRIC: str
+    """model_best.pth: the weights with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any
+    other logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no
+    metric."""
+    MODE: Literal["max", "min"]
+    """model_best.pth: the weights with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any
+    other logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no
+    metric."""
+    PERIOD: int | str
+    """Period of looking at METRIC, besides after each evaluation, such as 500 or "1ep". 0: only after evaluations."""
+    KEEP: int
+    """How many of the best to keep, each as model_best_<iteration>.pth; model_best.pth is a link to the best of
+    them."""
+
+class _CHECKPOINT(CfgNode):
+    ASYNC: bool
+    """Write checkpoints in the background. A step waits only for a copy of the state in host memory, which needs that
+    much free memory."""
+    ON_ERROR: Literal["stop", "continue"]
+    """If a file of the run cannot be written, after one retry: "stop" with an error, or "continue" training. The next
+    checkpoint is then tried when it is due; rows of metrics are kept in memory until the next write."""
+    MAX_TO_KEEP: int
+    """Number of periodic checkpoints to keep, the newest ones. 0: all."""
+    BEST: _CHECKPOINT_BEST
+    """model_best.pth: the weights with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any
+    other logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no
+    metric."""
+    LOAD_BEST_AT_END: bool
+    """At the end, load model_best.pth into the model, so that final results are those of the best weights."""
+    ON_EXCEPTION: bool
+    """If a run fails, save model_exception.pth for inspection, if the weights are those of a finished step. --resume
+    uses the last checkpoint before it."""
+
+class _LOG(CfgNode):
+    PERIOD: int | str
+    """Period of writing metrics: a duration. Losses are written as the median over the period."""
+    GATHER_METRIC_PERIOD: int
+    """Losses are recorded every this many iterations. Larger values only help steps of a few microseconds."""
+    TRAIN_METRICS: list[Any]
+    """Metrics of the batches of training, as TEST.METRICS. They are logged like losses, as "train/<metric>"."""
+    GRAD_NORM: bool
+    """Log the norm of all gradients before clipping as grad_norm. Clipping by norm always logs it."""
+    LEVEL: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+    """Lowest level of messages on the console: "DEBUG", "INFO", "WARNING" or "ERROR". log.txt has all of them."""
+    PROGRESS_BAR: Literal["auto", True, False]
+    """A progress bar at the bottom of rank 0's terminal. "auto": if rich is installed. Output to a file or pipe has
+    none."""
+    WRITERS: list[Any]
+    """Components of WRITER_REGISTRY."""
+
+class _PARALLEL(CfgNode):
+    NAME: str
+    """How several processes train one model: a component of STRATEGY_REGISTRY. "auto": "ddp" for several processes."""
+    ARGS: CfgNode
+    """How several processes train one model: a component of STRATEGY_REGISTRY. "auto": "ddp" for several processes."""
+    TIMEOUT: int | str
+    """How long a rank waits for other ranks (start, collectives, barriers) before it fails: a time."""
+
+class Config(CfgNode):
+    VERSION: int
+    """Increased when a key changes its meaning."""
+    OUTPUT_DIR: str
+    """Folder for all files of the run."""
+    SEED: int
+    """Seed of python, numpy, torch and the data order. Negative: a random seed, which is logged."""
+    FAST_DEV_RUN: int
+    """Try a run: train on so many batches, evaluate so many of each test set, and write no files. 0: off.
+    --fast-dev-run: 1."""
+    CUDNN_BENCHMARK: bool
+    """torch.backends.cudnn.benchmark (faster for inputs of one size, not deterministic)."""
+    FLOAT32_PRECISION: Literal["", "highest", "high", "medium"]
+    """torch.set_float32_matmul_precision: "" (do not change it), "highest", "high" (TF32), "medium" (bfloat16)."""
+    HOOKS: list[Any]
+    """Extra hooks, each {NAME: ..., ARGS: {...}} (HOOK_REGISTRY). They run after the default ones."""
+    MODEL: _MODEL
+    DATASETS: _DATASETS
+    DATALOADER: _DATALOADER
+    SOLVER: _SOLVER
+    TEST: _TEST
+    CHECKPOINT: _CHECKPOINT
+    LOG: _LOG
+    PARALLEL: _PARALLEL
+    def clone(self) -> Config: ...

@@ -1,0 +1,66 @@
+"""Explain, compare and check configs."""
+
+import argparse
+import shutil
+
+EXAMPLE = "hookline config explain SOLVER.BASE_LR"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a parser for each of the five tools."""
+    tools = parser.add_subparsers(dest="tool", required=True, metavar="explain|diff|check|list|schema")
+    explain = tools.add_parser("explain", help="what a key, a section or a component means")
+    explain.add_argument("key", nargs="?", metavar="KEY", help="such as SOLVER.BASE_LR, SOLVER, EMA; default: all")
+    diff = tools.add_parser("diff", help="the keys in which two configs differ, old → new")
+    diff.add_argument("old", help="a config file, or the folder of a run")
+    diff.add_argument("new", help="the same")
+    check = tools.add_parser("check", help="whether a run would accept a config; touches nothing")
+    check.add_argument("file", metavar="FILE", help="a config file")
+    check.add_argument("--full", action="store_true", help="also build data and model, as train --dry-run")
+    check.add_argument("opts", nargs="*", metavar="KEY VALUE", help="overrides, as of train")
+    registries = tools.add_parser("list", help="registries, or the components of one")
+    registries.add_argument("registry", nargs="?", metavar="REGISTRY", help="such as model or hook; default: all")
+    schema = tools.add_parser("schema", help="the JSON schema of config files, for editors")
+    schema.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="add the components that this module registers (may be repeated)",
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    """Run one tool."""
+    width = min(shutil.get_terminal_size().columns, 120)
+    if args.tool == "explain":
+        from hookline.config.schema.explain import explain, explain_all
+
+        print(explain(args.key, width) if args.key else explain_all(width))
+    elif args.tool == "list":
+        from hookline.config.schema.explain import list_components, list_registries
+
+        print(list_components(args.registry, width) if args.registry else list_registries(width))
+    elif args.tool == "diff":
+        from hookline.config.compare import differences, resolved
+
+        print(differences(resolved(args.old), resolved(args.new), width) or "The configs are equal.")
+    elif args.tool == "check":
+        from hookline.config.compare import resolved
+        from hookline.engine import check_config
+
+        cfg = resolved(args.file)
+        cfg.merge_from_list(args.opts)
+        check_config(cfg)
+        print(f"{args.file}: valid")
+    else:
+        from hookline.config.schema.file import PATH, text_of
+
+        if args.modules:
+            from hookline.config.registry import import_module
+            from hookline.engine.setup.schema import schema_of_configs
+
+            for module in args.modules:
+                import_module(module)
+        print(text_of(schema_of_configs()) if args.modules else PATH.read_text(encoding="utf-8"), end="")
