@@ -6,6 +6,8 @@ from pathlib import Path
 from setuptools import find_namespace_packages, setup
 
 ROOT = Path(__file__).parent
+# Where the project is published, such as a repository on GitHub. Empty: not yet, and links to files are left out.
+REPOSITORY = ""
 VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "src/hookline/__init__.py").read_text())[1]
 FOLDERS = ("config", "hooks", "engine", "configs")
 
@@ -32,17 +34,54 @@ EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=
 EXTRAS["dev"] = [
     *EXTRAS["all"],
     *EXTRAS["docs"],
-    *("build", "jsonschema", "mypy", "pytest", "pytest-timeout", "pytest-xdist", "ruff", "torchdata", "types-PyYAML"),
+    *(
+        "build",
+        "jsonschema",
+        "mypy",
+        "pytest",
+        "pytest-timeout",
+        "pytest-xdist",
+        "readme-renderer[md]",
+        "ruff",
+        "torchdata",
+        "types-PyYAML",
+    ),
 ]
+
+
+def readme() -> str:
+    """Return README.md for a package index: links to files lead to the repository, or become text without one."""
+
+    def link(match: re.Match[str]) -> str:
+        text, target = match.groups()
+        if "://" in target:
+            return match[0]
+        path = target if not target.startswith("#") else f"README.md{target}"
+        return f"[{text}]({REPOSITORY}/blob/v{VERSION}/{path})" if REPOSITORY else text
+
+    return re.sub(r"\[([^\]\n]+)\]\(([^)\s]+)\)", link, (ROOT / "README.md").read_text())
+
 
 setup(
     name="hookline",
     version=VERSION,
     description="A training engine for PyTorch: one loop, with hooks along it",
-    long_description=(ROOT / "README.md").read_text(),
+    long_description=readme(),
     long_description_content_type="text/markdown",
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
+    keywords=["pytorch", "training", "trainer", "hooks", "callbacks", "checkpoints", "detectron2"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    project_urls={"Source": REPOSITORY, "Changelog": f"{REPOSITORY}/blob/main/CHANGELOG.md"} if REPOSITORY else {},
     python_requires=">=3.11",
     packages=packages,
     package_dir={"hookline": "src/hookline", **{f"hookline.{folder}": folder for folder in FOLDERS}},

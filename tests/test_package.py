@@ -11,6 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from readme_renderer import markdown
 from snippets import ROOT, run_python
 
 import hookline
@@ -78,6 +79,34 @@ def test_the_wheel_and_the_sdist_hold_the_license(wheel, built, metadata):
     with tarfile.open(sdist) as archive:
         assert f"hookline-{hookline.__version__}/LICENSE" in archive.getnames()
     assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_the_sdist_holds_what_the_wheel_needs_and_no_tests(built):
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"README.md", "CHANGELOG.md", "setup.py", "pyproject.toml", "engine/data/build.py"} <= names
+    assert not {name for name in names if name.startswith(("tests", "output", "build", "docs"))}
+
+
+def test_the_readme_is_readable_on_an_index(metadata):
+    text = metadata.get_payload(decode=True).decode()
+    assert "# hookline" in text
+    assert markdown.render(text)
+    # An index has no other files of the repository, and no anchors.
+    assert not [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in target]
+
+
+def test_links_of_the_readme_lead_to_the_repository(tree, tmp_path):
+    place = shutil.copytree(tree, tmp_path / "published")
+    setup = (place / "setup.py").read_text().replace('REPOSITORY = ""', 'REPOSITORY = "https://example.org/hookline"')
+    (place / "setup.py").write_text(setup)
+    done = run_python(["setup.py", "-q", "--long-description", "--url"], place)
+    links = re.findall(r"\]\((https://example.org/[^)]*)\)", done.stdout)
+    assert f"https://example.org/hookline/blob/v{hookline.__version__}/config/defaults.py" in links, done.stderr
+    for link in links:
+        path = link.partition("/blob/")[2].partition("/")[2].partition("#")[0]
+        assert (ROOT / path).exists(), link
 
 
 def test_the_requirements_of_the_wheel_are_those_of_the_readme(metadata):
