@@ -1,6 +1,7 @@
 """Training: loop, trainers, data, models, optimization, evaluation, checkpoints."""
 
 from .. import hooks
+from ..command_line import default_argument_parser
 from ..hooks import *  # noqa: F403 (as detectron2.engine does)
 from .compat import aliases as _aliases  # noqa: F401 (imported for its side effect)
 from .compat.amp_trainer import AMPTrainer
@@ -11,8 +12,8 @@ from .export.export import export_weights
 from .export.predictor import DefaultPredictor
 from .launch import DEFAULT_TIMEOUT, launch
 from .parallel.fsdp import FSDP2
+from .program.run import run
 from .setup.check import check_config
-from .setup.command_line import default_argument_parser
 from .setup.exit_codes import config_errors_exit
 from .setup.logger import setup_logger
 from .setup.seeding import choose_seed, seed_all_rng
@@ -42,6 +43,7 @@ __all__ = [
     "export_weights",
     "hooks",
     "launch",
+    "run",
     "seed_all_rng",
     "setup_logger",
 ]

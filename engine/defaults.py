@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from .. import hooks
+from ..command_line import default_argument_parser
 from ..config import CfgNode, Config, Duration
 from ..hooks.checkpoints.adapter import adapt
 from ..hooks.common.rng import gpus_of
@@ -38,7 +39,6 @@ from .resume.lengths import loader_length, resolve_lengths, scale_config
 from .resume.optimizer_state import load_optimizer
 from .resume.resumable import ResumableTrainer
 from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
-from .setup.command_line import default_argument_parser
 from .setup.exit_codes import exit_after_signal
 from .setup.seeding import seed_all_rng
 from .setup.start import begin_look, default_setup, prepared_start, take_start

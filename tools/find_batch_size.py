@@ -9,23 +9,10 @@ Tries steps with growing batches, on a GPU until it is out of memory, on the CPU
 
 import argparse
 
-from hookline.config import CfgNode, ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, config_errors_exit, default_setup
-from hookline.engine.setup.command_line import ArgumentParser
+from hookline.command_line import ArgumentParser
+from hookline.engine import DefaultTrainer, config_errors_exit
+from hookline.engine.program.options import set_up_probe
 from hookline.engine.setup.find_batch_size import find_batch_size
-
-
-def setup(args: argparse.Namespace) -> CfgNode:
-    """Build the config: defaults, then the file, then the command line."""
-    cfg = get_cfg()
-    if args.config_file:
-        cfg.merge_from_file(args.config_file)
-    cfg.merge_from_list(args.opts)
-    for key, value in {"MODEL.NAME": cfg.MODEL.NAME, "DATASETS.TRAIN": cfg.DATASETS.TRAIN}.items():
-        if not value:
-            raise ConfigError(f"{key}: is not set; give a --config-file that sets it, such as configs/digits/mlp.yaml")
-    default_setup(cfg, argparse.Namespace(dry_run=True))
-    return cfg
 
 
 def main() -> None:
@@ -36,7 +23,7 @@ def main() -> None:
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config keys and their values, as pairs")
     args = parser.parse_args()
     with config_errors_exit():
-        trainer = DefaultTrainer(setup(args))
+        trainer = DefaultTrainer(set_up_probe(args))
         print(f"DATALOADER.BATCH_SIZE {find_batch_size(trainer, args.memory, args.max_size)}")
 
 

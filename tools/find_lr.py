@@ -9,23 +9,10 @@ Trains for some steps with a rising rate. Nothing is written except the plot.
 
 import argparse
 
-from hookline.config import CfgNode, ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, config_errors_exit, default_setup
-from hookline.engine.setup.command_line import ArgumentParser
+from hookline.command_line import ArgumentParser
+from hookline.engine import DefaultTrainer, config_errors_exit
+from hookline.engine.program.options import set_up_probe
 from hookline.engine.setup.find_lr import find_lr
-
-
-def setup(args: argparse.Namespace) -> CfgNode:
-    """Build the config: defaults, then the file, then the command line."""
-    cfg = get_cfg()
-    if args.config_file:
-        cfg.merge_from_file(args.config_file)
-    cfg.merge_from_list(args.opts)
-    for key, value in {"MODEL.NAME": cfg.MODEL.NAME, "DATASETS.TRAIN": cfg.DATASETS.TRAIN}.items():
-        if not value:
-            raise ConfigError(f"{key}: is not set; give a --config-file that sets it, such as configs/digits/mlp.yaml")
-    default_setup(cfg, argparse.Namespace(dry_run=True))
-    return cfg
 
 
 def main() -> None:
@@ -38,7 +25,7 @@ def main() -> None:
     parser.add_argument("opts", nargs="*", metavar="KEY VALUE", help="config keys and their values, as pairs")
     args = parser.parse_args()
     with config_errors_exit():
-        trainer = DefaultTrainer(setup(args))
+        trainer = DefaultTrainer(set_up_probe(args))
         trainer.resume_or_load(resume=False)  # MODEL.WEIGHTS
         sweep = find_lr(trainer, args.min_lr, args.max_lr, args.num_iter)
         print(f"{'lr':>10}  {'loss':>10}  {'smoothed':>10}")

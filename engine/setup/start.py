@@ -56,14 +56,16 @@ def default_setup(cfg: Any, args: Any = None) -> None:
 
     Args:
         cfg: the full config, or a config of :class:`~hookline.config.LazyConfig`.
-        args: the parsed command line. The attributes ``resume``, ``eval_only``, ``predict`` and ``dry_run`` are used,
-            if present.
+        args: the parsed command line. The attributes ``resume``, ``eval_only``, ``predict``, ``dry_run`` and
+            ``num_gpus`` are used, if present. A script that trains without handling them gets an error.
 
     Raises:
-        ConfigError: the config is invalid, or OUTPUT_DIR cannot be used.
+        ConfigError: the config is invalid, OUTPUT_DIR cannot be used, or the processes of ``--num-gpus`` were not
+            started.
     """
     options = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only", "predict", "dry_run")}
     look = options["eval_only"] or options["predict"]
+    _check_processes(args)
     if again := restarted(folder_of(cfg)) and hasattr(args, "resume") and not look:
         args.resume = options["resume"] = True
     choose_fast_dev_run(cfg, args)
@@ -85,6 +87,16 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         logger.info("Left to the trainer's %s, or to the script: %s", builder, error)
     if again:
         logger.info("torchrun restarts this run: it resumes from its last checkpoint")
+
+
+def _check_processes(args: Any) -> None:
+    """Raise ConfigError if the command line asks for more processes than there are."""
+    gpus, machines = (getattr(args, name, 1) or 1 for name in ("num_gpus", "num_machines"))
+    if gpus * machines > comm.get_world_size():
+        raise ConfigError(
+            f"--num-gpus {gpus} --num-machines {machines}: the processes were not started; end the script with "
+            "run(Trainer, args), or call launch(main, args.num_gpus, ...)"
+        )
 
 
 def begin_run(cfg: Any) -> None:
@@ -252,6 +264,7 @@ class RunStart:
     @contextmanager
     def running(self, resume: bool | None, trains: bool) -> Iterator[None]:
         """Call :meth:`begin`; at the end of the block, release the folder for other runs. A trial has no folder."""
+        self._check_is_training(resume)
         if self.kind == "trial":
             yield
             return
@@ -261,6 +274,17 @@ class RunStart:
         finally:
             if comm.is_main_process():
                 self._output.folder.release()
+
+    def _check_is_training(self, resume: bool | None) -> None:
+        """Raise ConfigError if the command line asked for something else, and the script ignored it."""
+        asked = {"look": "--eval-only or --predict", "dry": "--dry-run"}.get(self.kind)
+        if asked:
+            raise ConfigError(f"{asked}: this script trains all the same; end it with run(Trainer, args)")
+        if self._resume and resume is False:
+            raise ConfigError(
+                "--resume: this script starts a new run all the same; call trainer.resume_or_load(resume=args.resume), "
+                "or end it with run(Trainer, args)"
+            )
 
     def _begin_on_main_process(self) -> None:
         try:

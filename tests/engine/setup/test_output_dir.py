@@ -106,7 +106,7 @@ def test_a_folder_is_locked_while_a_run_trains_there(quick, tmp_path):
         for resume in (False, True):
             with pytest.raises(ConfigError, match=rf"in use by process {other.pid} on .*wait for it to end"):
                 train(quick(), resume=resume)
-        default_setup(quick(), arguments(eval_only=True))  # adds only its log
+        set_up(quick(), arguments(eval_only=True))  # adds only its log
         other.kill()
     train(quick())
     assert not lock.held

@@ -1,0 +1,79 @@
+"""From the options of a command line to the config of a run."""
+
+import argparse
+import os
+
+from ...config import CfgNode, ConfigError, get_cfg
+from ..defaults import DefaultTrainer
+from ..evaluation import check_metrics
+from ..setup.check import overridden_builders
+from ..setup.start import default_setup
+
+__all__ = ["check_options", "merge_options", "set_up_probe"]
+
+
+def merge_options(args: argparse.Namespace, cfg: CfgNode | None = None) -> CfgNode:
+    """Return a config with ``args.config_file`` and the KEY VALUE pairs ``args.opts`` merged into it.
+
+    Args:
+        args: the parsed command line.
+        cfg: the config to start from, which is not changed. Default: ``get_cfg()``. A frozen config is complete:
+            nothing is merged.
+    """
+    if cfg is not None and cfg.is_frozen():
+        return cfg
+    cfg = get_cfg() if cfg is None else cfg.clone()
+    if args.config_file:
+        cfg.merge_from_file(args.config_file)
+    cfg.merge_from_list(args.opts)
+    return cfg
+
+
+def check_options(args: argparse.Namespace, cfg: CfgNode, trainer: type[DefaultTrainer] = DefaultTrainer) -> None:
+    """Check that the config has what the options need. ``default_setup()`` checks the rest.
+
+    Args:
+        args: the parsed command line.
+        cfg: the full config.
+        trainer: what a ``build_*`` method of this class replaces is not needed.
+
+    Raises:
+        ConfigError: a key is missing, or options contradict each other.
+    """
+    overridden = overridden_builders(trainer, DefaultTrainer)
+    look = next((name for name in ("eval_only", "predict") if getattr(args, name, False)), "")
+    evaluates = bool(cfg.DATASETS.TEST) and overridden.isdisjoint({"build_evaluator", "test"})
+    needed = [
+        ("MODEL.NAME", cfg.MODEL.NAME, "build_model" not in overridden),
+        ("DATASETS.TRAIN", cfg.DATASETS.TRAIN, "build_train_loader" not in overridden and not look),
+        ("TEST.EVALUATOR.NAME", cfg.TEST.EVALUATOR.NAME, evaluates),
+    ]
+    for key, value, is_needed in needed:
+        if is_needed and not value:
+            raise ConfigError(f"{key}: is not set; give a --config-file that sets it, such as configs/digits/mlp.yaml")
+    if look:
+        if args.eval_only and args.predict:
+            raise ConfigError("--eval-only and --predict: choose one")
+        option, task = ("--eval-only", "evaluate") if args.eval_only else ("--predict", "predict with")
+        if not cfg.DATASETS.TEST:
+            raise ConfigError(f"DATASETS.TEST: is empty, so there is nothing for {option}")
+        if not cfg.MODEL.WEIGHTS and not args.resume:
+            raise ConfigError(f"MODEL.WEIGHTS: {option} needs the weights to {task}: a file, or --resume for the last")
+        if args.resume and not _has_checkpoints(cfg.OUTPUT_DIR):
+            raise ConfigError(f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} to {task}")
+    if evaluates and look != "predict":
+        check_metrics(cfg)
+
+
+def _has_checkpoints(folder: str) -> bool:
+    """Whether a run's folder has files that may be checkpoints."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    return any(name == "last_checkpoint" or name.endswith(".pth") for name in names)
+
+
+def set_up_probe(args: argparse.Namespace) -> CfgNode:
+    """Return the config of a tool that builds a run and writes nothing, such as a search for the learning rate."""
+    cfg = merge_options(args)
+    check_options(args, cfg)
+    default_setup(cfg, argparse.Namespace(dry_run=True, config_file=args.config_file))
+    return cfg

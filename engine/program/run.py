@@ -1,0 +1,86 @@
+"""``run(Trainer, args)``: the last line of a training script."""
+
+import argparse
+from datetime import timedelta
+from typing import Any
+
+from ...command_line import default_argument_parser
+from ...config import CfgNode, ConfigError, Duration
+from .. import comm
+from ..defaults import DefaultTrainer
+from ..launch import launch
+from ..setup.check import check_config, overridden_builders
+from ..setup.exit_codes import config_errors_exit
+from ..setup.report import describe_run
+from ..setup.start import begin_run, default_setup
+from .look import evaluate, load_weights, looking, predict
+from .options import check_options, merge_options
+
+__all__ = ["run"]
+
+
+def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | None = None) -> Any:
+    """Train, evaluate or predict as the command line says, in one process or several.
+
+    All options of :func:`default_argument_parser` are handled: ``--eval-only``, ``--predict``, ``--dry-run``,
+    ``--fast-dev-run``, ``--resume``, ``--num-gpus``. A bad config ends the process with one line and exit code 2; a
+    stopped run with its own code (docs/checkpoints.md).
+
+    Args:
+        trainer: :class:`DefaultTrainer`, or a subclass with ``build_*`` methods of its own.
+        args: the parsed command line. The parser may have more options.
+        cfg: the config that the file and the KEY VALUE pairs are merged into, with the project's own keys. It is not
+            changed. Default: ``get_cfg()``. A frozen config is complete: nothing is merged.
+
+    Returns:
+        The :class:`TrainResult`; with ``--eval-only`` the results, with ``--predict`` the names of the files, with
+        ``--dry-run`` the text. With several processes: None if that cannot be pickled.
+
+    Example::
+
+        if __name__ == "__main__":
+            args = default_argument_parser().parse_args()
+            run(Trainer, args)
+    """
+    with config_errors_exit():
+        if not (isinstance(trainer, type) and issubclass(trainer, DefaultTrainer)):
+            raise ConfigError(f"run(trainer, args): trainer is DefaultTrainer or a subclass of it, not {trainer!r}")
+        args = argparse.Namespace(**{**vars(default_argument_parser().parse_args([])), **vars(args)})
+        cfg = merge_options(args, cfg)
+        check_options(args, cfg, trainer)
+        cfg.freeze()
+        if args.num_gpus * args.num_machines > 1:
+            check_config(cfg, overridden_builders(trainer, DefaultTrainer))  # once, before processes start
+        return launch(
+            _run_rank,
+            args.num_gpus,
+            num_machines=args.num_machines,
+            machine_rank=args.machine_rank,
+            dist_url=args.dist_url,
+            args=(trainer, args, cfg),
+            timeout=timedelta(seconds=Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds),
+            device=cfg.MODEL.DEVICE,
+        )
+
+
+def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> Any:
+    """One process of the run."""
+    default_setup(cfg, args)
+    if args.dry_run:
+        trainer = kind(cfg)
+        trainer.resume_or_load(resume=args.resume)  # raises the errors that a run would raise
+        description = describe_run(trainer)
+        if comm.is_main_process():
+            print(description)
+        return description
+    if args.eval_only or args.predict:
+        trainer = looking(kind)(cfg)
+        load_weights(trainer, args.resume)
+        begin_run(cfg)
+        return predict(trainer) if args.predict else evaluate(trainer)
+    trainer = kind(cfg)
+    trainer.resume_or_load(resume=args.resume)
+    result = trainer.train()
+    if result.exit_code:  # the run was stopped: see docs/checkpoints.md
+        raise SystemExit(result.exit_code)
+    return result

@@ -1,0 +1,79 @@
+"""Command lines, and signals while a script imports torch. Imports nothing that takes time."""
+
+import argparse
+import os
+import signal
+import sys
+from typing import Any, NoReturn
+
+__all__ = ["ArgumentParser", "add_options", "default_argument_parser", "exit_on_signals"]
+
+
+def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
+    """Return a parser with detectron2's options and a few more. ``hookline.engine.run()`` handles all of them.
+
+    Args:
+        epilog: text at the end of ``--help``. Default: examples.
+    """
+    parser = ArgumentParser(
+        epilog=epilog or _EXAMPLES.format(prog=sys.argv[0]), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_options(parser, "config_file", "resume", "eval_only", "predict", "dry_run", "fast_dev_run", *PROCESSES, "opts")
+    return parser
+
+
+PROCESSES = ("num_gpus", "num_machines", "machine_rank", "dist_url")
+"""The options for runs of several processes."""
+
+_OPTIONS: dict[str, dict[str, Any]] = {
+    "config_file": {"default": "", "metavar": "FILE", "help": "YAML file of the run, or an example's name"},
+    "resume": {"action": "store_true", "help": "resume from the last checkpoint in OUTPUT_DIR"},
+    "eval_only": {"action": "store_true", "help": "evaluate MODEL.WEIGHTS on DATASETS.TEST and exit"},
+    "predict": {"action": "store_true", "help": "write predictions of MODEL.WEIGHTS for DATASETS.TEST"},
+    "dry_run": {"action": "store_true", "help": "build everything, print what a run would do, write nothing"},
+    "fast_dev_run": {"action": "store_true", "help": "try one training batch and one test batch, write nothing"},
+    "num_gpus": {"type": int, "default": 1, "metavar": "N", "help": "processes per machine: one per GPU, or on CPU"},
+    "num_machines": {"type": int, "default": 1, "metavar": "N", "help": "machines that train together"},
+    "machine_rank": {"type": int, "default": 0, "metavar": "I", "help": "index of this machine, from 0"},
+    "dist_url": {"default": "auto", "metavar": "URL", "help": "tcp://host:port of machine 0, for several machines"},
+    "opts": {"nargs": "*", "metavar": "KEY VALUE", "help": "config keys and their values, as pairs"},
+}
+
+
+def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Add some of the options of :func:`default_argument_parser`, by their names in the parsed result."""
+    for name in names:
+        parser.add_argument(name if name == "opts" else f"--{name.replace('_', '-')}", **_OPTIONS[name])
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Accepts options between and after the KEY VALUE pairs, and suggests the nearest option for an unknown one."""
+
+    def error(self, message: str) -> NoReturn:
+        from hookline.config import suggest
+
+        unknown = [word for word in message.split() if word.startswith("--")]
+        hint = suggest(unknown[0], self._option_string_actions) if "unrecognized" in message and unknown else ""
+        self.exit(2, f"error: {message}{hint}\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return self.parse_intermixed_args(args, namespace)
+
+
+def exit_on_signals() -> None:
+    """Give signals their exit codes while a script imports torch, which takes seconds: see docs/checkpoints.md."""
+    for name, code in (("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75)):
+        number = getattr(signal, name, None)  # not every system has it
+        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_, code=code: os._exit(code))
+
+
+_EXAMPLES = """examples:
+  train:            {prog} --config-file configs/digits/convnet.yaml
+  change some keys: {prog} --config-file configs/digits/convnet.yaml SOLVER.BASE_LR 0.01 SEED 7
+  resume:           {prog} --config-file configs/digits/convnet.yaml --resume
+  two processes:    {prog} --config-file configs/digits/convnet.yaml --num-gpus 2
+                    torchrun --nproc-per-node 2 {prog} --config-file configs/digits/convnet.yaml
+  evaluate:         {prog} --config-file configs/digits/convnet.yaml --eval-only MODEL.WEIGHTS path/to/model.pth
+  predict:          {prog} --config-file configs/digits/convnet.yaml --predict MODEL.WEIGHTS path/to/model.pth
+"""
