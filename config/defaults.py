@@ -247,6 +247,8 @@ _C.TEST.METRICS = Typed([], named_components)
 # Instead of those of MODEL, in evaluation and prediction. Empty: those of MODEL.
 _C.TEST.INPUT_FUNCTION = ""
 _C.TEST.OUTPUT_FUNCTION = ""
+# torch.autocast of evaluation and prediction: "bfloat16" or "float16". Empty: none, whatever SOLVER.AMP is.
+_C.TEST.PRECISION = Typed("", one_of("", "bfloat16", "float16"))
 # Batches of each test set that are tried before training, so that errors of evaluation appear at once. 0: none.
 _C.TEST.SANITY_CHECK_BATCHES = _count(2)
 # Checked at the end: lists of [set, metric, expected value, tolerance]. If one is missed, the tools exit with 1.

@@ -169,6 +169,9 @@ class TrainerView(Protocol):
     def hook_costs(self) -> dict[str, tuple[float, int]]:
         """Return seconds and number of calls of each hook."""
 
+    def eval_losses(self, batch: Any, outputs: Any) -> dict[str, Any]:
+        """Return the losses of a batch of an evaluation, in ``after_eval_step(batch, outputs)``."""
+
     # DefaultTrainer only.
 
     @property

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, dtype, nn
 
 from ...config import ConfigError
 from ...config.errors import suggest
@@ -13,6 +13,7 @@ from ...hooks.common.models import unwrap_model
 from .call_plan import CallPlan, all_but_last, check_step_name, compose, first, keys, keys_of_first, through_forward
 from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions
 from .outputs import entries_of, is_scalar, losses_of, with_count
+from .precision import eval_autocast, in_precision
 from .targets import is_torch_loss, name_of, target_name, target_of, target_parameter
 
 __all__ = ["ModelAdapter"]
@@ -47,6 +48,7 @@ class ModelAdapter:
             that the batch has.
         train_step: name of the method that is called instead of the model in training, if the model has it.
         predict_step: likewise, for predictions.
+        eval_precision: dtype for torch.autocast in :meth:`predict`, whose outputs are then float32. None: no autocast.
 
     Raises:
         ConfigError: the arguments contradict each other, or the loss has no parameter of a name.
@@ -62,6 +64,7 @@ class ModelAdapter:
         target: str | None = None,
         train_step: str = "train_step",
         predict_step: str = "predict_step",
+        eval_precision: dtype | None = None,
     ) -> None:
         if inputs not in INPUT_FORMS:
             raise ConfigError(f"MODEL.INPUTS: {inputs!r} is not one of {', '.join(map(repr, INPUT_FORMS))}")
@@ -73,6 +76,7 @@ class ModelAdapter:
             raise ConfigError(f'MODEL.INPUT_MAPPING names keyword arguments; MODEL.INPUTS "{inputs}" has none')
         self.inputs = "kwargs" if self.input_mapping else inputs
         self._steps = {True: train_step, False: predict_step}
+        self._eval_precision = eval_precision
         self._maps_loss = loss is None and "loss" in self.output_mapping.values()
         self._takes_tensor = is_torch_loss(loss)
         self._target_parameter = target_parameter(loss, self.output_mapping)
@@ -171,7 +175,8 @@ class ModelAdapter:
         except TypeError:
             before, module.training = module.training, True
         try:
-            return predictions, self.losses(model, batch)
+            with eval_autocast(model, self._eval_precision):
+                return predictions, self.losses(model, batch)
         except TypeError as error:
             error.add_note(
                 "for the loss of a test set: in eval mode the model returned no losses beside its predictions, nor in "
@@ -180,6 +185,27 @@ class ModelAdapter:
             raise
         finally:
             module.training = before
+
+    def losses_of_predictions(self, model: nn.Module, batch: Any, predictions: Any) -> dict[str, Any]:
+        """Return the losses of a batch from what :meth:`predict` returned for it.
+
+        Without ``loss`` they are those beside the predictions, or those of a second call; see
+        :meth:`predict_with_losses`.
+
+        Raises:
+            TypeError: the batch has no target, or the model returns no losses.
+        """
+        if self.loss is None:
+            try:
+                return losses_of(predictions)
+            except TypeError:
+                return self.predict_with_losses(model, batch)[1]
+        named = predictions if len(self.output_mapping) > 1 else {}
+        if len(self.output_mapping) == 1:
+            named = {next(iter(self.output_mapping.values())): predictions}
+        target = self.targets(batch)
+        loss = self.loss(**named, **{self._target_parameter: target}) if named else self.loss(predictions, target)
+        return with_count({"loss": loss[0]}, loss[1]) if isinstance(loss, tuple) else {"loss": loss}
 
     def _run(self, model: nn.Module, batch: Any) -> tuple[CallPlan, Any]:
         plan = self._predicting
@@ -240,6 +266,8 @@ class ModelAdapter:
             if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[key] = self._new_plan(model, batch, training, measure, form)
+            if not training and self._eval_precision is not None:
+                plan.run = in_precision(plan.run, model, self._eval_precision)
         return plan
 
     def _new_plan(

@@ -139,6 +139,7 @@ def build_adapter(cfg: CfgNode) -> ModelAdapter:
         "target": cfg.MODEL.TARGET,
         "train_step": cfg.MODEL.TRAIN_STEP,
         "predict_step": cfg.MODEL.PREDICT_STEP,
+        "eval_precision": getattr(torch, cfg.TEST.PRECISION) if cfg.TEST.PRECISION else None,
     }
     functions = _functions(cfg)
     return (

@@ -185,7 +185,17 @@ class ModelTrainer(TrainerBase):
         if comm.is_main_process():
             print(*values, **options)
 
-    # ------------------------------------------------------------------ prediction
+    # ------------------------------------------------------------------ evaluation and prediction
+
+    @torch.no_grad()
+    def eval_losses(self, batch: Any, outputs: Any) -> dict[str, Any]:
+        """Return the losses of a batch of an evaluation, with the arguments that ``after_eval_step`` receives.
+
+        Returns:
+            Scalar tensors by name, and perhaps ``num_items``, as a training step has them. A model that computes its
+            own losses and returned none in eval mode is called a second time.
+        """
+        return self.adapter.losses_of_predictions(unwrap_model(self.model), batch, outputs)
 
     def predict(
         self,

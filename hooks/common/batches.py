@@ -1,13 +1,13 @@
-"""The number of samples in a batch of any form."""
+"""Batches of any form: their number of samples, and their conversion."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["fields_of", "is_samples", "samples_in", "with_fields"]
+__all__ = ["convert", "fields_of", "is_samples", "samples_in", "with_fields"]
 
 
 def samples_in(batch: Any) -> int | None:
@@ -52,3 +52,29 @@ def with_fields(batch: Any, values: Mapping[str, Any]) -> Any:
     for name, value in values.items():
         object.__setattr__(changed, name, value)  # the dataclass may be frozen
     return changed
+
+
+def convert(batch: Any, leaf: Callable[[Any], Any]) -> Any:
+    """Return a batch of the same structure with other values.
+
+    Args:
+        batch: values in dicts, lists, tuples, named tuples and dataclasses.
+        leaf: returns the new value for a tensor or another part; None: its parts are converted, or it is kept.
+    """
+    if (new := leaf(batch)) is not None:
+        return new
+    if isinstance(batch, tuple):
+        items = [convert(item, leaf) for item in batch]
+        return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
+    if isinstance(batch, list):
+        return [convert(item, leaf) for item in batch]
+    if isinstance(batch, MutableMapping):
+        changed = copy.copy(batch)  # keeps the type and other attributes
+        for key, value in batch.items():
+            changed[key] = convert(value, leaf)
+        return changed
+    if (named := fields_of(batch)) is not None:
+        return with_fields(batch, {name: convert(value, leaf) for name, value in named.items()})
+    if isinstance(batch, Mapping):
+        return {key: convert(value, leaf) for key, value in batch.items()}
+    return batch
