@@ -11,7 +11,7 @@ REPOSITORY = ""
 VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "src/hookline/__init__.py").read_text())[1]
 FOLDERS = ("config", "hooks", "engine", "configs")
 
-packages = ["hookline", "hookline.detectron2"]
+packages = ["hookline", "hookline.cli", "hookline.detectron2", "hookline.runs"]
 for folder in FOLDERS:
     packages.append(f"hookline.{folder}")
     packages += [
@@ -89,6 +89,7 @@ setup(
         "hookline": ["py.typed"],
         "hookline.config": ["*.pyi", "schema/*.json"],
         "hookline.configs": ["*.yaml", "*/*.yaml"],
+        "hookline.runs": ["page.html", "page.js"],
     },
     install_requires=[
         "torch>=2.6",

@@ -63,7 +63,11 @@ def modules(folder, package):
 def test_the_wheel_holds_the_package_and_nothing_else(wheel, tree):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
-    expected = modules(tree / "src/hookline", "hookline") | {"hookline/py.typed"}
+    expected = modules(tree / "src/hookline", "hookline") | {
+        "hookline/py.typed",
+        "hookline/runs/page.html",
+        "hookline/runs/page.js",
+    }
     for folder in ("config", "hooks", "engine", "configs"):
         expected |= modules(tree / folder, f"hookline/{folder}")
     expected |= {f"hookline/{path.relative_to(tree).as_posix()}" for path in (tree / "configs").rglob("*.yaml")}

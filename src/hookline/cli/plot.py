@@ -1,0 +1,39 @@
+"""Plot the metrics of runs, or a learning rate schedule."""
+
+import argparse
+import sys
+
+EXAMPLE = 'hookline plot output/digits_convnet --metrics loss "*/accuracy"'
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="folders of runs, or folders that contain some")
+    parser.add_argument("--metrics", nargs="+", default=[], metavar="NAME", help="names or patterns (default: all)")
+    parser.add_argument("--x", choices=("iteration", "epoch", "time"), default="iteration", help="the x axis")
+    parser.add_argument("--smoothing", type=float, default=0.0, metavar="W", help="weight of a running average, 0 to 1")
+    parser.add_argument("--log", action="store_true", help="logarithmic scale of the values")
+    parser.add_argument(
+        "--out", default="", metavar="FILE", help="FILE.html, FILE.png, or FILE for both (default: RUN/curves)"
+    )
+    parser.add_argument(
+        "--schedule", default="", metavar="CONFIG", help="draw the learning rate of a config; RUN is then KEY VALUE ..."
+    )
+
+
+def main(args: argparse.Namespace) -> None:
+    """Write the files, and print their names."""
+    if args.schedule:
+        from hookline.engine.setup.plot_schedule import plot_schedule
+
+        files = [plot_schedule(args.schedule, args.runs, args.out, log=args.log)]
+    else:
+        from hookline.runs.output import missing_image, write_curves
+        from hookline.runs.reading import read_runs
+
+        runs = read_runs(args.runs)
+        files = write_curves(runs, args.out, args.metrics, axis=args.x, smoothing=args.smoothing, log=args.log)
+        if why := missing_image(args.out, files):
+            print(f"No image was drawn: {why}", file=sys.stderr)
+    for file in files:
+        print(f"Wrote {file}")

@@ -1,0 +1,21 @@
+"""Finished and running runs: read their folders, draw and compare them. Does not import torch."""
+
+from .comparison import Comparison, compare_runs
+from .figure import draw_curves
+from .output import write_curves
+from .page import write_page
+from .reading import Curve, Run, read_run, read_runs
+from .selection import select_metrics
+
+__all__ = [
+    "Comparison",
+    "Curve",
+    "Run",
+    "compare_runs",
+    "draw_curves",
+    "read_run",
+    "read_runs",
+    "select_metrics",
+    "write_curves",
+    "write_page",
+]

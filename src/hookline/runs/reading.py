@@ -1,0 +1,223 @@
+"""Read the folder of a run to arrays: ``metrics.json``, ``config.yaml``, and what the log says about epochs."""
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..config.errors import ConfigError, suggest_file
+from ..config.yaml_files import load_text
+
+__all__ = ["AXES", "Curve", "Run", "read_run", "read_runs"]
+
+AXES = ("iteration", "epoch", "time")
+"""What curves can be drawn over. "time" is the time of training steps, in seconds, without evaluations."""
+
+_DEPTH = 3  # folders below the given one in which runs are looked for
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The values of a metric: ``iterations`` ascends, and ``values`` has NaN where the metric was not finite."""
+
+    iterations: np.ndarray
+    values: np.ndarray
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run left in its folder.
+
+    Attributes:
+        path: the folder.
+        name: a short name that differs from those of the runs read with it.
+        curves: the metrics, by name.
+        config: the values of ``config.yaml`` by full key; empty without the file.
+        epoch_length: iterations per epoch; None if the log does not say.
+        max_iter: the length of the run in iterations; None if the log does not say.
+        best_checkpoint: the file of the best weights; empty if there is none.
+    """
+
+    path: str
+    name: str
+    curves: Mapping[str, Curve]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    epoch_length: float | None = None
+    max_iter: int | None = None
+    best_checkpoint: str = ""
+
+    @property
+    def last_iteration(self) -> int:
+        """The last iteration with a metric; -1 if there is none."""
+        return max((int(curve.iterations[-1]) for curve in self.curves.values()), default=-1)
+
+    def has_axis(self, axis: str) -> bool:
+        """Whether the run's curves can be drawn over one of :data:`AXES`."""
+        return axis == "iteration" or (self.epoch_length is not None if axis == "epoch" else "time" in self.curves)
+
+    def along(self, axis: str, iterations: np.ndarray) -> np.ndarray:
+        """Convert iterations to a position on one of :data:`AXES`."""
+        if axis == "iteration":
+            return iterations.astype(float)
+        if axis == "epoch":
+            assert self.epoch_length
+            done = iterations + 1 if self.max_iter is None else np.minimum(iterations + 1, self.max_iter)
+            return np.asarray(done / self.epoch_length)
+        time = self.curves["time"]
+        steps = np.diff(time.iterations, prepend=-1)
+        seconds = np.cumsum(np.nan_to_num(time.values) * steps)
+        return np.interp(iterations, np.concatenate([[-1], time.iterations]), np.concatenate([[0.0], seconds]))
+
+
+def read_runs(paths: Iterable[str]) -> list[Run]:
+    """Read runs.
+
+    Args:
+        paths: folders of runs, or folders that contain some (a sweep's), or ``metrics.json`` files. Earlier runs
+            (``previous_001``) are read if they are named.
+
+    Raises:
+        ConfigError: a path does not exist, has no run, or a file of the run is damaged.
+    """
+    folders: list[str] = []
+    for path in paths:
+        folders += [folder for folder in _folders(str(path)) if os.path.realpath(folder) not in _real(folders)]
+    if not folders:
+        raise ConfigError("no run is given; name its folder, such as output/digits_convnet")
+    parents = [os.path.dirname(os.path.abspath(folder)) for folder in folders]
+    common = os.path.commonpath(parents)
+    return [read_run(folder, os.path.relpath(os.path.abspath(folder), common)) for folder in folders]
+
+
+def read_run(path: str, name: str | None = None) -> Run:
+    """Read one run.
+
+    Args:
+        path: its folder.
+        name: default: the folder's name.
+
+    Raises:
+        ConfigError: see :func:`read_runs`.
+    """
+    (path,) = _folders(path, below=False)
+    length, max_iter = _lengths(os.path.join(path, "log.txt"))
+    best = os.path.join(path, "model_best.pth")
+    return Run(
+        path,
+        name or os.path.basename(os.path.abspath(path)),
+        _read_metrics(os.path.join(path, "metrics.json")),
+        _read_config(os.path.join(path, "config.yaml")),
+        length,
+        max_iter,
+        best if os.path.exists(best) else "",
+    )
+
+
+def _real(folders: list[str]) -> set[str]:
+    return {os.path.realpath(folder) for folder in folders}
+
+
+def _folders(path: str, below: bool = True) -> list[str]:
+    """Return the folders of the runs that a path names."""
+    if os.path.isfile(path) and os.path.basename(path) == "metrics.json":
+        return [os.path.dirname(path) or "."]
+    if not os.path.exists(path):
+        raise ConfigError(f"{path}: no such folder{suggest_file(path)}")
+    if not os.path.isdir(path):
+        raise ConfigError(f"{path}: is not a run; name its folder, or its metrics.json")
+    path = path.rstrip(os.sep) or path
+    if os.path.isfile(os.path.join(path, "metrics.json")):
+        return [path]
+    found = _runs_below(path, _DEPTH) if below else []
+    if not found:
+        what = "no run, since no metrics.json, is in it or below it" if below else "it has no metrics.json"
+        hint = ""
+        if os.path.isfile(os.path.join(path, "config.yaml")):
+            hint = "; a run writes the file at its first LOG.PERIOD, if LOG.WRITERS has JSONWriter"
+        raise ConfigError(f"{path}: {what}{hint}")
+    return found
+
+
+def _runs_below(path: str, depth: int) -> list[str]:
+    found = []
+    with os.scandir(path) as entries:
+        folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    for name in folders:
+        folder = os.path.join(path, name)
+        if os.path.isfile(os.path.join(folder, "metrics.json")):
+            found.append(folder)
+        elif depth > 1 and not re.fullmatch(r"previous_\d+", name):
+            found += _runs_below(folder, depth - 1)
+    return found
+
+
+def _read_metrics(path: str) -> dict[str, Curve]:
+    """Return the curves of a ``metrics.json``. A last line without its end is ignored: a run is writing it."""
+    points: dict[str, tuple[list[int], list[float]]] = {}
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                break
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+                iteration = row.pop("iteration")
+                if type(iteration) is not int:
+                    raise ValueError(f"iteration is {iteration!r}")
+            except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+                raise ConfigError(
+                    f"{path}: line {number} is damaged: {line[:60]!r} is not a row of metrics, such as "
+                    '{"iteration": 19, "loss": 0.5}; remove the line'
+                ) from None
+            for name, value in row.items():
+                if value is None or type(value) in (int, float):
+                    iterations, values = points.setdefault(name, ([], []))
+                    iterations.append(iteration)
+                    values.append(float("nan") if value is None else float(value))
+    return {name: _curve(*lists) for name, lists in points.items()}
+
+
+def _curve(iterations: list[int], values: list[float]) -> Curve:
+    """A file of detectron2 has an iteration twice after a resume: the later value counts."""
+    x, y = np.array(iterations), np.array(values)
+    if len(x) > 1 and not (np.diff(x) > 0).all():
+        order = np.argsort(x, kind="stable")
+        x, y = x[order], y[order]
+        last = np.append(np.diff(x) > 0, True)
+        x, y = x[last], y[last]
+    return Curve(x, y)
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    if not os.path.isfile(path):
+        return {}
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return dict(_flat(load_text(file.read(), path)))
+
+
+def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _lengths(path: str) -> tuple[float | None, int | None]:
+    """Return iterations per epoch and in the run, from the line that a run logs when it starts or resumes."""
+    if not os.path.isfile(path):
+        return None, None
+    with open(path, encoding="utf-8", errors="replace") as file:
+        found = re.findall(r"Training for (\d+) iterations(?: \(([\d.e+]+) epochs\))?", file.read())
+    if not found:
+        return None, None
+    iterations, epochs = int(found[-1][0]), float(found[-1][1] or 0)
+    if not epochs:
+        return None, iterations
+    length = iterations / epochs  # the log has four digits of the epochs
+    return (float(round(length)) if abs(length - round(length)) < length * 2e-3 else length), iterations
