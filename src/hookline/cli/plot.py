@@ -24,16 +24,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Write the files, and print their names."""
     if args.schedule:
-        from hookline.engine.setup.plot_schedule import plot_schedule
+        from hookline.engine.program.schedule import schedule_of
 
-        files = [plot_schedule(args.schedule, args.runs, args.out, log=args.log)]
+        runs = [schedule_of(args.schedule, args.runs)]
+        out = args.out or "schedule"
     else:
-        from hookline.runs.output import missing_image, write_curves
         from hookline.runs.reading import read_runs
 
-        runs = read_runs(args.runs)
-        files = write_curves(runs, args.out, args.metrics, axis=args.x, smoothing=args.smoothing, log=args.log)
-        if why := missing_image(args.out, files):
-            print(f"No image was drawn: {why}", file=sys.stderr)
+        runs, out = read_runs(args.runs), args.out
+    from hookline.runs.output import missing_image, write_curves
+
+    files = write_curves(runs, out, args.metrics, axis=args.x, smoothing=args.smoothing, log=args.log)
+    if why := missing_image(out, files):
+        print(f"No image was drawn: {why}", file=sys.stderr)
     for file in files:
         print(f"Wrote {file}")

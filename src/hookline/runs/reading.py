@@ -87,7 +87,9 @@ def read_runs(paths: Iterable[str]) -> list[Run]:
     for path in paths:
         folders += [folder for folder in _folders(str(path)) if os.path.realpath(folder) not in _real(folders)]
     if not folders:
-        raise ConfigError("no run is given; name its folder, such as output/digits_convnet")
+        raise ConfigError(
+            "no run is given; name its folder before the options, as in: hookline plot output/digits_convnet --log"
+        )
     parents = [os.path.dirname(os.path.abspath(folder)) for folder in folders]
     common = os.path.commonpath(parents)
     return [read_run(folder, os.path.relpath(os.path.abspath(folder), common)) for folder in folders]
