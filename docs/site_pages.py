@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("config", "hooks", "engine")
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 # Public modules, in the order of the reference.
-MODULES = ["hookline", "hookline.engine", "hookline.hooks", "hookline.config"] + [
+MODULES = ["hookline", "hookline.engine", "hookline.hooks", "hookline.config", "hookline.runs"] + [
     f"hookline.engine.{name}" for name in ("checkpoint", "comm", "data", "evaluation", "modeling", "parallel", "solver")
 ]
 # Public names of other packages.
@@ -135,6 +135,7 @@ def public_names(module: str) -> list[str]:
     if module == "hookline":
         return ["Trainer"]
     path = ROOT.joinpath(*module.split(".")[1:])
+    path = path if path.parts[len(ROOT.parts)] in FOLDERS else ROOT / "src" / module.replace(".", "/")
     tree = ast.parse((path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text())
     (names,) = (
         ast.literal_eval(node.value)

@@ -118,6 +118,7 @@ class Page:
     _trainings = 0
 
     def _short(self, command: str) -> str:
+        command = re.sub(r"^hookline (?=\w)", "python -m hookline ", command)
         command = re.sub(r"(^|\s)(\.venv/bin/)?python3?(?=\s)", rf"\1{shlex.quote(sys.executable)}", command, count=1)
         training = "train" in command and "--config-file" in command and "lazyconfig" not in command
         if training and not re.search(r"--(eval-only|dry-run|predict|help)\b", command):
