@@ -283,6 +283,8 @@ class _TEST(CfgNode):
     """Instead of those of MODEL, in evaluation and prediction. Empty: those of MODEL."""
     OUTPUT_FUNCTION: str
     """Instead of those of MODEL, in evaluation and prediction. Empty: those of MODEL."""
+    PRECISION: Literal["", "bfloat16", "float16"]
+    """torch.autocast of evaluation and prediction: "bfloat16" or "float16". Empty: none, whatever SOLVER.AMP is."""
     SANITY_CHECK_BATCHES: int
     """Batches of each test set that are tried before training, so that errors of evaluation appear at once. 0: none."""
     EXPECTED_RESULTS: list[Any]

@@ -91,7 +91,7 @@ class DefaultTrainer(ResumableTrainer):
         model = self.build_model(cfg)
         share_weights(model)
         model = strategy.wrap(model, device)
-        optimizer = self.build_optimizer(cfg, unwrap_model(model))
+        optimizer = self._optimizer_of(cfg, unwrap_model(model))
         data_loader = self.build_train_loader(cfg)
         iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)
         unresolved, cfg = cfg, resolve_lengths(cfg, iters_per_epoch)

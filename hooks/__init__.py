@@ -9,7 +9,7 @@ from .control.interruption import SignalHandler, StopSignals, TimeLimit
 from .control.loss_spike import LossSpike
 from .control.lr_scheduler import LRScheduler
 from .control.time_budget import TimeBudget
-from .evaluation import EvalHook, SanityCheck
+from .evaluation import EvalHook, EvalWhen, SanityCheck
 from .every import Every
 from .functions import CallbackHook, FunctionHook, off, on
 from .host import HookHost
@@ -50,6 +50,7 @@ __all__ = [
     "EMAHook",
     "EarlyStopping",
     "EvalHook",
+    "EvalWhen",
     "EventStorage",
     "EventWriter",
     "Every",

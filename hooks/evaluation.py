@@ -5,12 +5,13 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..config import Duration
+from ..config import ConfigError, Duration
+from ..config.registry import locate
 from .base import HOOK_REGISTRY, HookBase
 from .common.names import flatten_names
 from .every import Every
 
-__all__ = ["EvalHook", "SanityCheck"]
+__all__ = ["EvalHook", "EvalWhen", "SanityCheck"]
 
 logger = logging.getLogger(__name__)
 
@@ -103,6 +104,27 @@ class EvalHook(HookBase):
     def on_eval(self) -> None:
         if self._main and self.trainer.iter != self._evaluated_at:  # not if after_step has evaluated in this step
             self._do_eval()
+
+
+@HOOK_REGISTRY.register()
+class EvalWhen(HookBase):
+    """Requests an evaluation at the end of each step for which a function of the trainer returns True.
+
+    Args:
+        function: called as ``function(trainer)`` in ``after_step``; or its name, ``"my_module:function"``.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+
+    def __init__(self, function: Callable[[Any], bool] | str) -> None:
+        self.function = locate(function) if isinstance(function, str) else function
+        if not callable(self.function):
+            raise ConfigError(f"EvalWhen: function must be a function of the trainer, or its name, not {function!r}")
+
+    def after_step(self) -> None:
+        if self.function(self.trainer):
+            self.trainer.request_eval()
 
 
 @HOOK_REGISTRY.register()

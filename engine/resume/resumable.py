@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from torch import nn
+
 from ... import hooks
 from ...config import CfgNode, ConfigError
 from ...hooks.common.models import unwrap_model
@@ -13,12 +15,14 @@ from ...hooks.host import arguments_of
 from ...hooks.storage.event_storage import EventStorage
 from .. import comm
 from ..compat.ported_trainer import PortedTrainer
+from ..data.given import NoTrainData
 from ..modeling import model_summary
 from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
 from ..setup.seeding import set_seed
 from ..setup.start import RunStart
 from ..solver import LRMultiplier
+from ..solver.frozen_model import NothingToTrainError, empty_optimizer
 from ..solver.several import schedulers_of
 from ..train_loop import TrainResult
 from .changes import (
@@ -65,6 +69,7 @@ class ResumableTrainer(PortedTrainer):
     _start: RunStart | None = None
     _resume: bool | None = None
     _rng_after_train: dict[str, Any] | None = None
+    _nothing_to_train = ""  # why there is no optimizer
 
     @classmethod
     def build_lr_scheduler(cls, cfg: CfgNode, optimizer: Any) -> Any:
@@ -76,8 +81,23 @@ class ResumableTrainer(PortedTrainer):
         """Build the loader of training batches."""
         raise NotImplementedError
 
+    @classmethod
+    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> Any:
+        """Build the optimizer."""
+        raise NotImplementedError
+
+    def _optimizer_of(self, cfg: CfgNode, model: nn.Module) -> Any:
+        """Build the optimizer. Without training data, a model with frozen parameters only is allowed."""
+        try:
+            return self.build_optimizer(cfg, model)
+        except NothingToTrainError as error:
+            self._nothing_to_train = str(error)
+            return empty_optimizer()
+
     def _record_build(self, unresolved: CfgNode) -> None:
         """Record what was built, to detect changes when the run resumes."""
+        if self._nothing_to_train and not isinstance(self.data_loader, NoTrainData):
+            raise ConfigError(f"{self._nothing_to_train}, and there is training data")
         self._unresolved, self._config, self._built = unresolved, self.cfg.dump(), hyperparameters(self.optimizer)
         self._segments = segments_since((), 0, 0, 0, self.iters_per_epoch)
 

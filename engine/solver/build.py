@@ -15,6 +15,7 @@ from ...config.slots import Slot, errors_at
 from ...hooks.common.rng import gpus_of, preserve_rng
 from ...hooks.common.tensors import is_sharded
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
+from .frozen_model import NothingToTrainError
 from .given import given_optimizer
 from .param_groups import get_default_optimizer_params, reduce_param_groups
 from .param_rules import apply_param_rules, check_param_rules
@@ -101,7 +102,7 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
         weight_decay_bias=solver.WEIGHT_DECAY_BIAS if decays else None,
     )
     if not groups:
-        raise ConfigError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
+        raise NothingToTrainError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
     groups = apply_param_rules(cfg, model, groups)
     if only is not None:
         groups = [{**group, "params": [p for p in group["params"] if p in only]} for group in groups]

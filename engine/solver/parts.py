@@ -9,6 +9,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ...config import CfgNode, ConfigError, suggest
 from ...config.slots import errors_at
 from ...hooks import LRScheduler
+from .frozen_model import NothingToTrainError
 from .param_rules import find_parameters
 from .several import SchedulerList
 
@@ -85,6 +86,8 @@ def parameters_of_parts(cfg: CfgNode, model: nn.Module) -> dict[str, set[nn.Para
     """
     check_parts(cfg)
     names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not names:
+        raise NothingToTrainError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
     owner: dict[nn.Parameter, str] = {}
     rest = ""
     for part, entry in cfg.SOLVER.OPTIMIZERS.items():

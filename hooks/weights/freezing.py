@@ -18,13 +18,23 @@ logger = logging.getLogger(__name__)
 
 
 class _Span(NamedTuple):
-    """Iterations in which something is frozen; ``until`` is the first one after them, None: never."""
+    """Iterations in which something is frozen; ``until`` is the first one after them, None: never.
+
+    ``ramp`` is the number of iterations after them with a smaller learning rate.
+    """
 
     since: int
     until: int | None
+    ramp: int = 0
 
     def contains(self, iteration: int) -> bool:
         return self.since <= iteration and (self.until is None or iteration < self.until)
+
+    def progress(self, iteration: int) -> float:
+        """The part of the ramp that is done, from 0 to 1."""
+        if not self.ramp or self.until is None or iteration < self.until:
+            return 1.0
+        return min(1.0, (iteration - self.until) / self.ramp)
 
 
 @HOOK_REGISTRY.register()
@@ -44,6 +54,10 @@ class ModelFreezer(HookBase):
             "BatchNorm2d" (see :func:`~hookline.hooks.common.models.matches`). A submodule includes its submodules.
         until: when to unfreeze: a duration in iterations or epochs, one for all or one per layer; 0: never.
         since: when to freeze, in the same form; 0: from the start.
+        ramp: how long the learning rate of an unfrozen part rises to that of its parameter group: a duration in
+            iterations or epochs, one for all or one per layer; 0: it has that rate at once. Until then its updates are
+            scaled, and need a copy of its weights.
+        ramp_start: the fraction of the rate at which the ramp starts.
 
     Raises:
         ConfigError: a name matches nothing in the model; the message suggests the closest name.
@@ -57,11 +71,22 @@ class ModelFreezer(HookBase):
         layers: str | Sequence[str],
         until: "Duration | int | str | Sequence[Duration | int | str]" = 0,
         since: "Duration | int | str | Sequence[Duration | int | str]" = 0,
+        ramp: "Duration | int | str | Sequence[Duration | int | str]" = 0,
+        ramp_start: float = 0.1,
     ) -> None:
         self.layers = [layers] if isinstance(layers, str) else list(layers)
         if not self.layers or not all(isinstance(name, str) and name for name in self.layers):
             raise ConfigError(f"ModelFreezer: layers must be names of submodules or parameters, not {layers!r}")
         self._since, self._until = self._parse("since", since), self._parse("until", until)
+        self._ramp, self._ramp_start = self._parse("ramp", ramp), ramp_start
+        if not 0 <= ramp_start <= 1:
+            raise ConfigError(f"ModelFreezer: ramp_start is a fraction between 0 and 1, not {ramp_start}")
+        if any(ramp and not until for ramp, until in zip(self._ramp, self._until, strict=True)):
+            raise ConfigError("ModelFreezer: ramp needs until, the time at which the part is unfrozen")
+        self._ramped: list[tuple[nn.Parameter, torch.Tensor, float]] = []
+        if any(self._ramp):  # events inside a step only where they are needed
+            self.before_optimizer_step = self._remember_ramped  # type: ignore[method-assign]
+            self.after_optimizer_step = self._scale_ramped  # type: ignore[method-assign]
         # Each parameter and norm, with the iterations in which it is frozen.
         self._parameters: list[tuple[nn.Parameter, _Span]] | None = None
         self._norms: list[tuple[nn.Module, _Span]] = []
@@ -106,8 +131,9 @@ class ModelFreezer(HookBase):
         parameters = {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
         when: dict[int, tuple[nn.Parameter, _Span]] = {}
         norms: dict[int, tuple[nn.Module, _Span]] = {}
-        for pattern, since, until in zip(self.layers, self._since, self._until, strict=True):
-            span = _Span(self._iterations("since", since), self._iterations("until", until) if until else None)
+        for pattern, since, until, ramp in zip(self.layers, self._since, self._until, self._ramp, strict=True):
+            end = self._iterations("until", until) if until else None
+            span = _Span(self._iterations("since", since), end, self._iterations("ramp", ramp))
             if span.until is not None and span.until <= span.since:
                 raise ConfigError(f"ModelFreezer: until ({until}) must be after since ({since})")
             chosen = [module for name, module in modules.items() if matches(pattern, name, module)]
@@ -145,7 +171,8 @@ class ModelFreezer(HookBase):
         self._frozen_norms = still
         self._keep_norms()
         self._start_momentum()
-        changes = [change for _, span in (*(self._parameters or ()), *self._norms) for change in span]
+        spans = [span for _, span in (*(self._parameters or ()), *self._norms)]
+        changes = [change for span in spans for change in (span.since, span.until)]
         self._next = min((change for change in changes if change is not None and change > iteration), default=None)
         logger.info(
             "ModelFreezer: from iteration %d on, %d parameters are frozen%s%s",
@@ -154,6 +181,21 @@ class ModelFreezer(HookBase):
             f", {trained} are trained" if trained else "",
             f"; the next change is at iteration {self._next}" if self._next is not None else "",
         )
+
+    def _remember_ramped(self) -> None:
+        iteration, start = self.trainer.iter, self._ramp_start
+        self._ramped = [
+            (parameter, parameter.detach().clone(), start + (1 - start) * done)
+            for parameter, span in self._parameters or ()
+            if (done := span.progress(iteration)) < 1 and parameter.grad is not None
+        ]
+
+    @torch.no_grad()
+    def _scale_ramped(self) -> None:
+        """Scale the updates: for optimizers whose update is proportional to the learning rate, that is a rate."""
+        for parameter, before, factor in self._ramped:
+            parameter.copy_(before.lerp(parameter, factor))
+        self._ramped = []
 
     def _start_momentum(self) -> None:
         """Give unfrozen parameters zero momentum: torch's fused SGD fails if only some have a buffer."""

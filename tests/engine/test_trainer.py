@@ -17,6 +17,7 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, Trainer, default_setup
 from hookline.engine.data import ArrayDataset
 from hookline.engine.evaluation import MeanSquaredError
+from hookline.engine.program.look import looking
 from hookline.hooks import CallbackHook, EarlyStopping, HookBase
 
 QUIET = {"MODEL.DEVICE": "cpu", "LOG.WRITERS": ["JSONWriter"], "LOG.PERIOD": 1, "LOG.PROGRESS_BAR": False}
@@ -560,3 +561,25 @@ def test_errors_come_at_once_and_write_nothing(make, tmp_path, options, message)
 def test_unknown_arguments_are_errors():
     with pytest.raises(TypeError, match="epochs"):
         Trainer(Net, points(), epochs=3)
+
+
+class NoParameters(nn.Module):
+    def forward(self, x):
+        return x[:, :3]
+
+
+@pytest.mark.parametrize("model", [lambda: Net().requires_grad_(False), NoParameters])
+def test_a_model_without_trainable_parameters_is_evaluated_and_predicts(make, model):
+    trainer = make(model(), train=None, test=points(10, 1), metrics=["Accuracy"], length=None)
+    assert 0 <= trainer.evaluate()["test"]["accuracy"] <= 1
+    assert trainer.predict(points(4)).shape == (4, 3)
+    with pytest.raises(ConfigError, match="train_data: this trainer has none, so it can only evaluate"):
+        trainer.train()
+    with pytest.raises(ConfigError, match="has no parameter that requires a gradient, and there is training data"):
+        make(model())
+
+
+def test_a_frozen_model_is_evaluated_by_the_commands(make):
+    cfg = make(model := Net(), test=points(10, 1), metrics=["Accuracy"]).cfg
+    model.requires_grad_(False)
+    assert "accuracy" in looking(DefaultTrainer)(cfg).evaluate()["test"]

@@ -3,8 +3,9 @@ import math
 import pytest
 import torch
 
+from hookline.config import ConfigError
 from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, EvalHook, HookBase, StopTraining
+from hookline.hooks import CallbackHook, EvalHook, EvalWhen, HookBase, StopTraining
 
 
 class Idle(TrainerBase):
@@ -158,3 +159,24 @@ def test_a_second_schedule_puts_its_results_and_hooks_do_not_follow_it():
     assert trainer.storage.latest() == {"val/a": (1.0, 8), "full/a": (2.0, 8)}
     assert [one for one in seen if isinstance(one, dict)] == [{"val/a": 1}] * 3
     assert seen.count("before") == seen.count("end") == 5
+
+
+def odd(trainer):
+    return trainer.iter % 4 == 1
+
+
+@pytest.mark.parametrize("function", [odd, f"{__name__}:odd"])
+def test_a_function_says_when_to_evaluate(function):
+    trainer = Idle()
+    evaluation = Evaluation(trainer)
+    trainer.register_hooks([EvalWhen(function), EvalHook(0, evaluation)])
+    trainer.train(0, 8)
+    assert evaluation.at == [1, 5, 8]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"), [(f"{__name__}:even", "there is no 'even'.*did you mean"), (3, "not 3")]
+)
+def test_a_wrong_function_is_refused(function, message):
+    with pytest.raises(ConfigError, match=message):
+        EvalWhen(function)
