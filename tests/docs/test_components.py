@@ -19,7 +19,7 @@ SLOTS += [STRATEGY_SLOT, HOOK_SLOT, WRITER_SLOT, OPTIMIZER_SLOT, SCHEDULE_SLOT]
 
 def test_the_table_lists_what_every_place_offers():
     lines = (ROOT / "docs/components.md").read_text().splitlines()
-    rows = [line.strip("|").split("|") for line in lines if re.match(r"\| `[A-Z]{4,}[.`]", line)]
+    rows = [line.strip("|").split("|") for line in lines if re.match(r"\| `[A-Z]+[.`]", line)]
     table = {key: set(re.findall(r"`(\w+)`", row[-1])) for row in rows for key in re.findall(r"`([A-Z._]+)`", row[0])}
     del table["DATALOADER.COLLATE_FN"]  # has no slot
     assert table == {slot.key: set(slot.offers) for slot in SLOTS}
