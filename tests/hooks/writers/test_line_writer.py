@@ -87,6 +87,29 @@ def test_rows_are_in_the_file_when_a_checkpoint_is_saved(killed):
     assert saves.rows["metrics.csv"].splitlines()[-1] == b"29,29.0"
 
 
+def test_rows_are_on_the_disk_when_a_checkpoint_is_saved(tmp_path, monkeypatch):
+    synced = {}
+
+    def fsync(descriptor):
+        path = os.readlink(f"/proc/self/fd/{descriptor}")
+        synced[os.path.basename(path)] = os.path.getsize(path)
+
+    class Looks(HookBase):
+        def on_save(self):
+            self.trainer.emit("before_save", "checkpoint")
+            self.synced = {path.name: synced.get(path.name) for path in tmp_path.iterdir()}
+            self.sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+
+        def after_step(self):
+            if self.trainer.iter == 29:
+                self.trainer.request_save()
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    looks = Looks()
+    run(writers(tmp_path), hooks=[looks])
+    assert looks.synced == looks.sizes
+
+
 def removed(path):
     path.unlink()
 
