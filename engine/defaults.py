@@ -3,7 +3,6 @@
 import logging
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -41,7 +40,7 @@ from .resume.resumable import ResumableTrainer
 from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
 from .setup.exit_codes import exit_after_signal
 from .setup.seeding import seed_all_rng
-from .setup.start import begin_look, default_setup, prepared_start, take_start
+from .setup.start import begin_look, default_setup, prepared_start
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .solver.parts import scheduler_hooks
 from .solver.several import one_or_several
@@ -180,11 +179,6 @@ class DefaultTrainer(ResumableTrainer):
                     verify_results(self.cfg, self._last_eval_results)
         exit_after_signal(result)
         return result
-
-    def _in_output_dir(self, trains: bool = True) -> AbstractContextManager[None]:
-        if self._start is None:  # a subclass that does not call __init__
-            self._start = take_start(self.cfg)
-        return nullcontext() if self._start is None else self._start.running(self._resume, trains)
 
     # ------------------------------------------------------------------ parts
 

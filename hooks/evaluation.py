@@ -132,7 +132,8 @@ class SanityCheck(HookBase):
     """Evaluates a few batches of each test set before training, so that an error there appears in the first seconds.
 
     Does not put the results into the storage. Emits ``before_sanity_check`` and ``after_sanity_check(results)``.
-    DefaultTrainer adds it, with ``TEST.SANITY_CHECK_BATCHES``.
+    DefaultTrainer adds it, with ``TEST.SANITY_CHECK_BATCHES``, and calls :meth:`run` before it writes to OUTPUT_DIR:
+    an error changes nothing on the disk. Other trainers run it in ``before_train``.
 
     Args:
         num_batches: number of batches of each set.
@@ -144,8 +145,15 @@ class SanityCheck(HookBase):
     def __init__(self, num_batches: int = 2, evaluate: Callable[[int], Any] | None = None) -> None:
         self._num_batches = num_batches
         self._evaluate = evaluate
+        self._passed = False
 
     def before_train(self) -> None:
+        if not self._passed:
+            self.run()
+        self._passed = False  # a second training is checked again
+
+    def run(self) -> None:
+        """Evaluate the batches."""
         self.trainer.emit("before_sanity_check")
         start = time.perf_counter()
         try:
@@ -158,3 +166,4 @@ class SanityCheck(HookBase):
             raise
         logger.info("Sanity check of %d test batches passed (%.2g s)", self._num_batches, time.perf_counter() - start)
         self.trainer.emit("after_sanity_check", results)
+        self._passed = True

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import nn
@@ -20,7 +20,7 @@ from ..modeling import model_summary
 from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
 from ..setup.seeding import set_seed
-from ..setup.start import RunStart
+from ..setup.start import RunStart, take_start
 from ..solver import LRMultiplier
 from ..solver.frozen_model import NothingToTrainError, empty_optimizer
 from ..solver.several import schedulers_of
@@ -194,6 +194,13 @@ class ResumableTrainer(PortedTrainer):
                 logger.warning("%s keeps the checkpoint's schedule", type(one).__name__)
 
     # ------------------------------------------------------------------ training
+
+    def _in_output_dir(self, trains: bool = True) -> AbstractContextManager[None]:
+        if self._start is None:  # a subclass that does not call __init__
+            self._start = take_start(self.cfg)
+        for check in self.find_hooks(hooks.SanityCheck) if trains else ():
+            check.run()  # before an earlier run is moved away
+        return nullcontext() if self._start is None else self._start.running(self._resume, trains)
 
     def _train_to_end(self, end: Mapping[str, Any] | None) -> TrainResult:
         """Train.

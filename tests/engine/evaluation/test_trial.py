@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from starts import contents
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
@@ -51,6 +52,32 @@ def test_an_error_of_the_evaluation_stops_the_run_before_its_first_step(cfg):
     with pytest.raises(ValueError, match="Accuracy needs scores"):
         trainer.train()
     assert trainer.iter == 3
+
+
+def test_an_error_of_the_evaluation_leaves_an_earlier_run_in_its_place(cfg, tmp_path):
+    earlier = weights(cfg)
+    before = contents(tmp_path)
+    cfg.DATASETS.TEST, cfg.SEED = ["wrong_labels"], 2
+    with pytest.raises(ValueError, match="Accuracy needs scores"):
+        DefaultTrainer(cfg).train()
+    after = contents(tmp_path)
+    assert after == before
+    cfg.DATASETS.TEST, cfg.SEED, cfg.SOLVER.MAX_ITER = ["synthetic"], 1, 4
+    trainer = DefaultTrainer(cfg)
+    trainer.resume_or_load(resume=True)
+    assert torch.equal(nn.utils.parameters_to_vector(trainer.model.parameters()), earlier)
+    assert trainer.train().iteration == 4
+
+
+def test_it_is_made_once_before_each_training(cfg):
+    made = []
+    trainer = DefaultTrainer(cfg)
+    trainer.register_hooks([CallbackHook(before_sanity_check=lambda t: made.append(t.finished_iter + 1))])
+    trainer.train()
+    trainer.max_iter = 5
+    trainer.train()
+    trainer.train()  # nothing to train
+    assert made == [0, 3]
 
 
 def test_it_reads_two_batches_in_silence_and_the_run_is_the_same(cfg):
