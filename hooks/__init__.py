@@ -20,6 +20,7 @@ from .watching.flops import FlopsCounter
 from .watching.garbage import GarbageCollection
 from .watching.memory import MemoryMonitor, MemorySnapshot, TorchMemoryStats
 from .watching.profilers import AutogradProfiler, TorchProfiler
+from .watching.samples import SamplePredictions
 from .watching.throughput import Throughput
 from .watching.timing import IterationTimer
 from .weights.averaging import WeightAveraging
@@ -75,6 +76,7 @@ __all__ = [
     "PreciseBN",
     "ProgressBar",
     "RowWriter",
+    "SamplePredictions",
     "SanityCheck",
     "SignalHandler",
     "StopSignals",

@@ -10,6 +10,7 @@ from .build import (
     result_names,
 )
 from .columns import prediction_rows
+from .confusion_matrix import ConfusionMatrix
 from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset
 from .function_metric import FunctionMetric
 from .metrics import METRIC_REGISTRY, Accuracy, Loss, MeanMetric, MeanSquaredError, Metric
@@ -20,6 +21,7 @@ __all__ = [
     "EVALUATOR_REGISTRY",
     "METRIC_REGISTRY",
     "Accuracy",
+    "ConfusionMatrix",
     "DatasetEvaluator",
     "DatasetEvaluators",
     "FunctionMetric",

@@ -4,6 +4,7 @@ import argparse
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,7 @@ def schedule_of(config_file: str, opts: Sequence[str] = ()) -> Run:
         groups = hook._find_optimizer().param_groups
         shown = hook.get_best_param_group_id(hook._find_optimizer())
         order = [groups[shown], *(group for i, group in enumerate(groups) if i != shown)]
-        steps.append((lambda order=order: [float(group["lr"]) for group in order], hook._name, _stepper(hook, trainer)))
+        steps.append((partial(_rates, order), hook._name, _stepper(hook, trainer)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of schedules without updates
         for iteration in range(trainer.max_iter):
@@ -66,6 +67,10 @@ def schedule_of(config_file: str, opts: Sequence[str] = ()) -> Run:
     name = os.path.splitext(os.path.basename(config_file))[0]
     length = trainer.iters_per_epoch
     return Run(config_file, f"schedule of {name}", curves, {}, length and float(length), trainer.max_iter)
+
+
+def _rates(groups: list[dict[str, Any]]) -> list[float]:
+    return [float(group["lr"]) for group in groups]
 
 
 def _stepper(hook: LRScheduler, trainer: DefaultTrainer) -> Callable[[int], None]:
