@@ -12,6 +12,7 @@ from typing import Any
 from .duration import Duration
 from .errors import ConfigError, suggest
 
+_OBJECTS = "; a config holds no objects: pass them to Trainer(...), or hooks to trainer.register_hooks([...])"
 # Pairs with other names than (X_)NAME, (X_)ARGS.
 _IRREGULAR = {"SAMPLER_TRAIN": "SAMPLER_ARGS"}
 
@@ -72,7 +73,8 @@ def component(entry: Any) -> tuple[str, dict[str, Any]]:
             raise ConfigError(f"the component {dict(entry)!r} has no NAME")
         name, args = entry["NAME"], entry.get("ARGS")
     else:
-        raise ConfigError(f"a component is a name, or {{NAME: ..., ARGS: {{...}}}}, not {entry!r}")
+        hint = "" if entry is None or isinstance(entry, bool | int | float | list | tuple) else _OBJECTS
+        raise ConfigError(f"a component is a name, or {{NAME: ..., ARGS: {{...}}}}, not {entry!r}{hint}")
     if not isinstance(name, str) or not name:
         raise ConfigError(f"a component's NAME is a string that is not empty, not {name!r}")
     if args is not None and not isinstance(args, Mapping):
@@ -143,6 +145,9 @@ def _refuse_period(entry: Any, index: int) -> None:
 def _entries(value: Any) -> list[Any] | tuple[Any, ...]:
     if not isinstance(value, (list, tuple)):
         hint = f"; write [{value}]" if isinstance(value, str) else ""
+        if isinstance(value, Mapping):
+            name = value.get("NAME", next(iter(value), "Name"))
+            hint = f"; write [{{NAME: {name}, ARGS: {{...}}}}]"
         if isinstance(value, str) and value.lstrip().startswith(("[", "(")):
             hint = "; this text is not a list: check its brackets, and quote each name in it"
         raise ConfigError(f"expected a list of components, got {value!r}{hint}")

@@ -1,6 +1,7 @@
 """Errors of user input, and suggestions for them."""
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from difflib import SequenceMatcher
@@ -21,6 +22,10 @@ class UnknownKeyError(ConfigError, KeyError):
     def __str__(self) -> str:
         # KeyError prints the repr of its argument, quotes and escapes included.
         return str(self.args[0]) if self.args else ""
+
+
+class MismatchError(ConfigError, TypeError):
+    """What the data, the model or the loss give does not fit the others, or the config."""
 
 
 @contextmanager
@@ -45,6 +50,20 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
+def place_of(error: BaseException) -> str:
+    """Return where an error was raised, such as ``" (nets.py:12)"``; empty if that is not in a file of the user."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    module, path = trace.tb_frame.f_globals.get("__name__", ""), trace.tb_frame.f_code.co_filename
+    is_library = "site-packages" in path or path.startswith((sys.base_prefix, "<"))
+    if is_library or (module.startswith("hookline.") and not module.startswith("hookline.configs.")):
+        return ""
+    return f" ({os.path.basename(path)}:{trace.tb_lineno})"
+
+
 class UnknownNameError(UnknownKeyError, ImportError):
     """The name of a module, or of an object in a module, that does not exist."""
 
@@ -61,6 +80,7 @@ def suggest(name: str, candidates: Iterable[str]) -> str:
     Returns:
         ``"; did you mean 'X'?"``, or ``""`` if nothing is similar.
     """
+    candidates = list(candidates)
     wanted = str(name).lower()
     wanted_last = wanted.rpartition(".")[2]
     best, best_score = "", (_CUTOFF, 0.0)
@@ -71,6 +91,9 @@ def suggest(name: str, candidates: Iterable[str]) -> str:
         score = (max(whole, last), whole)
         if score > best_score:
             best, best_score = str(candidate), score
+    if not best:
+        longer = [str(one) for one in candidates if len(wanted) > 1 and str(one).lower().startswith(wanted)]
+        best = min(longer, key=len, default="")
     return f"; did you mean '{best}'?" if best else ""
 
 

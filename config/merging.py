@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from .components import args_key
-from .errors import ConfigError, UnknownKeyError, suggest
+from .errors import ConfigError, UnknownKeyError, misspelt, suggest
 from .kinds import coerce
 from .literals import Plain, literal
 from .new_keys import takes_name
+from .other_names import key_for
 from .yaml_files import BASE_KEY
 
 Node = Any
@@ -121,7 +122,16 @@ class Merge:
 
     def _unknown(self, full_key: str) -> None:
         known = self._root.full_keys()
-        hint = "; write it nested, one section in the other" if full_key in known else suggest(full_key, known)
+        section, _, last = full_key.rpartition(".")
+        beside = [key for key in known if key.startswith(f"{section}.") and key.endswith(f"_{last}")]
+        if full_key in known:
+            hint = "; write it nested, one section in the other"
+        elif misspelt(full_key, known):
+            hint = suggest(full_key, known)
+        elif other := key_for(full_key) or (beside[0] if section and len(beside) == 1 else ""):
+            hint = f"; did you mean '{other}'?"
+        else:
+            hint = suggest(full_key, known)
         self._fail(f"unknown key '{full_key}'{hint}", UnknownKeyError)
 
     def _is_outdated(self, full_key: str) -> bool:

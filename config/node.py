@@ -26,6 +26,7 @@ __all__ = ["MISSING", "CfgNode", "Typed", "components", "global_cfg", "one_of", 
 logger = logging.getLogger(__name__)
 
 _LEAF_TYPES = (type(None), bool, int, float, str, list, tuple, FrozenList)
+_HOW = 'Name a class or function as "module:Name"; Trainer(...) of hookline.engine takes objects'
 # The attribute with the declared type of each key, beside yacs's own attributes.
 _DECLARED = "__declared__"
 # Declared for keys that merges may set to any value.
@@ -95,7 +96,7 @@ class CfgNode(ConfigTree):
             if type(value) not in _LEAF_TYPES and not isinstance(value, (_YacsCfgNode, Typed, ObjectName)):
                 raise ConfigError(
                     f"{name}: a config cannot hold a {type(value).__name__}; it holds None, bool, int, float, str, "
-                    "list, tuple and CfgNode"
+                    "list, tuple and CfgNode. " + _HOW
                 )
         self[name] = value
 

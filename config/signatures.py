@@ -109,6 +109,19 @@ def check_call(
     return Plan(cfg_first, supplied, tensors)
 
 
+def is_function_of_two(target: Any, args: Mapping[str, Any]) -> bool:
+    """Return whether a component is a function of outputs and targets, and not one that builds such a function.
+
+    Args:
+        target: the class or function.
+        args: its arguments in the config. A function of outputs and targets needs two more.
+    """
+    taken = what_it_takes(target) if isinstance(target, types.FunctionType) else None
+    if taken is None:
+        return False
+    return len([name for name in taken.positions[:2] if name in taken.required and name not in args]) == 2
+
+
 def what_it_takes(target: Any, with_cfg: bool = False) -> Taken | None:
     """Collect the parameters of a class or callable.
 

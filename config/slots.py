@@ -1,14 +1,14 @@
 """Slots: the places of a config that name components, and what the components are offered."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import reduce
 from operator import getitem
 from typing import Any
 
 from .components import args_key, component
-from .errors import ConfigError
+from .errors import ConfigError, place_of
 from .node import CfgNode
 from .registry import Registry
 
@@ -66,15 +66,17 @@ class Slot:
         """Build the component, or the list of components.
 
         Raises:
-            ConfigError: see :meth:`Registry.build`. Errors of the component's constructor are raised as they are.
+            ConfigError: see :meth:`Registry.build`; or a constructor in a list of components raised an error. That of a
+                single component is raised as it is.
         """
         if "cfg" in self.offers:
             offered["cfg"] = cfg
-        built = [
-            self.registry.build(name, args, positional=positional, offered=offered, key=key)
-            for name, args, key in self.entries(cfg)
-        ]
-        return built[0] if args_key(self.key.rpartition(".")[2]) else built
+        one = args_key(self.key.rpartition(".")[2])
+        built = []
+        for name, args, key in self.entries(cfg):
+            with nullcontext() if one else errors_at(f"{key.removesuffix('.ARGS')} ({name})"):
+                built.append(self.registry.build(name, args, positional=positional, offered=offered, key=key))
+        return built[0] if one else built
 
     def try_build(self, cfg: CfgNode, *positional: Any, **offered: Any) -> Any:
         """Build the component of a name. Errors of its constructor become :class:`ConfigError` with the key."""
@@ -89,8 +91,8 @@ def errors_at(key: str) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if str(error).startswith(key.split()[0]):  # the error names the key already
+        if str(error).startswith(key.split()[0].removesuffix("ARGS")):  # the error names the key already
             raise
         raise ConfigError(f"{key}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"{key}: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{key}: {type(error).__name__}: {error}{place_of(error)}") from error

@@ -138,7 +138,9 @@ def load_text(text: str, source: str) -> dict[Any, Any]:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f"{source}:{mark.line + 1}" if mark else source
-        raise ConfigError(f"{place}: {error.problem or error.context}") from error
+        problem = str(error.problem or error.context)
+        tab = "; indent with spaces, not with a tab" if "'\\t'" in problem else ""
+        raise ConfigError(f"{place}: {problem}{tab}") from error
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source}: {error}") from error
     except RecursionError:
@@ -204,6 +206,8 @@ def load_layers(
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         origin = f" ({BASE_KEY} of {chain[-1]})" if chain else ""
         near = suggest_file(name) if isinstance(error, FileNotFoundError) and not _URI.match(name) else ""
+        if isinstance(error, IsADirectoryError) and os.path.exists(os.path.join(name, "config.yaml")):
+            near = f"; did you mean '{os.path.join(name, 'config.yaml')}'?"
         raise ConfigError(f"{name}: cannot read this config file: {reason}{origin}{near}") from error
     if len(text) > _MAX_BYTES:
         raise ConfigError(f"{name}: larger than {_MAX_BYTES >> 20} MB, the limit for config files")

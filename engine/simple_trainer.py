@@ -14,6 +14,7 @@ from .data.epoch_iterator import EpochIterator
 from .data.microbatch import split_batch
 from .data.transfer import move_to_device
 from .modeling.adapters import ModelAdapter
+from .modeling.explain import explained
 from .parallel.base import Strategy, check_strategy, strategy_of
 from .ranks.loss_weights import LossWeights
 from .solver.clipping import clipper_of
@@ -209,11 +210,11 @@ class SimpleTrainer(ModelTrainer):
                 return self.adapter.losses(self.model, batch)
             with self._autocast():
                 return self.adapter.losses(self.model, batch)
-        except RuntimeError as error:
-            explained = self.strategy.explain(error, self.model)
-            if explained is None:
+        except Exception as error:
+            clear = self.strategy.explain(error, self.model) or explained(error, batch)
+            if clear is error:
                 raise
-            raise explained from error
+            raise clear from error
 
     def backward(self, losses: torch.Tensor) -> None:
         """Add the gradients of ``losses`` to the parameters'."""

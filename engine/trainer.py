@@ -1,14 +1,16 @@
 """``Trainer``: a run in one call, without a config file."""
 
+import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Never
 
 from ..config import CfgNode, ConfigError, name_of
 from ..config.slots import errors_at
 from ..hooks.storage.scratch import scratch_storage
 from . import comm
 from .checkpoint import unwrap_model
+from .compat.other_trainers import method_here, refuse_arguments
 from .data import move_to_device
 from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
@@ -90,7 +92,9 @@ class Trainer(DefaultTrainer):
         output_dir: str | os.PathLike[str] | None = None,
         seed: int | None = None,
         config: Any = None,
+        **unknown: Never,
     ) -> None:
+        refuse_arguments(unknown, list(inspect.signature(Trainer).parameters)[:-1])
         super().__init__(
             config_of_arguments(
                 model,
@@ -112,6 +116,13 @@ class Trainer(DefaultTrainer):
                 config=config,
             )
         )
+
+    if not TYPE_CHECKING:  # type checkers find unknown attributes themselves
+
+        def __getattr__(self, name: str) -> Never:
+            here = method_here(name)
+            hint = f"; here it is trainer.{here}" if here else ""
+            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}", name=name, obj=self)
 
     def train(self, resume: bool = False) -> TrainResult:  # type: ignore[override]
         """Train; see :meth:`DefaultTrainer.train`.

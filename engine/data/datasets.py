@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from ...config import ConfigError, Registry, component
+from ...config.errors import place_of
 from ...config.slots import Slot
 from ...hooks.common.rng import preserve_rng
 from .. import comm
@@ -78,12 +79,18 @@ def get_dataset(entry: str | dict[str, Any], key: str) -> Dataset[Any]:
         key: its config key, for error messages.
     """
     name, args = component(entry)
+    place = f"{key.removesuffix('.ARGS')} ({name})"
     try:
-        return DATASET_REGISTRY.build(name, args, key=key)
+        dataset = DATASET_REGISTRY.build(name, args, key=key)
     except (ConfigError, OSError) as error:  # such as a file that does not exist
         if key and str(error).startswith(key.partition(".ARGS")[0]):
             raise
-        raise ConfigError(f"{key.removesuffix('.ARGS')} ({name}): {error}") from error
+        raise ConfigError(f"{place}: {error}{'' if isinstance(error, ConfigError) else place_of(error)}") from error
+    except Exception as error:
+        raise ConfigError(f"{place}: {type(error).__name__}: {error}{place_of(error)}") from error
+    if hasattr(dataset, "__getitem__") and not (hasattr(dataset, "__len__") or isinstance(dataset, Iterable)):
+        raise ConfigError(f"{place}: {type(dataset).__name__} has __getitem__() but no __len__(); it needs both")
+    return dataset
 
 
 def concat_datasets(datasets: Sequence[Dataset[Any]]) -> Dataset[Any]:

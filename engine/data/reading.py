@@ -36,6 +36,7 @@ def make_batch(
         if not _has_note(error):
             names = [_sample_name(dataset, index) for index in islice(indices, _MAX_LISTED)]
             error.add_note(f"while making a batch of {', '.join(names)}{', ...' if len(names) == _MAX_LISTED else ''}")
+            error.add_note('DATALOADER.COLLATE_FN names what makes batches: "pad_collate", or a function of your own')
         raise
 
 

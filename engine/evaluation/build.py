@@ -9,13 +9,15 @@ from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
 from ...config.components import name_key
+from ...config.errors import MismatchError
+from ...config.signatures import is_function_of_two
 from ...config.slots import Slot, errors_at
 from ...hooks.common.batches import samples_in
 from ...hooks.common.names import flatten_names
 from ..modeling.adapters import ModelAdapter
 from ..modeling.outputs import predictions_of
 from .evaluator import DatasetEvaluator
-from .function_metric import FunctionMetric, is_metric_function
+from .function_metric import FunctionMetric
 from .metrics import METRIC_REGISTRY, Loss, Metric, local_value
 from .predictions import check_format
 
@@ -92,6 +94,12 @@ class MetricsEvaluator(DatasetEvaluator):
                 else:
                     metric.update(outputs, targets)
             except Exception as error:
+                if isinstance(outputs, Mapping) and type(metric).__module__.startswith(("hookline.", "torchmetrics.")):
+                    raise MismatchError(
+                        f"the metric {self.dataset_name}/{name} takes one tensor, the model returned: "
+                        f"{', '.join(map(str, outputs))}. Select one with MODEL.OUTPUT_MAPPING, such as "
+                        f"{{{next(iter(outputs), 'name')}: preds}}; with MODEL.LOSS its parameter instead of preds"
+                    ) from error
                 error.add_note(
                     f"in update() of the metric {self.dataset_name}/{name}, with predictions of {_shape(outputs)} and "
                     f"targets of {_shape(targets)}"
@@ -220,7 +228,7 @@ def result_names(cfg: CfgNode) -> tuple[list[str], bool]:
 def _metric_function(name: str, args: Mapping[str, Any], key: str) -> Callable[..., Any] | None:
     """Return the function if a component is one of predictions and targets, with its arguments checked."""
     function: Callable[..., Any] = METRIC_REGISTRY.get(name, name_key(key))
-    if not is_metric_function(function, args):
+    if not is_function_of_two(function, args):
         return None
     METRIC_REGISTRY.check(name, args, positional=2, offered=("inputs",), key=key)
     return function

@@ -1,7 +1,6 @@
 """Functions of all predictions and targets as metrics: ``compute_metrics(predictions, targets)``."""
 
 from collections.abc import Callable, Mapping
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -11,22 +10,7 @@ from ...config.signatures import what_it_takes
 from ..data.transfer import move_to_device
 from .collect import collect
 
-__all__ = ["FunctionMetric", "is_metric_function"]
-
-
-def is_metric_function(target: Any, args: Mapping[str, Any]) -> bool:
-    """Return whether a component is a function of predictions and targets, and not one that builds a metric.
-
-    Args:
-        target: the class or function.
-        args: its arguments in the config. A function of predictions and targets needs two more.
-    """
-    if not isinstance(target, FunctionType):
-        return False
-    taken = what_it_takes(target)
-    if taken is None:
-        return False
-    return len([name for name in taken.positions[:2] if name in taken.required and name not in args]) == 2
+__all__ = ["FunctionMetric"]
 
 
 class FunctionMetric:

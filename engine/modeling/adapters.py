@@ -6,11 +6,12 @@ from typing import Any
 from torch import Tensor, dtype, nn
 
 from ...config import ConfigError
-from ...config.errors import suggest
+from ...config.errors import MismatchError, suggest
 from ...config.signatures import Taken, what_it_takes
 from ...hooks.common.batches import fields_of
 from ...hooks.common.models import unwrap_model
 from .call_plan import CallPlan, all_but_last, check_step_name, compose, first, keys, keys_of_first, through_forward
+from .explain import check_forward, check_output, check_own_step, explained
 from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions
 from .outputs import entries_of, is_scalar, losses_of, with_count
 from .precision import eval_autocast, in_precision
@@ -129,7 +130,7 @@ class ModelAdapter:
             return {"loss": loss}
         if isinstance(loss, tuple) and len(loss) == 2 and is_scalar(loss[0]):
             return with_count({"loss": loss[0]}, loss[1])
-        raise TypeError(
+        raise MismatchError(
             "MODEL.LOSS must return a scalar tensor, or that and the number of items of its mean, not "
             f"{describe(loss)}; use reduction='mean'"
         )
@@ -213,18 +214,22 @@ class ModelAdapter:
             plan = self._predicting = self._plan(model, batch, training=False)
         try:
             return plan, plan.run(batch)
-        except (AttributeError, TypeError) as error:
+        except Exception as error:
             self._note_missing_loss(error, batch)
-            raise
+            clear = explained(error, batch)
+            if clear is error:
+                raise
+            raise clear from error
 
     def _note_missing_loss(self, error: Exception, batch: Any) -> None:
-        if self.loss is None and isinstance(batch, tuple | list):
+        if self.loss is None and isinstance(batch, tuple | list) and isinstance(error, AttributeError | TypeError):
             error.add_note(
                 "MODEL.LOSS is not set, so the model receives the whole batch and returns its losses. To train on "
                 "loss(model(x), y), set MODEL.LOSS (Trainer: loss=...)"
             )
 
     def _predictions(self, plan: CallPlan, output: Any) -> Any:
+        check_output(output)
         return output if plan.own_step else self.predictions(output)
 
     def predictions(self, output: Any, training: bool = False) -> Any:
@@ -280,14 +285,16 @@ class ModelAdapter:
         if step is None:
             check_step_name(module, "MODEL.TRAIN_STEP" if training else "MODEL.PREDICT_STEP", name)
         if callable(step):
+            check_own_step(step, "MODEL.TRAIN_STEP" if training else "MODEL.PREDICT_STEP")
             if training and isinstance(getattr(model, "_orig_mod", model), _PARALLEL):
                 if not isinstance(model, nn.parallel.DistributedDataParallel):
-                    raise TypeError(
+                    raise MismatchError(
                         f"{type(module).__name__}.{name} would bypass {type(model).__name__}, and ranks would not "
                         "exchange gradients; have the model's forward return its losses instead"
                     )
                 step = through_forward(model, module, step)
             return CallPlan(model, type(batch), None, None, step, own_step=True)
+        check_forward(module)
         taken = what_it_takes(forward_of(module))
         # A model with train_step(batch) splits the batch there; its forward takes the inputs without the target.
         separate = self.loss is not None or (not training and callable(getattr(module, self._steps[True], None)))
@@ -307,7 +314,7 @@ class ModelAdapter:
         elif separate and training:
             target_of(batch, self.target)  # raises
         if several and not isinstance(inputs, tuple | list | Mapping):
-            raise TypeError(f'MODEL.INPUTS is "tuple", but the batch is {describe(batch)}')
+            raise MismatchError(f'MODEL.INPUTS is "tuple", but the batch is {describe(batch)}')
         call = caller(
             model,
             taken,
@@ -360,14 +367,14 @@ class ModelAdapter:
     def _rename_outputs(self, output: Any, only: str = "") -> dict[str, Any]:
         entries = entries_of(output)
         if entries is None:
-            raise TypeError(f"MODEL.OUTPUT_MAPPING needs outputs with names; the model returned {describe(output)}")
+            raise MismatchError(f"MODEL.OUTPUT_MAPPING needs outputs with names; the model returned {describe(output)}")
         mapping = {old: new for old, new in self.output_mapping.items() if not only or new == only}
         if self._maps_loss and not only:
             mapping = {old: new for old, new in mapping.items() if new != "loss"}
         for name in mapping:
             if name not in entries:
                 hint = suggest(name, map(str, entries))
-                raise TypeError(
+                raise MismatchError(
                     f"MODEL.OUTPUT_MAPPING: the model returned no '{name}'{hint or '.'} "
                     f"It returned: {', '.join(map(str, entries)) or 'nothing'}"
                 )
@@ -375,6 +382,7 @@ class ModelAdapter:
 
     def _select_output(self, output: Any) -> Any:
         """Return the output for a loss that takes one tensor."""
+        check_output(output)
         entries = None if isinstance(output, Tensor) else entries_of(output)
         if entries is None:
             return output
@@ -382,7 +390,7 @@ class ModelAdapter:
             return next(iter(entries.values()))
         if "logits" in entries:
             return entries["logits"]
-        raise TypeError(
+        raise MismatchError(
             f"{name_of(self.loss)} takes one tensor, the model returned: {', '.join(map(str, entries)) or 'nothing'}. "
             f"Select one with MODEL.OUTPUT_MAPPING, such as {{{next(iter(entries), 'name')}: input}}"
         )

@@ -1,5 +1,6 @@
 """Build the model, the loss and the model adapter of a config."""
 
+import functools
 import inspect
 import logging
 from collections.abc import Callable
@@ -9,8 +10,9 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
+from ...config.components import name_key
 from ...config.errors import suggest
-from ...config.signatures import Taken, check_call, what_it_takes
+from ...config.signatures import Taken, check_call, is_function_of_two, what_it_takes
 from ...config.slots import Slot
 from .. import comm
 from .activation_checkpointing import checkpoint_activations
@@ -43,7 +45,27 @@ LOSS_REGISTRY = Registry("LOSS", Callable)
 
 _FUNCTIONS = Registry("FUNCTION")
 
-MODEL_SLOT, LOSS_SLOT = Slot(MODEL_REGISTRY, "MODEL.NAME"), Slot(LOSS_REGISTRY, "MODEL.LOSS.NAME")
+
+class _LossSlot(Slot):
+    """Also takes a function of outputs and targets, which is the loss itself."""
+
+    def _function(self, cfg: CfgNode) -> Callable[..., Any] | None:
+        ((name, args, key),) = self.entries(cfg)
+        target: Any = self.registry.get(name, name_key(key)) if name else None
+        if not is_function_of_two(target, args):
+            return None
+        self.registry.check(name, args, positional=2, key=key)
+        return functools.partial(target, **args) if args else target
+
+    def check(self, cfg: CfgNode) -> list[Any]:
+        function = self._function(cfg)
+        return super().check(cfg) if function is None else [function]
+
+    def build(self, cfg: CfgNode, *positional: Any, **offered: Any) -> Any:
+        return self._function(cfg) or super().build(cfg, *positional, **offered)
+
+
+MODEL_SLOT, LOSS_SLOT = Slot(MODEL_REGISTRY, "MODEL.NAME"), _LossSlot(LOSS_REGISTRY, "MODEL.LOSS.NAME")
 
 for _loss in (
     nn.BCEWithLogitsLoss,

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ...config.errors import ConfigError, suggest
+from ...config.errors import ConfigError, MismatchError, suggest
 from ...config.signatures import Taken
 
 __all__ = ["INPUT_FORMS", "caller", "check_names", "describe", "forward_of", "required_positions"]
@@ -49,13 +49,15 @@ def caller(
         return model
     if isinstance(example, Mapping):
         if form == "tuple":
-            raise TypeError(f'MODEL.INPUTS is "tuple", but the inputs are {describe(example)}; use "kwargs" or "batch"')
+            raise MismatchError(
+                f'MODEL.INPUTS is "tuple", but the inputs are {describe(example)}; use "kwargs" or "batch"'
+            )
         names = [name for name in example if name != target]
         if form == "auto" and guess_dict and _takes_whole_dict(taken, names):
             return model
         return _by_name(model, taken, names, example, mapping, target, exact)
     if form == "kwargs":
-        raise TypeError(
+        raise MismatchError(
             'MODEL.INPUTS "kwargs" and MODEL.INPUT_MAPPING need inputs in a dict, by their names; '
             f"these are {describe(example)}"
         )
@@ -116,7 +118,7 @@ def _check_number(taken: Taken | None, inputs: Sequence[Any]) -> None:
         return
     too_many = len(inputs) > len(taken.positions) and not taken.any_position
     if too_many or len(inputs) < len(required_positions(taken)):
-        raise TypeError(
+        raise MismatchError(
             f"the batch has {len(inputs)} inputs, but the model's forward takes: {_listed(taken.positions)}. "
             'To pass them as one argument, set MODEL.INPUTS to "batch"; a model that also takes the target must '
             "return its losses, without MODEL.LOSS"
@@ -138,11 +140,12 @@ def _by_name(
             chosen[parameter] = entry
         elif exact:
             hint = suggest(entry, map(str, example))
-            raise TypeError(f"MODEL.INPUT_MAPPING: the batch has no '{entry}'{hint or '.'} It has: {_listed(example)}")
+            there = _listed(example)
+            raise MismatchError(f"MODEL.INPUT_MAPPING: the batch has no '{entry}'{hint or '.'} It has: {there}")
     for name in names:
         if name not in mapping and name not in chosen and _takes(taken, name):
             chosen[name] = name
-    check_names("MODEL.INPUT_MAPPING", "the model's forward", taken, chosen, TypeError)
+    check_names("MODEL.INPUT_MAPPING", "the model's forward", taken, chosen, MismatchError)
     if taken is not None:
         missing = [name for name in taken.required if name not in chosen]
         if missing or not chosen:
@@ -150,7 +153,7 @@ def _by_name(
             wanted = f"'{missing[0]}'" if missing else "an input"
             hint = suggest(missing[0], unused) if missing else ""
             entry = unused[0] if unused else "entry"
-            raise TypeError(
+            raise MismatchError(
                 f"the model's forward needs {wanted}, and the batch has no such entry{hint or '.'} "
                 f"The batch has: {_listed(example)}{f' (target: {target})' if target else ''}. "
                 f"forward takes: {_listed(taken.keywords)}. Rename entries with MODEL.INPUT_MAPPING, such as "

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ...config.errors import MismatchError
 from .inputs import describe
 
 __all__ = ["entries_of", "is_scalar", "losses_of", "predictions_of", "with_count", "without_loss"]
@@ -46,7 +47,7 @@ def losses_of(output: Any) -> dict[str, Any]:
                 break
     if losses:
         return losses if count is None else with_count(losses, count)
-    raise TypeError(
+    raise MismatchError(
         "without MODEL.LOSS the model must return its losses in training mode: a dict of scalar tensors, one scalar "
         "tensor, an object whose .loss is one, or a dict with one named 'loss' among other entries. It returned "
         f"{describe(output)}. If these are predictions, set MODEL.LOSS.NAME"
@@ -80,5 +81,5 @@ def predictions_of(output: Any, ignore: Container[str] = ()) -> Any:
 def with_count(losses: dict[str, Any], count: Any) -> dict[str, Any]:
     """Add the number of items that the losses are means of, as ``num_items``."""
     if not (isinstance(count, int) or is_scalar(count)):
-        raise TypeError(f"num_items must be an int or a scalar tensor, not {describe(count)}")
+        raise MismatchError(f"num_items must be an int or a scalar tensor, not {describe(count)}")
     return {**losses, "num_items": count}

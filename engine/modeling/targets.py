@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from ...config.errors import ConfigError, suggest
+from ...config.errors import ConfigError, MismatchError, suggest
 from ...config.signatures import what_it_takes
 from ...hooks.common.batches import fields_of
 from .call_plan import compose, entry
@@ -34,13 +34,13 @@ def target_name(batch: Mapping[Any, Any], target: str | None, required: bool = T
         return found[0]
     there = ", ".join(map(str, batch)) or "nothing"
     if found:
-        raise TypeError(f"the batch's target may be {' or '.join(found)}: set MODEL.TARGET. The batch has: {there}")
+        raise MismatchError(f"the batch's target may be {' or '.join(found)}: set MODEL.TARGET. The batch has: {there}")
     if not required:
         return None
     if target:
         hint = suggest(target, map(str, batch))
-        raise TypeError(f"MODEL.TARGET: the batch has no '{target}'{hint or '.'} The batch has: {there}")
-    raise TypeError(
+        raise MismatchError(f"MODEL.TARGET: the batch has no '{target}'{hint or '.'} The batch has: {there}")
+    raise MismatchError(
         f"the batch has no target: none of its entries is named {', '.join(names)}. The batch has: {there}. "
         "MODEL.LOSS and targets need one: set MODEL.TARGET"
     )
@@ -62,7 +62,7 @@ def target_of(batch: Any, target: str | None) -> Callable[[Any], Any]:
         return entry(target_name(batch, target))
     if isinstance(batch, tuple | list) and len(batch) >= 2:
         return entry(-1)
-    raise TypeError(
+    raise MismatchError(
         f"expected a batch (x, y) or a dict, got {describe(batch)}. MODEL.LOSS and targets need such batches; "
         'otherwise set MODEL.LOSS.NAME to "" and let the model return its losses'
     )
@@ -70,12 +70,13 @@ def target_of(batch: Any, target: str | None) -> Callable[[Any], Any]:
 
 def is_torch_loss(loss: Any) -> bool:
     """Return whether a loss is one of torch's or a subclass, which takes one tensor and the target."""
-    return isinstance(loss, nn.modules.loss._Loss) or getattr(loss, "__module__", "") == "torch.nn.functional"
+    function = getattr(loss, "func", loss)  # of a functools.partial
+    return isinstance(loss, nn.modules.loss._Loss) or getattr(function, "__module__", "") == "torch.nn.functional"
 
 
 def name_of(loss: Any) -> str:
     """Return the name of a loss's function or class."""
-    return getattr(loss, "__name__", type(loss).__name__)
+    return getattr(getattr(loss, "func", loss), "__name__", type(loss).__name__)
 
 
 def target_parameter(loss: Any, output_mapping: Mapping[str, str]) -> str:

@@ -80,8 +80,9 @@ def config_of_arguments(
         cfg.TEST.METRICS = ["Loss"]
     if hooks:
         with _errors_of("hooks"):
+            entries = _entries(hooks)
             _check_functions(hooks)
-            cfg.HOOKS = [*cfg.HOOKS, *_entries(hooks)]
+            cfg.HOOKS = [*cfg.HOOKS, *entries]
     if train_data is not None and length is None and cfg.SOLVER.MAX_ITER == get_cfg().SOLVER.MAX_ITER:
         raise ConfigError('length: is missing; give a number of epochs or iterations, such as "10ep" or 1000')
     for argument, key, value in (
@@ -182,6 +183,10 @@ def _set_train_data(cfg: CfgNode, data: Any, batch_size: int | None) -> None:
         if not cfg.DATASETS.TRAIN:
             cfg.DATASETS.TRAIN = [ObjectName(NoTrainData())]
         return
+    if (isinstance(data, Mapping) and "NAME" not in data) or (
+        isinstance(data, list) and data and all(isinstance(part, torch.Tensor | np.ndarray) for part in data)
+    ):
+        raise ConfigError(f"a {type(data).__name__} is not a data set: pass a tuple of tensors (x, y), or a data set")
     cfg.DATASETS.TRAIN = [_entry(_rows(data))]
     if not inspect.isclass(data) and not inspect.isroutine(data) and is_loader(data):
         if batch_size is not None:

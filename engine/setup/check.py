@@ -125,10 +125,11 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
         _check_hooks,
         check_step_config,
         _check_monitors,
+        _check_expected_results,
         _check_weights,
         _check_builds,  # last: the first optimizer imports torch modules for a second
     ):
-        if check is not _check_monitors or not evaluates_otherwise:
+        if check not in (_check_monitors, _check_expected_results) or not evaluates_otherwise:
             check(cfg)
 
 
@@ -239,6 +240,19 @@ def _monitor(cfg: CfgNode, key: str) -> str:
             f"{key}.metric: is missing, and so is CHECKPOINT.BEST.METRIC (Trainer(monitor=...)), which is its default"
         )
     return cfg.CHECKPOINT.BEST.METRIC
+
+
+def _check_expected_results(cfg: CfgNode) -> None:
+    """Check that evaluations produce the results that are expected, if the default evaluator is used."""
+    if not cfg.TEST.EXPECTED_RESULTS or cfg.TEST.EVALUATOR.NAME != "MetricsEvaluator":
+        return
+    metrics, others = result_names(cfg)
+    names = [f"{name_of(entry)}/{metric}" for entry in cfg.DATASETS.TEST for metric in metrics]
+    for test_set, metric, *_ in cfg.TEST.EXPECTED_RESULTS:
+        name = f"{test_set}/{metric}" if test_set else metric
+        if not others and not any(name == one or name.startswith(f"{one}/") for one in names):
+            known = ", ".join(names) or "nothing (DATASETS.TEST is empty)"
+            raise UnknownKeyError(f"TEST.EXPECTED_RESULTS: there is no {name!r} among {known}{suggest(name, names)}")
 
 
 def _check_monitors(cfg: CfgNode) -> None:

@@ -31,7 +31,8 @@ def config_errors_exit() -> Iterator[None]:
         if (
             not launched_by_torchrun() or os.environ["LOCAL_RANK"] == "0"
         ):  # other ranks of this machine have the same error
-            sys.stderr.write(f"error: {error}\n")
+            notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
+            sys.stderr.write(f"error: {error}{notes}\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

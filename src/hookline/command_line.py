@@ -54,6 +54,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
         unknown = [word for word in message.split() if word.startswith("--")]
         hint = suggest(unknown[0], self._option_string_actions) if "unrecognized" in message and unknown else ""
+        if not hint and unknown and unknown[0].strip("-").isupper():
+            hint = f"; write config keys without dashes: {unknown[0].strip('-')} VALUE"
         self.exit(2, f"error: {message}{hint}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
