@@ -11,7 +11,7 @@ REPOSITORY = ""
 VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "src/hookline/__init__.py").read_text())[1]
 FOLDERS = ("config", "hooks", "engine", "configs")
 
-packages = ["hookline", "hookline.cli", "hookline.detectron2", "hookline.runs"]
+packages = ["hookline", "hookline.benchmarks", "hookline.cli", "hookline.detectron2", "hookline.runs"]
 for folder in FOLDERS:
     packages.append(f"hookline.{folder}")
     packages += [
@@ -87,6 +87,7 @@ setup(
     package_dir={"hookline": "src/hookline", **{f"hookline.{folder}": folder for folder in FOLDERS}},
     package_data={
         "hookline": ["py.typed"],
+        "hookline.cli": ["project/*"],
         "hookline.config": ["*.pyi", "schema/*.json"],
         "hookline.configs": ["*.yaml", "*/*.yaml"],
         "hookline.runs": ["page.html", "page.js"],
@@ -100,5 +101,6 @@ setup(
         "numpy>=1.26",
     ],
     extras_require=EXTRAS,
+    entry_points={"console_scripts": ["hookline = hookline.cli:main"]},
     zip_safe=False,
 )

@@ -8,7 +8,8 @@ from typing import IO, Any
 
 import yaml
 
-from .errors import ConfigError, suggest_file
+from .errors import ConfigError, suggest, suggest_file
+from .examples import example_names, find_config, find_example
 from .literals import Plain, literal, spell
 from .objects import ObjectName
 
@@ -180,7 +181,8 @@ def load_layers(
     """Read a config file and the files in its ``_BASE_``.
 
     Args:
-        filename: a path (``~`` is the home folder) or a URI that ``opener`` knows.
+        filename: a path (``~`` is the home folder), a URI that ``opener`` knows, or the name of an example, which is
+            looked for if there is no such file.
         opener: opens a file by its name.
         chain: the files whose ``_BASE_`` led here, outermost first.
 
@@ -191,7 +193,9 @@ def load_layers(
         ConfigError: a file is missing or bad, or bases form a circle.
     """
     name = os.fspath(filename)
-    name = name if _URI.match(name) else os.path.expanduser(name)
+    if not _URI.match(name):
+        name = os.path.expanduser(name)
+        name = name if chain else find_config(name)
     refuse_python(name)
     too_many = ConfigError(f"{name}: {BASE_KEY} leads to more than {_MAX_FILES} files; merge some of them into one")
     if len(chain) > _MAX_FILES:
@@ -205,7 +209,8 @@ def load_layers(
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         origin = f" ({BASE_KEY} of {chain[-1]})" if chain else ""
-        near = suggest_file(name) if isinstance(error, FileNotFoundError) and not _URI.match(name) else ""
+        missing = isinstance(error, FileNotFoundError) and not _URI.match(name)
+        near = suggest_file(name) or suggest(name, example_names()) if missing else ""
         if isinstance(error, IsADirectoryError) and os.path.exists(os.path.join(name, "config.yaml")):
             near = f"; did you mean '{os.path.join(name, 'config.yaml')}'?"
         raise ConfigError(f"{name}: cannot read this config file: {reason}{origin}{near}") from error
@@ -237,10 +242,11 @@ def _check_readable(name: str) -> None:
 
 
 def _beside(name: str, base: str) -> str:
-    """The path of a base, relative to the file that names it."""
+    """The path of a base, relative to the file that names it. If there is no such file, the example of that name."""
     if _URI.match(base) or base.startswith("~") or os.path.isabs(base):
         return base
-    return os.path.join(os.path.dirname(name), base)
+    path = os.path.join(os.path.dirname(name), base)
+    return path if os.path.exists(path) else find_example(base) or path
 
 
 def _identity(name: str) -> str:

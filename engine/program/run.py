@@ -5,7 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 from ...command_line import default_argument_parser
-from ...config import CfgNode, ConfigError, Duration
+from ...config import CfgNode, ConfigError, Duration, locate
+from ...config.slots import errors_at
 from .. import comm
 from ..defaults import DefaultTrainer
 from ..launch import launch
@@ -16,7 +17,7 @@ from ..setup.start import begin_run, default_setup
 from .look import evaluate, load_weights, looking, predict
 from .options import check_options, merge_options
 
-__all__ = ["run"]
+__all__ = ["run", "run_trainer"]
 
 
 def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | None = None) -> Any:
@@ -61,6 +62,14 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
             timeout=timedelta(seconds=Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds),
             device=cfg.MODEL.DEVICE,
         )
+
+
+def run_trainer(args: argparse.Namespace) -> Any:
+    """Call :func:`run` with the trainer that ``args.trainer`` names, such as "my_trainer:Trainer"."""
+    with config_errors_exit():
+        with errors_at("--trainer"):
+            trainer = locate(args.trainer) if args.trainer else DefaultTrainer
+        return run(trainer, args)
 
 
 def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> Any:

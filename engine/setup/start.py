@@ -18,6 +18,7 @@ import torch
 import hookline
 
 from ...config import CfgNode, ConfigError, Duration
+from ...config.examples import find_config
 from ...config.objects import without_objects
 from ...hooks.common.rng import preserve_rng
 from .. import comm
@@ -82,6 +83,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     kind: RunKind = "dry" if options["dry_run"] else "look" if look else _training_kind(cfg)
     start = RunStart(cfg, kind, options["resume"], text)
     start.unknown = unknown
+    start.config_file = getattr(args, "config_file", "") or ""
     start.prepare()
     for builder, error in unknown.items():
         logger.info("Left to the trainer's %s, or to the script: %s", builder, error)
@@ -183,6 +185,7 @@ class RunStart:
         self._resume = resume
         self.unknown: dict[str, ConfigError] = {}
         """See :func:`~hookline.engine.setup.check.unknown_parts`."""
+        self.config_file = ""
         self._begun = False
         self._trains = True
         self._drew_seed = False  # without knowing whether the run is resumed
@@ -219,6 +222,8 @@ class RunStart:
                     self._output.folder.before_first_claim = self._begin_on_main_process
             logger.info("hookline %s, %s", hookline.__version__, describe_environment())
             logger.debug("Command line: %s", " ".join(sys.argv))
+            if self.config_file:
+                logger.info("Config file: %s", find_config(self.config_file))
             _compare_timeouts(cfg)
             if comm.is_main_process():
                 logger.info("Config, where it differs from the defaults:\n%s", describe_config(cfg))

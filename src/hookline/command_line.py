@@ -4,9 +4,19 @@ import argparse
 import os
 import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
-__all__ = ["ArgumentParser", "add_options", "default_argument_parser", "exit_on_signals"]
+__all__ = [
+    "PROCESSES",
+    "ArgumentParser",
+    "add_options",
+    "default_argument_parser",
+    "exit_on_signals",
+    "signals_during_imports",
+]
 
 
 def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
@@ -27,11 +37,12 @@ PROCESSES = ("num_gpus", "num_machines", "machine_rank", "dist_url")
 
 _OPTIONS: dict[str, dict[str, Any]] = {
     "config_file": {"default": "", "metavar": "FILE", "help": "YAML file of the run, or an example's name"},
+    "trainer": {"default": "", "metavar": "NAME", "help": "your subclass of DefaultTrainer, as my_trainer:Trainer"},
     "resume": {"action": "store_true", "help": "resume from the last checkpoint in OUTPUT_DIR"},
     "eval_only": {"action": "store_true", "help": "evaluate MODEL.WEIGHTS on DATASETS.TEST and exit"},
     "predict": {"action": "store_true", "help": "write predictions of MODEL.WEIGHTS for DATASETS.TEST"},
-    "dry_run": {"action": "store_true", "help": "build everything, print what a run would do, write nothing"},
-    "fast_dev_run": {"action": "store_true", "help": "try one training batch and one test batch, write nothing"},
+    "dry_run": {"action": "store_true", "help": "print what a run would do, write nothing"},
+    "fast_dev_run": {"action": "store_true", "help": "try one batch of each data set, write nothing"},
     "num_gpus": {"type": int, "default": 1, "metavar": "N", "help": "processes per machine: one per GPU, or on CPU"},
     "num_machines": {"type": int, "default": 1, "metavar": "N", "help": "machines that train together"},
     "machine_rank": {"type": int, "default": 0, "metavar": "I", "help": "index of this machine, from 0"},
@@ -59,15 +70,34 @@ class ArgumentParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message}{hint}\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self._subparsers is not None:  # argparse cannot do both
+            return super().parse_args(args, namespace)
         return self.parse_intermixed_args(args, namespace)
 
 
-def exit_on_signals() -> None:
-    """Give signals their exit codes while a script imports torch, which takes seconds: see docs/checkpoints.md."""
+def exit_on_signals() -> dict[int, Any]:
+    """Give signals their exit codes while a script imports torch, which takes seconds: see docs/checkpoints.md.
+
+    Returns:
+        The handlers before.
+    """
+    before = {}
     for name, code in (("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75)):
         number = getattr(signal, name, None)  # not every system has it
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, lambda *_, code=code: os._exit(code))
+            before[number] = signal.signal(number, lambda *_, code=code: os._exit(code))
+    return before
+
+
+@contextmanager
+def signals_during_imports() -> Iterator[None]:
+    """:func:`exit_on_signals` for the imports in this block."""
+    before = exit_on_signals() if threading.current_thread() is threading.main_thread() else {}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 _EXAMPLES = """examples:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..config import ConfigError
 from .measure import use_clock, usual_logging
 from .peers import PEERS, installed, runs_of
 
@@ -29,7 +30,7 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         names = list(PEERS)
     unknown = [name for name in names if name not in PEERS]
     if unknown:
-        raise SystemExit(f"--compare: {', '.join(unknown)}: expected {', '.join(PEERS)} or all")
+        raise ConfigError(f"--compare: {', '.join(unknown)}: expected {', '.join(PEERS)} or all")
     workers = {name: Worker(name, args.clock) for name in names if installed(name)}
     steps = args.steps or 2000
     try:

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.checkpoint.checkpoint_file import verify_checkpoint
-
+from ..engine.checkpoint import Checkpointer
+from ..engine.checkpoint.checkpoint_file import verify_checkpoint
 from .measure import Run, all_times, now
 
 PARTS = 20

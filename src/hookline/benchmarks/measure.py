@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 
-from hookline.engine import SimpleTrainer
-from hookline.engine.setup.logger import setup_logger
-from hookline.hooks import HookBase
+from ..engine import SimpleTrainer
+from ..engine.setup.logger import setup_logger
+from ..hooks import HookBase
 
 CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
 """Wall time, or CPU time of all threads of this process, which other processes disturb less."""

@@ -10,14 +10,13 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hookline.config import CfgNode, get_cfg
-from hookline.engine import DefaultTrainer, SimpleTrainer
-from hookline.engine.data import build_train_loader
-from hookline.engine.modeling import ModelAdapter, build_model
-
+from ..config import CfgNode, get_cfg
+from ..engine import DefaultTrainer, SimpleTrainer
+from ..engine.data import build_train_loader
+from ..engine.modeling import ModelAdapter, build_model
 from .measure import Run, now, timed
 
-DIGITS = str(Path(__file__).resolve().parents[2] / "configs" / "digits" / "convnet.yaml")
+DIGITS = "digits/convnet.yaml"
 LOG_PERIOD = 20
 
 

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from hookline.config import CfgNode, get_cfg
-from hookline.engine.data import build_train_loader
-from hookline.engine.data.epoch_iterator import EpochIterator
-
+from ..config import CfgNode, get_cfg
+from ..engine.data import build_train_loader
+from ..engine.data.epoch_iterator import EpochIterator
 from .measure import Run, interleaved, now
 from .work import forever
 

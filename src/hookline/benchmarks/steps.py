@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from hookline.config import ConfigError
-from hookline.engine import DefaultTrainer, SimpleTrainer, TrainerBase
-from hookline.engine.modeling import ModelAdapter
-from hookline.hooks import EVENTS, EventStorage, HookBase
-
+from ..config import ConfigError
+from ..engine import DefaultTrainer, SimpleTrainer, TrainerBase
+from ..engine.modeling import ModelAdapter
+from ..hooks import EVENTS, EventStorage, HookBase
 from .measure import Run, interleaved, now, ratios, timed, usual_logging
 from .work import by_hand, by_hand_with_logging, compiled, default, digits_config, lean, tiny_config
 
@@ -99,7 +98,7 @@ def _tiny() -> SimpleTrainer:
 
 def storage(args: argparse.Namespace) -> dict[str, Any]:
     """Time per step of putting ten metrics, and of reading them every 20 steps."""
-    values = {f"loss{i}": float(i) for i in range(10)}
+    values: dict[str, Any] = {f"loss{i}": float(i) for i in range(10)}
     tensors = {name: torch.tensor(value) for name, value in values.items()}
 
     def puts(metrics: dict[str, Any], period: int) -> Run:
@@ -157,7 +156,7 @@ def _growth(trainer: SimpleTrainer, steps: int) -> dict[str, float]:
 
 
 def _memory(puts: int) -> dict[str, float]:
-    values = {f"loss{i}": float(i) for i in range(10)}
+    values: dict[str, Any] = {f"loss{i}": float(i) for i in range(10)}
     with EventStorage() as events:
         before = _process_bytes()
         for iteration in range(puts):

@@ -1,0 +1,56 @@
+"""Benchmarks of the engine, relative to the same work written by hand: ``hookline benchmark``.
+
+One thread. The candidates run in turns, so that a slow moment of the machine affects all of them; the medians are
+reported. docs/performance.md explains the numbers.
+"""
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import steps
+from .checkpoint import checkpoint
+from .compare import compare
+from .loader import loader
+from .measure import use_clock
+
+__all__ = ["measure_and_show", "show"]
+
+_BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
+    "overhead": steps.overhead,
+    "hooks": steps.hooks,
+    "storage": steps.storage,
+    "loader": loader,
+    "checkpoint": checkpoint,
+    "length": steps.length,
+}
+
+
+def measure_andshow(args: argparse.Namespace) -> None:
+    """Run what the options of ``hookline benchmark`` say, and print the results."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    use_clock(args.clock)
+    try:
+        results = compare(args) if args.compare else _BENCHMARKS[args.what](args)
+    finally:
+        use_clock("wall")
+        torch.set_num_threads(threads)
+    if args.json:
+        print(json.dumps(results))
+    else:
+        show(results)
+
+
+def show(results: dict[str, Any], indent: str = "") -> None:
+    """Print nested results as aligned lines."""
+    width = max(len(name) for name in results)
+    for name, value in results.items():
+        if any(isinstance(inner, dict) for inner in value.values()):
+            print(f"{indent}{name}")
+            show(value, indent + "  ")
+        else:
+            print(f"{indent}{name:<{width}}  " + "  ".join(f"{key} {inner:>10}" for key, inner in value.items()))

@@ -1,0 +1,18 @@
+"""Evaluate weights on the test sets of a config."""
+
+import argparse
+
+from hookline.command_line import PROCESSES, add_options
+
+from . import train
+
+EXAMPLE = "hookline eval --config-file digits/mlp.yaml MODEL.WEIGHTS path/to/model.pth"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_options(parser, "config_file", "trainer", "resume", *PROCESSES, "opts")
+    parser.set_defaults(eval_only=True)
+
+
+main = train.main

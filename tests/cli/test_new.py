@@ -1,0 +1,50 @@
+"""``hookline new``."""
+
+import os
+import re
+import shlex
+
+import pytest
+from snippets import run_python
+
+from hookline.cli import main
+
+FILES = ["config.yaml", "data.py", "hook.py", "model.py", "test_project.py"]
+
+
+def test_five_files_are_written_and_the_next_commands_are_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    for folder in ("my_project", "deeper/my-project", "empty"):
+        assert main(["new", folder]) == 0
+        assert sorted(os.listdir(folder)) == FILES
+        assert f"  cd {folder}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["full", "file", "file/inside", "a\0b"])
+def test_a_folder_that_cannot_be_used_is_an_error(tmp_path, monkeypatch, capsys, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("mine")
+    (tmp_path / "file").write_text("")
+    assert main(["new", name]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert sorted(os.listdir(tmp_path)) == ["file", "full"]
+    assert os.listdir(tmp_path / "full") == ["mine.txt"]
+
+
+@pytest.mark.slow
+def test_the_project_trains_and_its_test_passes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main(["new", "my_project"])
+    commands = re.findall(r"^  (.+)$", capsys.readouterr().out, re.MULTILINE)
+    assert commands[0] == "cd my_project"
+    folder = tmp_path / "my_project"
+    for command in commands[1:]:
+        words = shlex.split(command)
+        words = words[1:] if words[0] == "python" else ["-m", *words]
+        done = run_python(words, folder)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+    assert (folder / "output" / "model_best.pth").exists()
+    assert "weight_norm" in (folder / "output" / "metrics.json").read_text()

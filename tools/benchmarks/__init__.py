@@ -1,1 +1,0 @@
-"""The measurements behind ``tools/benchmark.py``, one file per subject."""
