@@ -7,8 +7,9 @@ from ...config import CfgNode, ConfigError, get_cfg
 from ..defaults import DefaultTrainer
 from ..evaluation import check_metrics
 from ..setup.check import overridden_builders
+from ..setup.start import default_setup
 
-__all__ = ["check_options", "merge_options"]
+__all__ = ["check_options", "merge_options", "set_up_probe"]
 
 
 def merge_options(args: argparse.Namespace, cfg: CfgNode | None = None) -> CfgNode:
@@ -68,3 +69,11 @@ def _has_checkpoints(folder: str) -> bool:
     """Whether a run's folder has files that may be checkpoints."""
     names = os.listdir(folder) if os.path.isdir(folder) else []
     return any(name == "last_checkpoint" or name.endswith(".pth") for name in names)
+
+
+def set_up_probe(args: argparse.Namespace) -> CfgNode:
+    """Return the config of a tool that builds a run and writes nothing, such as a search for the learning rate."""
+    cfg = merge_options(args)
+    check_options(args, cfg)
+    default_setup(cfg, argparse.Namespace(dry_run=True))
+    return cfg

@@ -5,15 +5,14 @@ import argparse
 from ..defaults import DefaultTrainer
 from ..setup.find_batch_size import find_batch_size
 from ..setup.find_lr import LRSweep, find_lr
-from ..setup.start import default_setup
-from .options import check_options, merge_options
+from .options import set_up_probe
 
 __all__ = ["probe_batch_size", "probe_lr"]
 
 
 def probe_lr(args: argparse.Namespace, min_lr: float, max_lr: float, num_iter: int) -> tuple[LRSweep, str]:
     """Run :func:`find_lr` for ``--config-file`` and KEY VALUE pairs. Return its result, and a text for people."""
-    trainer = _trainer(args)
+    trainer = DefaultTrainer(set_up_probe(args))
     trainer.resume_or_load(resume=False)  # MODEL.WEIGHTS
     sweep = find_lr(trainer, min_lr, max_lr, num_iter)
     rows = list(zip(sweep.lrs, sweep.losses, sweep.smoothed, strict=True))[:: max(1, len(sweep.lrs) // 20)]
@@ -31,11 +30,4 @@ def probe_lr(args: argparse.Namespace, min_lr: float, max_lr: float, num_iter: i
 
 def probe_batch_size(args: argparse.Namespace, memory: str | None, max_size: int | None) -> int:
     """Run :func:`find_batch_size` for ``--config-file`` and KEY VALUE pairs."""
-    return find_batch_size(_trainer(args), memory, max_size)
-
-
-def _trainer(args: argparse.Namespace) -> DefaultTrainer:
-    cfg = merge_options(args)
-    check_options(args, cfg)
-    default_setup(cfg, argparse.Namespace(dry_run=True))
-    return DefaultTrainer(cfg)
+    return find_batch_size(DefaultTrainer(set_up_probe(args)), memory, max_size)

@@ -7,6 +7,7 @@ import pytest
 
 from hookline.benchmarks import show
 from hookline.cli import main
+from hookline.cli.benchmark import number
 
 
 @pytest.fixture
@@ -137,8 +138,8 @@ def test_a_comparison_names_missing_and_failing_trainers(benchmark, monkeypatch)
 
 
 @pytest.mark.parametrize(("text", "value"), [("100M", 10**8), ("2.5k", 2500), ("40", 40), ("1B", 10**9)])
-def test_numbers(benchmark, text, value):
-    assert sys.modules["benchmark"].number(text) == value
+def test_numbers(text, value):
+    assert number(text) == value
 
 
 def test_a_table_shows_every_number(capsys):

@@ -29,7 +29,7 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
 }
 
 
-def measure_andshow(args: argparse.Namespace) -> None:
+def measure_and_show(args: argparse.Namespace) -> None:
     """Run what the options of ``hookline benchmark`` say, and print the results."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
