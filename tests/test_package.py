@@ -64,6 +64,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel, tree):
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = modules(tree / "src/hookline", "hookline") | {
+        "hookline/cli/project/config.yaml",
         "hookline/py.typed",
         "hookline/runs/page.html",
         "hookline/runs/page.js",
