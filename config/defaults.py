@@ -102,8 +102,7 @@ _C.DATALOADER = CN()
 _C.DATALOADER.BATCH_SIZE = _count(16, least=1)
 # Samples in a test batch on each rank. 0: BATCH_SIZE.
 _C.DATALOADER.TEST_BATCH_SIZE = _count(0)
-# Number of loader workers per rank. The maximum is max(64, 8 * CPU cores). 0: the training process reads the data,
-# which is fastest for data in memory.
+# Loader workers per rank. 0: the training process reads the data, which is fastest for data in memory.
 _C.DATALOADER.NUM_WORKERS = _count(0)
 # Makes a batch from a list of samples: a component of COLLATE_REGISTRY, or "package.module:function". Empty: the data
 # set's collate_fn, or torch's default_collate. "pad_collate" pads sequences to the longest one.
@@ -201,8 +200,7 @@ _C.SOLVER.RESCALE_INTERVAL = False
 
 # Period of checkpoints: a duration.
 _C.SOLVER.CHECKPOINT_PERIOD = Typed(5000, Duration.parse)
-# Time limit of the process, such as "2h". Training stops before it, with a checkpoint and exit code 75. A resumed run
-# has the full time again. 0: no limit.
+# Time limit of each process of a run, such as "2h": training stops before it, with a checkpoint and exit code 75.
 _C.SOLVER.TIME_LIMIT = Typed(0, Duration.parse_time)
 
 # Gradient clipping: "value" (each element), "norm" (norm of all parameters; also "full_model") or "param_norm" (norm of
@@ -304,6 +302,8 @@ _C.LOG.GRAD_NORM = False
 _C.LOG.LEVEL = Typed("INFO", one_of("DEBUG", "INFO", "WARNING", "ERROR"))
 # A progress bar at the bottom of rank 0's terminal. "auto": if rich is installed. Output to a file or pipe has none.
 _C.LOG.PROGRESS_BAR = Typed("auto", one_of("auto", True, False))
+# Draw curves.png at the end of a run. "auto": after a minute or more of training, with matplotlib, not in CI.
+_C.LOG.CURVES = Typed("auto", one_of("auto", True, False))
 # Components of WRITER_REGISTRY.
 _C.LOG.WRITERS = Typed(["CommonMetricPrinter", "JSONWriter", "TensorboardXWriter"], components)
 

@@ -93,8 +93,7 @@ class _DATALOADER(CfgNode):
     TEST_BATCH_SIZE: int
     """Samples in a test batch on each rank. 0: BATCH_SIZE."""
     NUM_WORKERS: int
-    """Number of loader workers per rank. The maximum is max(64, 8 * CPU cores). 0: the training process reads the data,
-    which is fastest for data in memory."""
+    """Loader workers per rank. 0: the training process reads the data, which is fastest for data in memory."""
     COLLATE_FN: _DATALOADER_COLLATE_FN
     """Makes a batch from a list of samples: a component of COLLATE_REGISTRY, or "package.module:function". Empty: the
     data set's collate_fn, or torch's default_collate. "pad_collate" pads sequences to the longest one."""
@@ -233,8 +232,8 @@ class _SOLVER(CfgNode):
     CHECKPOINT_PERIOD: int | str
     """Period of checkpoints: a duration."""
     TIME_LIMIT: int | str
-    """Time limit of the process, such as "2h". Training stops before it, with a checkpoint and exit code 75. A resumed
-    run has the full time again. 0: no limit."""
+    """Time limit of each process of a run, such as "2h": training stops before it, with a checkpoint and exit code
+    75."""
     CLIP_GRADIENTS: _SOLVER_CLIP_GRADIENTS
     """Gradient clipping: "value" (each element), "norm" (norm of all parameters; also "full_model") or "param_norm"
     (norm of each parameter)."""
@@ -348,6 +347,8 @@ class _LOG(CfgNode):
     PROGRESS_BAR: Literal["auto", True, False]
     """A progress bar at the bottom of rank 0's terminal. "auto": if rich is installed. Output to a file or pipe has
     none."""
+    CURVES: Literal["auto", True, False]
+    """Draw curves.png at the end of a run. "auto": after a minute or more of training, with matplotlib, not in CI."""
     WRITERS: list[Any]
     """Components of WRITER_REGISTRY."""
 

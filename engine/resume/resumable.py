@@ -1,6 +1,7 @@
 """What happens when a run is resumed, extended, or trained a second time."""
 
 import logging
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -19,6 +20,7 @@ from ..data.given import NoTrainData
 from ..modeling import model_summary
 from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
+from ..setup.curves import draw_at_end
 from ..setup.seeding import set_seed
 from ..setup.start import RunStart, take_start
 from ..solver import LRMultiplier
@@ -224,7 +226,10 @@ class ResumableTrainer(PortedTrainer):
         if end is not None and end["reason"] != "completed":
             stop = StopRequest(end["reason"], by=end["by"])
         note_training(self.cfg.OUTPUT_DIR)
+        begin = time.monotonic()
         result = self._train(self.start_iter, self.max_iter, stop)
+        if not result.exit_code:  # else the process should end soon
+            draw_at_end(self.cfg, time.monotonic() - begin)
         self._evaluate_best(result)
         return result
 
