@@ -32,7 +32,7 @@ class LRSweep:
         """Draw the losses over the rates into an image file.
 
         Raises:
-            ConfigError: matplotlib is not installed.
+            ConfigError: matplotlib is not installed, or the file cannot be written.
         """
         try:
             from matplotlib.figure import Figure
@@ -44,9 +44,14 @@ class LRSweep:
         axes.plot(self.lrs, self.smoothed, label="smoothed")
         if self.suggestion is not None:
             axes.axvline(self.suggestion, color="gray", linestyle="--", label=f"suggestion: {self.suggestion:.3g}")
-        axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        low, start = min(self.losses + self.smoothed), self.smoothed[0]
+        span = (start - low) or abs(start) or 1.0  # the losses explode at the end, and would flatten the rest
+        axes.set(xscale="log", xlabel="learning rate", ylabel="loss", ylim=(low - span / 4, start + span / 2))
         axes.legend()
-        figure.savefig(path)
+        try:
+            figure.savefig(path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the plot {path} cannot be written: {error}") from error
 
 
 def find_lr(

@@ -214,3 +214,24 @@ def test_amounts_of_memory():
 def test_a_trainer_without_a_config_is_refused():
     with pytest.raises(ConfigError, match="has no config"):
         find_batch_size(quadratic())
+
+
+def test_the_plot_shows_the_part_before_the_losses_explode(tmp_path):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    sweep = find_lr(quadratic(), 1e-4, 1e4, num_iter=80, smoothing=0.5, stop_factor=None)
+    limits, save = [], Figure.savefig
+
+    def saved(figure, path):
+        limits.append(figure.axes[0].get_ylim())
+        save(figure, path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", saved)
+        sweep.plot(str(tmp_path / "lr.png"))
+    assert (tmp_path / "lr.png").stat().st_size > 1000
+    assert limits[0][0] < min(sweep.smoothed) < sweep.smoothed[0] < limits[0][1] < 2 * sweep.smoothed[0]
+    for name in ("lr.xyz", "missing/lr.png"):
+        with pytest.raises(ConfigError, match=f"{name} cannot be written"):
+            sweep.plot(str(tmp_path / name))

@@ -323,7 +323,7 @@ def test_schedules_of_epochs_resume_exactly(kind, tmp_path):
 
 
 def test_timms_own_schedulers(tmp_path):
-    timm = pytest.importorskip("timm.scheduler")
+    timm = pytest.importorskip("timm.scheduler", exc_type=ImportError)
     trainer, rates = make_epochs(3), Rates()
     scheduler = timm.CosineLRScheduler(trainer.optimizer, t_initial=4, warmup_t=1, warmup_lr_init=0.1)
     trainer.register_hooks([LRScheduler(scheduler=scheduler), rates])
