@@ -25,7 +25,6 @@ from .evaluation import (
     DatasetEvaluator,
     build_evaluator,
     evaluation_context,
-    format_results,
     verify_results,
 )
 from .evaluation.test_sets import evaluate_sets, evaluate_test_sets, own_periods
@@ -39,6 +38,7 @@ from .resume.optimizer_state import load_optimizer
 from .resume.resumable import ResumableTrainer
 from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
 from .setup.exit_codes import exit_after_signal
+from .setup.screen import log_end, watching_model
 from .setup.seeding import seed_all_rng
 from .setup.start import begin_look, default_setup, prepared_start
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
@@ -172,11 +172,9 @@ class DefaultTrainer(ResumableTrainer):
         end = self._previous_end()
         with self._in_output_dir(trains=end is None or not end["complete"]):
             result = self._result = self._train_to_end(end)
-            if self._last_eval_results:  # the same on all ranks
-                if comm.is_main_process():
-                    logger.info("Results:\n%s", format_results(self._last_eval_results))
-                if result.reason == "completed":
-                    verify_results(self.cfg, self._last_eval_results)
+            log_end(self, result)
+            if self._last_eval_results and result.reason == "completed":  # the same on all ranks
+                verify_results(self.cfg, self._last_eval_results)
         exit_after_signal(result)
         return result
 
@@ -311,7 +309,7 @@ class DefaultTrainer(ResumableTrainer):
             As for :meth:`test`.
         """
         if max_batches is not None:
-            with trial(self.cfg, max_batches, gpus_of(self.model)) as cfg:
+            with trial(self.cfg, max_batches, gpus_of(self.model)) as cfg, watching_model(self):
                 return self._results(cfg)
         with scratch_storage(self.iter):
             try:

@@ -17,10 +17,10 @@ from ...hooks.storage.event_storage import EventStorage
 from .. import comm
 from ..compat.ported_trainer import PortedTrainer
 from ..data.given import NoTrainData
-from ..modeling import model_summary
 from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
 from ..setup.curves import draw_at_end
+from ..setup.screen import log_start
 from ..setup.seeding import set_seed
 from ..setup.start import RunStart, take_start
 from ..solver import LRMultiplier
@@ -67,6 +67,7 @@ class ResumableTrainer(PortedTrainer):
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
     _last_eval_results: Mapping[str, Any] = {}
     _result: TrainResult | None = None  # of the last train()
+    _passes: Mapping[str, Any] | None = None  # of the sanity check, for the table of the model
     _length_key = "SOLVER.MAX_ITER"  # where users set the length of a run
     _start: RunStart | None = None
     _resume: bool | None = None
@@ -217,11 +218,9 @@ class ResumableTrainer(PortedTrainer):
         self._continue_run()
         if self._built is not None and self.max_iter != self.cfg.SOLVER.MAX_ITER:
             self._apply_max_iter()
-        logger.info("Model:\n%s", model_summary(unwrap_model(self.model)))
         epochs = f" ({epochs_at(self.max_iter, self._segments):.4g} epochs)" if self._segments else ""
-        samples, device = self.cfg.DATALOADER.BATCH_SIZE, self.device or self._device_type()
         length = self._unresolved.SOLVER.MAX_ITER if self._timed else f"{self.max_iter} iterations{epochs}"
-        logger.info("Training for %s, %d samples each, on %s", length, samples, device)
+        log_start(self, length, first=self._result is None)
         stop = None
         if end is not None and end["reason"] != "completed":
             stop = StopRequest(end["reason"], by=end["by"])

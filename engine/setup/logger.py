@@ -5,13 +5,18 @@ import functools
 import logging
 import os
 import sys
+import textwrap
 import time
 from typing import IO, Any
 
-__all__ = ["LOGGERS", "close_logs", "hold_logs", "open_logs", "set_console_level", "setup_logger"]
+from ...hooks.writers.console import shortened
+from ...hooks.writers.progress_bar import bar_is_shown
+
+__all__ = ["LOGGERS", "close_logs", "hold_logs", "open_logs", "release_logs", "set_console_level", "setup_logger"]
 
 LOGGERS = ("hookline", "fvcore", "detectron2")  # ported code logs to the last one
 
+_TIME = len("00:00:00  ")
 _LEVEL_COLORS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m", logging.CRITICAL: "\033[31m"}
 
 
@@ -28,7 +33,10 @@ class _Formatter(logging.Formatter):
 
 
 class _ConsoleFormatter(_Formatter):
-    """Shows time and message; from WARNING on also the level, in color if the console supports it."""
+    """Shows time and message; from WARNING on also the level, in color if the console supports it.
+
+    In a terminal, lines are broken between words.
+    """
 
     def __init__(self, color: bool, rank: int = 0) -> None:
         super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
@@ -36,6 +44,12 @@ class _ConsoleFormatter(_Formatter):
         self._rank = f"rank {rank}: " if rank else ""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
+        width = _terminal_width()
+        parts = getattr(record, "parts", None)
+        if parts:
+            record.message = shortened(parts, max(width - _TIME, 0), bar_is_shown())
+        if width:
+            record.message = _broken(record.message, width)
         line = super().formatMessage(record)
         if record.levelno < logging.WARNING:
             return line
@@ -49,9 +63,38 @@ class _ConsoleHandler(logging.StreamHandler):
     def __init__(self) -> None:
         logging.Handler.__init__(self)
 
+    def emit(self, record: logging.LogRecord) -> None:
+        parts = getattr(record, "parts", None)
+        if not parts or shortened(parts, 0, bar_is_shown()):  # else the bar shows it
+            super().emit(copy.copy(record))  # the formatter changes it
+
     @property
     def stream(self) -> Any:
         return sys.stdout
+
+
+def _terminal_width() -> int:
+    """Return the columns of the console; 0 if it is not a terminal."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def _broken(message: str, width: int) -> str:
+    """Break lines that are too long, between words. The first line has the time before it."""
+    lines = []
+    for number, line in enumerate(message.splitlines()):
+        before = "" if number else " " * _TIME
+        if len(before + line) <= width:
+            lines.append(line)
+            continue
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        pieces = textwrap.wrap(
+            before + line.rstrip(), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += [pieces[0][len(before) :], *pieces[1:]]
+    return "\n".join(lines)
 
 
 class _FileHandler(logging.StreamHandler):
@@ -128,8 +171,12 @@ def _files(output: str, rank: int) -> list[tuple[str, int]]:
 
 
 def hold_logs(folder: str) -> None:
-    """Keep the messages of hookline's loggers in memory until :func:`open_logs` writes them."""
+    """Keep the messages of hookline's loggers in memory until :func:`open_logs` writes them.
+
+    Closes the log files of runs that have ended: the messages that follow are those of another run.
+    """
     close_logs(folder)
+    _close_ended()
     for name in LOGGERS:
         logging.getLogger(name).addHandler(_HeldHandler(os.path.join(os.path.abspath(folder), "log.txt")))
 
@@ -137,12 +184,28 @@ def hold_logs(folder: str) -> None:
 def open_logs(folder: str, rank: int) -> None:
     """Open a run's log files, and write the messages kept by :func:`hold_logs`."""
     held = _close(folder)
+    _ended.discard(os.path.abspath(folder))
+    _close_ended()
     for name in LOGGERS:
         setup_logger(folder, rank, name=name)
     for record in sorted(held, key=lambda record: record.created):
         for handler in logging.getLogger(record.name.partition(".")[0]).handlers:
             if isinstance(handler, _FileHandler) and record.levelno >= handler.level:
                 handler.handle(record)
+
+
+_ended: set[str] = set()
+"""The folders of runs that have ended. Their log files stay open for what the program does with the trained model."""
+
+
+def release_logs(folder: str) -> None:
+    """Let the next run of this process close a folder's log files."""
+    _ended.add(os.path.abspath(folder))
+
+
+def _close_ended() -> None:
+    while _ended:
+        _close(_ended.pop())
 
 
 def _add_file(logger: logging.Logger, path: str, level: int, rank: int) -> None:

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from ...config import CfgNode, Duration, get_cfg
+from ...config import CfgNode, Duration, component, get_cfg, name_of
 from ..modeling import model_summary
 
-__all__ = ["describe_config", "describe_environment", "describe_run"]
+__all__ = ["describe_config", "describe_data", "describe_environment", "describe_run"]
 
 _PERIODS = ("SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD", "LOG.PERIOD")
 
@@ -23,6 +23,23 @@ def describe_config(cfg: CfgNode) -> str:
     """Return the keys that differ from the defaults, one per line."""
     lines = [f"  {key} = {value!r}" for key, (_, value) in cfg.diff(get_cfg()).items()]
     return "\n".join(lines) or "  nowhere"
+
+
+def describe_data(trainer: Any) -> str:
+    """Return the training data and its size, and the names of the test data with the sizes that are known."""
+    cfg = trainer.cfg
+    train = ", ".join(name_of(entry) for entry in cfg.DATASETS.TRAIN) or "data of build_train_loader()"
+    size = _size(getattr(trainer.data_loader, "dataset", None))
+    epoch = f", {trainer.iters_per_epoch:,} iterations an epoch" if trainer.iters_per_epoch else ""
+    tests = [f"{name_of(entry)}{_size(getattr(component(entry)[0], 'value', None))}" for entry in cfg.DATASETS.TEST]
+    return f"{train}{size}{epoch}" + (f"; tested on {', '.join(tests)}" if tests else "")
+
+
+def _size(data: Any) -> str:
+    try:
+        return f" ({len(data):,} samples)"
+    except TypeError:  # None, or an iterable data set
+        return ""
 
 
 def describe_run(trainer: Any) -> str:

@@ -28,7 +28,8 @@ from ..ranks.torchrun import launched_by_torchrun, restarted
 from .check import check_config, unknown_parts
 from .fast_dev_run import choose_fast_dev_run, shortened
 from .lazy_start import folder_of, lazy_run
-from .logger import LOGGERS, hold_logs, open_logs, set_console_level, setup_logger
+from .logger import LOGGERS, hold_logs, open_logs, release_logs, set_console_level, setup_logger
+from .next_steps import Program, program_of
 from .output_dir import OutputDir, RunKind
 from .report import describe_config, describe_environment
 from .seeding import choose_seed, saved_seed, seed_all_rng, set_seed
@@ -82,8 +83,8 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     check_same_config(cfg, {**compared, **lines})
     kind: RunKind = "dry" if options["dry_run"] else "look" if look else _training_kind(cfg)
     start = RunStart(cfg, kind, options["resume"], text)
-    start.unknown = unknown
     start.config_file = getattr(args, "config_file", "") or ""
+    start.unknown, start.program = unknown, program_of(args)
     start.prepare()
     for builder, error in unknown.items():
         logger.info("Left to the trainer's %s, or to the script: %s", builder, error)
@@ -186,6 +187,8 @@ class RunStart:
         self.unknown: dict[str, ConfigError] = {}
         """See :func:`~hookline.engine.setup.check.unknown_parts`."""
         self.config_file = ""
+        self.program: Program | None = None
+        """The command line that started the run, if any."""
         self._begun = False
         self._trains = True
         self._drew_seed = False  # without knowing whether the run is resumed
@@ -277,6 +280,7 @@ class RunStart:
         try:
             yield
         finally:
+            release_logs(self._cfg.OUTPUT_DIR)
             if comm.is_main_process():
                 self._output.folder.release()
 
@@ -296,6 +300,7 @@ class RunStart:
             if self._begun:
                 if self.kind == "train":
                     self._output.folder.continue_here()
+                    open_logs(self._cfg.OUTPUT_DIR, 0)  # another run may have closed them
             elif self.kind == "dry":
                 raise ConfigError("a dry run writes nothing, so it cannot train")
             elif self.kind == "look":

@@ -10,6 +10,8 @@ __all__ = ["IterationTimer"]
 
 logger = logging.getLogger(__name__)
 
+_LARGE = 0.01  # hooks with a larger share of the run's time are reported on the console
+
 
 @HOOK_REGISTRY.register()
 class IterationTimer(HookBase):
@@ -74,11 +76,16 @@ class IterationTimer(HookBase):
 
     def _report_hooks(self, total: float) -> None:
         costs = {name: cost for name, cost in self.trainer.hook_costs().items() if cost[1]}
-        lines = [f"  {'hook':<28} {'total':>10} {'per call':>10} {'share':>7}"]
+        lines = []
         for name, (seconds, calls) in costs.items():
-            share = f"{seconds / total:.1%}"
-            lines.append(f"  {name:<28} {format_seconds(seconds):>10} {format_seconds(seconds / calls):>10} {share:>7}")
-        logger.info("Time spent in hooks:\n%s", "\n".join(lines))
+            line = f"  {name:<28} {format_seconds(seconds):>10} {format_seconds(seconds / calls):>10}"
+            lines.append((seconds / total, f"{line} {seconds / total:>7.1%}"))
+        title = f"  {'hook':<28} {'total':>10} {'per call':>10} {'share':>7}"
+        large = [line for share, line in lines if share > _LARGE]
+        if large:
+            logger.info("Time spent in hooks (above %.0f%%):\n%s", 100 * _LARGE, "\n".join([title, *large]))
+        if len(large) < len(lines):
+            logger.debug("Time spent in all hooks:\n%s", "\n".join([title, *(line for _, line in lines)]))
 
 
 def format_seconds(seconds: float) -> str:

@@ -249,7 +249,8 @@ class PeriodicWriter(HookBase):
         return errors
 
     def _new_metrics(self) -> Mapping[str, float]:
-        rows, self._seen = self.trainer.storage.rows(since=self._seen)
+        windows = [writer._window_size for writer in self._row_writers.values()]  # as they write it
+        rows, self._seen = self.trainer.storage.rows(windows[0] if windows else 20, self._seen)
         metrics: dict[str, float] = {}
         for _, values in rows:
             metrics |= values

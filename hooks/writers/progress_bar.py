@@ -6,17 +6,23 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...config import ConfigError
 from ..base import HOOK_REGISTRY, HookBase
 
-__all__ = ["ProgressBar", "rich_is_installed"]
+__all__ = ["ProgressBar", "bar_is_shown", "rich_is_installed"]
 
 # Columns of the bar, as shown. When the terminal is too narrow the first one of _DROPPED goes first.
-_COLUMNS = ("state", "bar", "percent", "count", "rate", "elapsed", "left", "loss")
-_DROPPED = ("elapsed", "loss", "state", "rate", "bar", "left", "count")
+_COLUMNS = ("state", "bar", "percent", "count", "rate", "elapsed", "left", "loss", "lr", "best", "data")
+_DROPPED = ("elapsed", "rate", "state", "percent", "data", "lr", "best", "bar", "loss", "left", "count")
+_METRICS = ("loss", "lr", "best", "data")
+
+
+def bar_is_shown() -> bool:
+    """Return whether this process shows a progress bar."""
+    return _Bar.shown is not None
 
 
 def rich_is_installed() -> bool:
@@ -26,14 +32,17 @@ def rich_is_installed() -> bool:
 
 @HOOK_REGISTRY.register()
 class ProgressBar(HookBase):
-    """Shows a progress bar below the log: epoch, iterations, rate, time elapsed and left, loss.
+    """Shows a progress bar below the log: epoch, iterations, rate, time elapsed and left, and metrics.
+
+    The metrics are those that were last written: the loss, smoothed; the learning rate; the best value of
+    CHECKPOINT.BEST.METRIC; the share of the time that steps waited for data. A narrow terminal shows fewer columns.
 
     Only rank 0 shows a bar, and only if ``sys.stdout`` is a terminal that can move the cursor. Files, pipes, notebooks
     and ``TERM=dumb`` get nothing. Log lines and prints appear above the bar. A process shows one bar at a time.
 
     Steps do no work for the bar: a thread reads ``trainer.iter`` a few times a second and redraws if it changed. The
-    rate is the mean over the last 30 seconds. The loss is the last ``total_loss`` that a writer has read. During an
-    evaluation the bar counts its batches. Puts nothing into the storage, saves nothing.
+    rate is the mean over the last 30 seconds. During an evaluation the bar counts its batches. Puts nothing into the
+    storage, saves nothing.
 
     Args:
         refresh_per_second: how often the bar is drawn at most.
@@ -51,9 +60,11 @@ class ProgressBar(HookBase):
         self._bar: _Bar | None = None
         self._evaluating = False
         self._batches = 0
+        self._shown: dict[str, str] = {}
 
     def before_train(self) -> None:
         self._evaluating = False
+        self._shown = {}
         self._bar = None
         if self.trainer.comm.is_main_process() and _Bar.shown is None and _is_terminal():
             self._bar = _Bar(self, self._period)
@@ -87,10 +98,21 @@ class ProgressBar(HookBase):
         epochs = -(-max(trainer.max_iter, 1) // trainer.iters_per_epoch)
         return f"epoch {min(trainer.epoch + 1, epochs)}/{epochs}"
 
-    def loss(self) -> str:
-        """Return the last loss that was written, as text; empty before there is one."""
-        loss = self.trainer.storage.peek("total_loss")
-        return "" if loss is None else f"loss {loss:.4g}"
+    def after_write(self, metrics: Mapping[str, float]) -> None:
+        loss = metrics.get("total_loss", metrics.get("loss"))
+        if loss is not None:
+            self._shown["loss"] = f"loss {loss:.4g}"
+        if "lr" in metrics:
+            self._shown["lr"] = f"lr {metrics['lr']:.3g}"
+        if metrics.get("time") and "data_time" in metrics:
+            self._shown["data"] = f"data {min(metrics['data_time'] / metrics['time'], 1):.0%}"
+
+    def metrics(self) -> dict[str, str]:
+        """Return what the bar shows of the metrics that were last written, by column."""
+        for hook in self.trainer.find_hooks("BestCheckpointer"):
+            if hook.best_metric is not None:
+                self._shown["best"] = f"best {hook.best_metric:.4g}"
+        return dict.fromkeys(_METRICS, "") | self._shown
 
 
 def _is_terminal() -> bool:
@@ -124,7 +146,7 @@ class _Bar:
         self._progress = _progress(self._console)
         trainer = hook.trainer
         self._task = self._progress.add_task(
-            "", total=max(trainer.max_iter, 1), completed=trainer.iter, state="", loss=""
+            "", total=max(trainer.max_iter, 1), completed=trainer.iter, state="", **dict.fromkeys(_METRICS, "")
         )
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="hookline-progress-bar", daemon=True)
@@ -164,7 +186,7 @@ class _Bar:
         # rich reads the width of the standard streams, which may be another terminal. 0 means that it is unknown.
         self._console.width = os.get_terminal_size(self._console.file.fileno()).columns or 80
         self._progress.update(
-            self._task, total=max(trainer.max_iter, 1), completed=trainer.iter, state=hook.state(), loss=hook.loss()
+            self._task, total=max(trainer.max_iter, 1), completed=trainer.iter, state=hook.state(), **hook.metrics()
         )
 
     @classmethod
@@ -224,13 +246,13 @@ def _progress(console: Any) -> Any:
             _COLUMNS,
             (
                 TextColumn("{task.fields[state]}"),
-                BarColumn(bar_width=20),
+                BarColumn(),
                 TaskProgressColumn(),
                 MofNCompleteColumn(),
                 Rate(),
                 TimeElapsedColumn(),
                 Left(),
-                TextColumn("{task.fields[loss]}"),
+                *(TextColumn(f"{{task.fields[{name}]}}") for name in _METRICS),
             ),
             strict=True,
         )
@@ -238,6 +260,7 @@ def _progress(console: Any) -> Any:
 
     class Bar(Progress):
         def get_renderables(self) -> Iterator[RenderableType]:
+            columns["bar"].bar_width = 20 if console.width >= 100 else 10  # type: ignore[attr-defined]
             dropped = {name for task in self.tasks for name, value in task.fields.items() if not value}
             for name in ("", *_DROPPED):
                 dropped.add(name)

@@ -15,9 +15,11 @@ from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer, TrainerBase, check_config
+from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.setup.logger import setup_logger
 from hookline.hooks import (
     STEP_EVENTS,
+    BestCheckpointer,
     CallbackHook,
     CommonMetricPrinter,
     EvalHook,
@@ -98,19 +100,51 @@ def test_the_bar_shows_the_progress_and_stays_full_at_the_end(terminal):
     assert sys.stdout is terminal.stream
 
 
-def test_the_bar_shows_the_last_written_loss_and_reads_no_other(terminal):
-    class Fussy(PeriodicWriter):
-        def on_write(self):
-            self.trainer.storage.latest()
+class Rates(Trainer):
+    def run_step(self):
+        super().run_step()
+        self.storage.put_scalars(time=0.1, data_time=0.02)
+        self.storage.put_scalar("lr", 0.1 / (self.iter + 1), smoothing_hint=False)
 
+
+def test_the_bar_shows_what_was_written(terminal):
+    """The loss is the median of those written, so 0.4167 of 1, 1/2, 1/3 and 1/4."""
     terminal.take_output()
     train(
         bar(),
-        Fussy([], period=4),
+        PeriodicWriter([], period=4),
         shows(terminal, 3, r" 3/10 (?!.*loss)"),
-        shows(terminal, 5, r" 5/10 .* loss 0.25$"),
-        shows(terminal, 9, r" 9/10 .* loss 0.125$"),
+        shows(terminal, 5, r" 5/10 .* loss 0.4167 lr 0.025 data 20%$"),
+        shows(terminal, 9, r" 9/10 .* loss 0.225 lr 0.0125 data 20%$"),
+        trainer=Rates(),
     )
+
+
+def test_the_bar_shows_the_best_metric(terminal, tmp_path):
+    def evaluate(trainer):
+        trainer.storage.put_scalar("test/accuracy", 0.75, smoothing_hint=False)
+        return {}
+
+    trainer = Rates()
+    best = BestCheckpointer(2, Checkpointer(nn.Linear(1, 1), str(tmp_path)), "test/accuracy")
+    terminal.take_output()
+    train(
+        bar(), EvalHook(2, lambda: evaluate(trainer)), best, shows(terminal, 5, r" 5/10 .* best 0.75"), trainer=trainer
+    )
+
+
+def test_at_80_columns_the_bar_keeps_the_metrics(monkeypatch):
+    with Terminal(80) as terminal:
+        terminal.monkeypatch = monkeypatch
+        terminal.take_output()
+        train(
+            bar(),
+            PeriodicWriter([], period=4),
+            shows(terminal, 1005, r" 1005/1010 .* left loss 0.0009\d+ lr 9.\d+e-05 data 20%$"),
+            trainer=Rates(),
+            start=1000,
+            end=1010,
+        )
 
 
 def test_the_bar_shows_the_epoch_if_known(terminal):
@@ -187,11 +221,12 @@ def test_log_lines_and_prints_appear_above_the_bar_and_the_log_file_is_plain(ter
     terminal.close()
     lines = terminal.screen()
     assert [line for line in lines if line.startswith("printed")] == [f"printed at {number}" for number in range(10)]
-    assert len([line for line in lines if re.match(r"[\d:]+  eta: 0:00:00  iter: [49]/10  total_loss: ", line)]) == 2
+    assert not any("iter:" in line for line in lines)  # the bar shows it
     assert re.search("\x1b\\[33m[\\d:]+  WARNING: careful\x1b\\[0m\r\n", terminal.text)
     assert len([line for line in lines if "━" in line]) == 1
     text = (tmp_path / "log.txt").read_text()
     assert "careful" in text
+    assert len(re.findall(r"eta: 0:00:00  iter: [49]/10  total_loss: ", text)) == 2
     assert "\x1b" not in text
     assert "━" not in text
 
@@ -260,11 +295,11 @@ def test_the_bar_is_never_wider_than_the_terminal(columns, monkeypatch):
     with Terminal(columns) as terminal:
         terminal.monkeypatch = monkeypatch
         terminal.take_output()
-        train(bar(), shows(terminal, 5, "50%"), start=0)
+        train(bar(), shows(terminal, 5, " ?50%|5/10"), start=0)
         terminal.close()
         lines = terminal.screen()
         assert len(lines) == 2
-        assert lines[0].strip("━ ").startswith("100")
+        assert "10/10" in lines[0]
         assert ("━" in lines[0]) == (columns > 30)
         assert len(lines[0]) < columns
 

@@ -1,0 +1,160 @@
+"""What a run shows at its start and its end."""
+
+import argparse
+import logging
+import re
+import sys
+
+import pytest
+import torch
+from terminals import Terminal
+from torch import nn
+
+from hookline import Trainer
+from hookline.engine.setup import next_steps as steps
+from hookline.engine.setup.logger import setup_logger
+from hookline.engine.setup.next_steps import Program, program_of
+from hookline.hooks.writers.console import Part
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x):
+        return self.norm(self.fc(x))
+
+
+def make(folder, **options):
+    torch.manual_seed(0)
+    data = torch.randn(12, 2), torch.arange(12) % 2
+    given = {"loss": nn.CrossEntropyLoss(), "metrics": ["Accuracy"], "lr": 0.1, "length": 6, "batch_size": 4, "seed": 1}
+    return Trainer(Net, data, data, output_dir=folder, **given | options)
+
+
+@pytest.fixture(autouse=True)
+def no_console(monkeypatch):
+    monkeypatch.setattr(logging.getLogger("hookline"), "handlers", [])
+
+
+def test_the_start_shows_data_hooks_and_the_model(tmp_path):
+    make(tmp_path / "run").train()
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert re.search(
+        r"Data: .*ArrayDataset>? \(12 samples\), 3 iterations an epoch; tested on test \(12 samples\)\n", log
+    )
+    assert "Hooks: IterationTimer, SignalHandler, LRScheduler, " in log
+    assert re.search(r"Model \(shapes and FLOPs of a batch of the sanity check\):\n +layer +type +parameters", log)
+    assert re.search(r"\n  fc +Linear +6  \[\d+, 2\] +\d+\n", log)
+
+
+def test_the_table_of_the_model_changes_nothing_in_the_run(tmp_path):
+    weights = []
+    for check in (0, 2):  # with the sanity check, the table has shapes
+        trainer = make(tmp_path / str(check), config={"TEST.SANITY_CHECK_BATCHES": check})
+        trainer.train()
+        weights.append(str(trainer.model.state_dict()))
+    assert weights[0] == weights[1]
+    assert "output shape" not in (tmp_path / "0" / "log.txt").read_text()
+
+
+def test_a_session_ends_with_calls(tmp_path):
+    trainer = make(tmp_path / "run")
+    trainer.train()
+    log = (tmp_path / "run" / "log.txt").read_text()
+    end = log[log.index("Next:") :].splitlines()[1:]
+    assert [line.split(":")[0].strip() for line in end] == ["train longer", "evaluate", "predict", "plot"]
+    assert end[0].split(": ")[1].strip() == "trainer.max_iter = 12; trainer.train()"
+    assert end[3].endswith(f"plot {tmp_path / 'run'}")
+    exec(end[0].split(": ")[1].strip(), {"trainer": trainer})
+    assert trainer.finished_iter == 11
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert log.count("Model (") == 1  # only at the first start
+
+
+def test_the_best_checkpoint_is_named(tmp_path):
+    make(tmp_path / "run", config={"CHECKPOINT.BEST.METRIC": "test/accuracy"}).train()
+    assert re.search(
+        rf"Best test/accuracy: [\d.]+ at iteration 6, in {tmp_path}/run/model_best.pth",
+        (tmp_path / "run" / "log.txt").read_text(),
+    )
+
+
+@pytest.mark.parametrize(
+    ("argv", "module", "words"),
+    [
+        (["tools/train_net.py"], None, ("python", "tools/train_net.py")),
+        (["/env/bin/hookline"], None, ("hookline",)),
+        (["/x/my/train.py"], "my.train", ("python", "-m", "my.train")),
+        (["-c"], None, None),
+    ],
+)
+def test_the_program_is_that_of_the_command_line(monkeypatch, argv, module, words):
+    main = argparse.Namespace(__spec__=module and argparse.Namespace(name=module))
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(steps, "_python", lambda: "python")
+    monkeypatch.setattr(steps, "_hookline", lambda: ("hookline",))
+    args = argparse.Namespace(config_file="a.yaml", resume=False, opts=[], num_gpus=2)
+    program = program_of(args)
+    assert (program and program.words) == words
+    if program:
+        assert "--num-gpus 2" in program.command("train", "c.yaml")
+
+
+def test_commands_are_quoted_and_broken_between_words():
+    program = Program(("python", "train.py"))
+    command = program.command("eval", "my runs/config.yaml", ("MODEL.WEIGHTS", "a path that is long enough/model.pth"))
+    assert command.replace(" \\\n", " ").split() == [
+        *("python", "train.py", "--config-file", "'my", "runs/config.yaml'", "--eval-only", "MODEL.WEIGHTS"),
+        *("'a", "path", "that", "is", "long", "enough/model.pth'"),
+    ]
+    assert all(len(line) + 16 * (not number) <= 80 for number, line in enumerate(command.splitlines()))
+
+
+PARTS = [Part("eta: 0:00:10", 4, True), Part("iter: 19/460", 9, True), Part("loss: 1.876", 8, True)]
+PARTS += [Part("loss_a: 1.5", 6, False), Part("time: 6.24 ms", 3, True), Part("lr: 0.0024635", 7, True)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "shown"),
+    [
+        (120, "eta: 0:00:10  iter: 19/460  loss: 1.876  loss_a: 1.5  time: 6.24 ms  lr: 0.0024635"),
+        (80, "eta: 0:00:10  iter: 19/460  loss: 1.876  loss_a: 1.5  lr: 0.0024635"),
+        (40, "iter: 19/460  loss: 1.876"),
+    ],
+)
+def test_a_terminal_shows_the_metrics_that_fit_into_one_line(monkeypatch, tmp_path, columns, shown):
+    with Terminal(columns) as terminal:
+        terminal.monkeypatch = monkeypatch
+        terminal.take_output()
+        logger = setup_logger(str(tmp_path), color=False)
+        line = "  ".join(part.text for part in PARTS)
+        logger.info(line, extra={"parts": PARTS})
+        logger.info("%s", "a sentence of words " * 8)
+        terminal.close()
+    lines = terminal.screen()
+    assert lines[0][10:] == shown
+    assert all(re.fullmatch(r"([\d:]{8}  )?( {4})?[a-z ]*(sentence|words|of|a)?", line) for line in lines[1:])
+    assert (
+        " ".join(
+            " ".join(line.split() if number else line.split()[1:]) for number, line in enumerate(lines[1:])
+        ).strip()
+        == ("a sentence of words " * 8).strip()
+    )
+    assert line in (tmp_path / "log.txt").read_text()
+
+
+def test_each_log_has_only_its_own_run(tmp_path):
+    first, second = make(tmp_path / "first"), None
+    first.train()
+    first.evaluate()
+    second = make(tmp_path / "second")
+    second.train()
+    first.max_iter = 12
+    first.train()
+    logs = [(tmp_path / name / "log.txt").read_text() for name in ("first", "second")]
+    assert [log.count("Training ended at iteration 6: ") for log in logs] == [1, 1]
+    assert ["Training ended at iteration 12: " in log for log in logs] == [True, False]
