@@ -26,13 +26,17 @@ EXTRAS = {
     "metrics": ["torchmetrics>=1.4"],
     "plot": ["matplotlib>=3.7"],
     "rich": ["rich>=13.4"],
+    "mlflow": ["mlflow>=2.14", "pillow>=10"],
     "safetensors": ["safetensors>=0.4"],
     "tables": ["pyarrow>=14"],
+    "wandb": ["wandb>=0.17", "pillow>=10"],
 }
 EXTRAS["all"] = sorted({name for names in EXTRAS.values() for name in names})
 EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"]
 EXTRAS["dev"] = [
-    *EXTRAS["all"],
+    *(name for name in EXTRAS["all"] if not name.startswith("mlflow")),
+    # What the tests need of mlflow, a third of its size.
+    *("mlflow-skinny>=2.14", "sqlalchemy", "alembic"),
     *EXTRAS["docs"],
     *(
         "build",

@@ -32,9 +32,12 @@ from .writers.base import WRITER_REGISTRY, EventWriter, RowWriter
 from .writers.console import CommonMetricPrinter
 from .writers.csv_writer import CSVWriter
 from .writers.json_writer import JSONWriter
+from .writers.mlflow_writer import MLflowWriter
 from .writers.periodic import PeriodicWriter
 from .writers.progress_bar import ProgressBar
 from .writers.tensorboard import TensorboardXWriter
+from .writers.tracker import TrackerWriter
+from .writers.wandb_writer import WandbWriter
 
 __all__ = [
     "EMA",
@@ -68,6 +71,7 @@ __all__ = [
     "JSONWriter",
     "LRScheduler",
     "LossSpike",
+    "MLflowWriter",
     "MemoryMonitor",
     "MemorySnapshot",
     "ModelFreezer",
@@ -87,6 +91,8 @@ __all__ = [
     "TimeLimit",
     "TorchMemoryStats",
     "TorchProfiler",
+    "TrackerWriter",
+    "WandbWriter",
     "WeightAveraging",
     "check_hooks",
     "get_event_storage",

@@ -26,7 +26,7 @@ from .atomic import put_back, remove_leftovers, replace_text, sync_directory
 from .folder_lock import FolderLock
 from .manifest import RECORDS, Manifest, is_inside
 
-__all__ = ["RunFolder", "claim", "claim_pattern", "is_claimed", "run_folder"]
+__all__ = ["RunFolder", "claim", "claim_pattern", "is_claimed", "is_in_run_folder", "run_folder"]
 
 _folders: dict[str, "RunFolder"] = {}
 
@@ -67,6 +67,11 @@ def is_claimed(path: str) -> bool:
     """Whether a run may remove or replace a file: the file is the run's, or in no run's folder."""
     folder, name = _find(path)
     return folder is None or name in folder
+
+
+def is_in_run_folder(path: str) -> bool:
+    """Whether a path is in the folder of a run of this process."""
+    return _find(path)[0] is not None
 
 
 def _find(path: str) -> tuple["RunFolder | None", str]:

@@ -123,6 +123,7 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
         check_parallel,
         _check_output_dir,
         _check_hooks,
+        _check_writers,
         check_step_config,
         _check_monitors,
         _check_expected_results,
@@ -223,7 +224,16 @@ def _check_hooks(cfg: CfgNode) -> None:
         check_hooks(ours)
     except ConfigError as error:
         raise ConfigError(f"HOOKS: {error}") from None
-    WRITER_SLOT.check(cfg)
+
+
+def _check_writers(cfg: CfgNode) -> None:
+    """Check names and arguments; build hookline's own writers, whose packages may be missing. Nothing is opened."""
+    classes = WRITER_SLOT.check(cfg)
+    offered = {"cfg": cfg, "output_dir": cfg.OUTPUT_DIR, "max_iter": None, "window_size": 20}
+    for index, (name, args, key) in enumerate(WRITER_SLOT.entries(cfg)):
+        if classes[index].__module__.startswith("hookline."):
+            with errors_at(f"LOG.WRITERS[{index}]"):
+                WRITER_REGISTRY.build(name, args, offered=offered, key=key)
 
 
 def _check_weights(cfg: CfgNode) -> None:

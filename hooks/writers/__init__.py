@@ -1,1 +1,1 @@
-"""How metrics leave a run: console, progress bar, JSON, CSV, TensorBoard."""
+"""How metrics leave a run: console, progress bar, JSON, CSV, TensorBoard, trackers."""

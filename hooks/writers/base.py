@@ -3,12 +3,15 @@
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from ...config import Registry
 from ..storage.event_storage import EventStorage, Row, get_event_storage, has_event_storage
 
-__all__ = ["WRITER_REGISTRY", "EventWriter", "RowWriter"]
+__all__ = ["WRITER_REGISTRY", "EndOfRun", "EventWriter", "RowWriter"]
+
+EndOfRun = Literal["completed", "stopped", "interrupted", "failed"]
+"""How a run ended. "stopped": on purpose, as by early stopping. "interrupted": it can be resumed."""
 
 
 class EventWriter:
@@ -28,11 +31,15 @@ class EventWriter:
         """Sync what was written to the disk. Called before a checkpoint is saved."""
 
     def close(self) -> None:
-        """Finish. A later :meth:`write` reopens what it needs."""
+        """Close files. A later :meth:`write` reopens what it needs."""
+
+    def finish(self, how: EndOfRun) -> None:
+        """The run has ended. Called by :class:`PeriodicWriter` after :meth:`close` and after the last checkpoint."""
 
 
 WRITER_REGISTRY: Registry = Registry("WRITER", EventWriter)
-"""Writers for ``LOG.WRITERS``. Each gets those of ``output_dir``, ``max_iter``, ``window_size`` that it accepts."""
+"""Writers for ``LOG.WRITERS``. Each gets ``cfg``, ``output_dir``, ``max_iter``, ``window_size``, if it has them as
+arguments."""
 
 
 class RowWriter(EventWriter):

@@ -11,7 +11,8 @@ from ...config.files.write_error import OnError, WriteError, check_on_error
 from ..base import HOOK_REGISTRY, HookBase
 from ..every import Every
 from .background import Background, raise_all
-from .base import EventWriter, RowWriter
+from .base import EndOfRun, EventWriter, RowWriter
+from .tracker import TrackerError
 
 __all__ = ["PeriodicWriter"]
 
@@ -30,9 +31,9 @@ class PeriodicWriter(HookBase):
     It acts at the end of a step, after every other hook, wherever it stands in the list: a metric put by any hook
     during the step is written with that step.
 
-    Writers of rows (:class:`RowWriter`: JSON, CSV, TensorBoard) write on a background thread, within about half a
-    second. Before a checkpoint is saved and at the end, all rows are written and synced to the disk. Other writers
-    are called at once. Saves the writers' states.
+    Writers of rows (:class:`RowWriter`: JSON, CSV, TensorBoard, trackers) write on a background thread, within about
+    half a second. Before a checkpoint is saved and at the end, all rows are written and synced to the disk; trackers
+    deliver on threads of their own. Other writers are called at once. Saves the writers' states.
 
     Rows that cannot be written (an OSError) are retried at the next write, checkpoint or end of the run. If the retry
     fails too, ``on_error`` decides.
@@ -81,6 +82,10 @@ class PeriodicWriter(HookBase):
         for writer in self._writers:
             try:
                 writer.resume(self.trainer.start_iter)
+            except TrackerError as error:  # the next write tries again
+                if self._on_error == "stop":
+                    raise
+                logger.error("Training continues: %s", error)
             except OSError as error:
                 raise _write_error(writer, error) from error
 
@@ -125,8 +130,16 @@ class PeriodicWriter(HookBase):
                 raise _write_error(writer, error) from error
 
     def after_run(self) -> None:  # after the last checkpoint
-        if self._final_error is not None:
-            raise self._final_error
+        errors: list[BaseException] = [] if self._final_error is None else [self._final_error]
+        for writer in self._writers:
+            errors += _try(partial(self._call, writer, partial(writer.finish, self._end_of_run())))
+        raise_all(errors)
+
+    def _end_of_run(self) -> EndOfRun:
+        trainer = self.trainer
+        if trainer.failed:
+            return "failed"
+        return "interrupted" if trainer.interrupted else "stopped" if trainer.stopped else "completed"
 
     def set_max_iter(self, max_iter: int) -> None:
         """Tell writers that show the time left that the length of the run has changed."""

@@ -577,6 +577,14 @@ ELSEWHERE = {
         "hooks/writers/test_tensorboard.py",
         "test_config_and_charts_are_written_once",
     ),
+    "trainer/hooks/PeriodicWriter/writers/WandbWriter": (
+        "hooks/writers/test_wandb_writer.py",
+        "test_a_resumed_run_has_the_same_id_and_no_iteration_twice",
+    ),
+    "trainer/hooks/PeriodicWriter/writers/MLflowWriter": (
+        "hooks/writers/test_mlflow_writer.py",
+        "test_a_resumed_run_is_the_same_run_with_each_iteration_once",
+    ),
     "trainer/storage/evaluated": (
         "hooks/writers/test_tensorboard.py",
         "test_results_evaluated_before_a_resume_keep_their_group",
