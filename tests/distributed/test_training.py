@@ -24,7 +24,7 @@ def options(folder, *more, mishap=None):
 def two(tmp_path_factory):
     """An undisturbed run of two ranks."""
     folder = tmp_path_factory.mktemp("two")
-    code, output = finish(start(tool(*options("run", "--num-gpus", "2")), folder))
+    code, output = finish(fork(tool(*options("run", "--num-gpus", "2")), folder))
     assert code == 0, output
     return folder / "run", output
 

@@ -443,19 +443,19 @@ def test_micro_batches_give_the_same_gradient(make):
 
 
 @pytest.mark.parametrize("sampler", ["EpochSampler", "TrainingSampler"])
-@pytest.mark.parametrize("at", [0, 4, 9, 10, 14, 28])
-def test_an_interrupted_and_resumed_run_equals_the_uninterrupted_run(make, at, sampler):
+def test_an_interrupted_and_resumed_run_equals_the_uninterrupted_run(make, sampler):
     whole = make("DATALOADER.SAMPLER_TRAIN", sampler, folder="whole")
     whole.train()
-    stopped = make("DATALOADER.SAMPLER_TRAIN", sampler)
-    stopped.register_hooks([At(at, interrupt, "before_step")])
-    result = stopped.train()
-    assert (result.reason, result.iteration) == ("interrupted by SIGINT", at + 1)
-    torch.rand(3)
-    resumed = make("DATALOADER.SAMPLER_TRAIN", sampler, resume=True)
-    assert resumed.start_iter == at + 1
-    resumed.train()
-    assert_same_run(whole, resumed)
+    for at in (0, 4, 9, 10, 14, 28):
+        stopped = make("DATALOADER.SAMPLER_TRAIN", sampler, folder=f"at {at}")
+        stopped.register_hooks([At(at, interrupt, "before_step")])
+        result = stopped.train()
+        assert (result.reason, result.iteration) == ("interrupted by SIGINT", at + 1)
+        torch.rand(3)
+        resumed = make("DATALOADER.SAMPLER_TRAIN", sampler, folder=f"at {at}", resume=True)
+        assert resumed.start_iter == at + 1
+        resumed.train()
+        assert_same_run(whole, resumed)
 
 
 @pytest.mark.parametrize("at", [8, 9, 17])

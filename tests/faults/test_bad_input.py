@@ -2,6 +2,7 @@
 
 import math
 import os
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -176,10 +177,16 @@ def nested(flat):
     return tree
 
 
-def accepted(key, value, folder):
-    """Return a config with this value, or the error that refuses it."""
+@cache
+def synthetic_config():
     cfg = get_cfg()
     cfg.merge_from_file(SYNTHETIC)
+    return cfg
+
+
+def accepted(key, value, folder):
+    """Return a config with this value, or the error that refuses it."""
+    cfg = synthetic_config().clone()
     length = {} if key == "SOLVER.MAX_ITER" else {"SOLVER.MAX_ITER": 3}
     flat = {**length, "OUTPUT_DIR": str(folder), **NEEDS.get(key, {}), key: value}
     try:

@@ -22,7 +22,7 @@ def environment(tmp_path):
 
 
 def test_a_run_that_fails_does_not_wait_for_its_loader_workers(tmp_path, environment):
-    command = [sys.executable, ROOT / "tools/train_net.py", "--config-file", ROOT / "configs/digits/mlp.yaml"]
+    command = [sys.executable, ROOT / "tools/train_net.py", "--config-file", ROOT / "configs/synthetic/mlp.yaml"]
     options = ["OUTPUT_DIR", tmp_path / "run", "DATALOADER.NUM_WORKERS", 2, "SOLVER.BASE_LR", 1e30]
     options += ["SOLVER.WARMUP_ITERS", 0, "SOLVER.OPTIMIZER.NAME", "SGD", "SOLVER.OPTIMIZER.ARGS", "{}"]
     done = subprocess.run(map(str, [*command, *options]), capture_output=True, text=True, env=environment, check=False)

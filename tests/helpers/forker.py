@@ -67,9 +67,13 @@ class Forked:
         if self.poll() is None:
             os.kill(self.pid, number)
 
+    def alive(self) -> list[int]:
+        """Return the numbers of those of the process and all that it started that have not ended."""
+        return _session(self.pid)
+
     def kill(self) -> None:
         """Kill the process and all that it started."""
-        while alive := _session(self.pid):
+        while alive := self.alive():
             for pid in alive:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

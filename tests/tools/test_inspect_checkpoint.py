@@ -1,13 +1,13 @@
 """The command line of tools/inspect_checkpoint.py, on the files of real runs."""
 
 import json
+import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from forker import forker
 from run_tools import run_tool, train_synthetic
 
 ROOT = Path(__file__).parents[2]
@@ -93,10 +93,8 @@ def test_bad_input_exits_with_2(tool, arguments, says):
 
 
 def test_a_separate_process_prints_the_same(tool, trained):
-    command = [sys.executable, str(TOOL), "run"]
-    done = subprocess.run(command, cwd=trained, capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == tool("run")[1]
+    process = forker.start([TOOL, "run"], trained, os.environ, apart=True)
+    assert (process.wait(100), process.communicate()) == (0, (tool("run")[1], ""))
 
 
 def test_a_checkpoint_runs_no_code_and_cannot_control_the_terminal(tool, trained, tmp_path, monkeypatch):

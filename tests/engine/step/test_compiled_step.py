@@ -696,11 +696,9 @@ DECAYED = {
 
 
 # Guards against silently wrong results of SGD and Adam.
+@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    "optimizer",
-    [name if name == "Adam" else pytest.param(name, marks=pytest.mark.slow) for name in DECAYED],
-)
+@pytest.mark.parametrize("optimizer", DECAYED)
 def test_the_default_backend_uses_the_given_weight_decay(optimizer, monkeypatch):
     monkeypatch.setitem(OPTIMIZERS, optimizer, DECAYED[optimizer])
     found = []

@@ -1,12 +1,11 @@
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 
 import pytest
 import torch
+from forker import forker
 from torch import nn
 
 from hookline.config import ConfigError
@@ -219,10 +218,14 @@ def start(late=0.0):
     ],
     ids=["of a process that was forked", "of one that is killed", "of one that is killed before they look after it"],
 )
-def test_workers_exit_with_the_process(code, exit_code):
-    # A remaining process keeps the output open, and run() waits for it.
-    command = [sys.executable, "-c", f"{WORKERS}\n{code}"]
-    assert subprocess.run(command, capture_output=True, timeout=50, check=False).returncode == exit_code
+def test_workers_exit_with_the_process(code, exit_code, tmp_path):
+    (tmp_path / "script.py").write_text(f"{WORKERS}\n{code}")
+    process = forker.start([tmp_path / "script.py"], tmp_path, os.environ)
+    assert process.wait(50) == exit_code, process.communicate()
+    end = time.monotonic() + 50
+    while remaining := process.alive():
+        assert time.monotonic() < end, remaining
+        time.sleep(0.01)
 
 
 def test_signals_are_not_caught_outside_the_main_thread():
