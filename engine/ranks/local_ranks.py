@@ -80,7 +80,7 @@ def _start(
     args: tuple[Any, ...],
     result: Path,
 ) -> list[Any]:
-    method = _start_method(main_func)
+    method = _start_method(main_func, args)
     workers = multiprocessing.get_start_method(allow_none=True)
     context: Any = torch.multiprocessing.get_context(method)
     processes: list[Any] = []
@@ -112,10 +112,10 @@ def _start(
     return processes
 
 
-def _start_method(main_func: Callable[..., Any]) -> str:
-    """Spawn new interpreters, which import the function. Fork if the function cannot be imported."""
+def _start_method(main_func: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """Spawn new interpreters, which import the function and its arguments. Fork if a notebook defines one of them."""
     interactive = not hasattr(sys.modules["__main__"], "__file__")
-    if not (interactive and getattr(main_func, "__module__", "") == "__main__"):
+    if not (interactive and any(getattr(one, "__module__", "") == "__main__" for one in (main_func, *args))):
         return "spawn"
     if torch.cuda.is_initialized():
         raise RuntimeError(
