@@ -93,7 +93,7 @@ class Merge:
             return self._fail(f"the key {full_key} is not a string; quote it")
         if key == BASE_KEY:
             return self._fail(f"{full_key} can only stand at the top of a file", UnknownKeyError)
-        if key not in node:
+        if not node.has(key):
             if self._is_outdated(full_key):
                 return None
             if not node.is_new_allowed():
@@ -108,7 +108,8 @@ class Merge:
             return self.mapping(node[key], section, (*path, key))
         is_name = isinstance(value, str) and takes_name(node, key)
         if node.is_section(key) and not node.takes_anything(key) and not is_name:
-            return self._fail(f"{full_key}: expected a mapping of keys, got {value!r} ({_type_name(value)})")
+            hint = f"; set {full_key}.NAME" if node[key].has("NAME") else ""
+            return self._fail(f"{full_key}: expected a mapping of keys, got {value!r} ({_type_name(value)}){hint}")
         expected = object if node.takes_anything(key) else str if is_name else type(node.get(key))
         try:
             value = coerce(value, node.declared(key), expected)

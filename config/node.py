@@ -80,13 +80,20 @@ class CfgNode(ConfigTree):
     # ------------------------------------------------------------------ reading and writing keys
 
     def __getattr__(self, name: str) -> Any:
-        if name in self or renamed_key(self, name):
+        if name in self:
             return self[name]
         # Copying, pickling and displaying look up many private names: no suggestions for these.
         hint = "" if name.startswith("_") else suggest(name, self.full_keys())
         if own := hint_of_own_section(self, name):
             hint = f"{hint or '.'} {own}"
         raise AttributeError(f"the config has no key '{name}' here{hint}" if hint else f"no config key '{name}' here")
+
+    def __contains__(self, key: Any) -> bool:
+        return self.has(key) or renamed_key(self, key) is not None
+
+    def has(self, key: Any) -> bool:
+        """Whether the node has a key under this very name. ``key in node`` finds renamed keys too."""
+        return dict.__contains__(self, key)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__:
@@ -108,7 +115,7 @@ class CfgNode(ConfigTree):
         return node[name]
 
     def __delattr__(self, name: str) -> None:
-        if name not in self:
+        if not self.has(name):
             raise AttributeError(f"no config key '{name}' here")
         del self[name]
 
@@ -122,7 +129,7 @@ class CfgNode(ConfigTree):
             node[key] = value
             return
         self._check_mutable(key)
-        if key not in self:
+        if not self.has(key):
             check_new_key(self, key, value)
         declared, value = self.declared(key), thawed(value)
         if isinstance(value, Typed):
@@ -135,7 +142,7 @@ class CfgNode(ConfigTree):
             self._declarations[key] = declared
         if isinstance(value, _YacsCfgNode) and not isinstance(value, CfgNode):
             value = type(self)(value, new_allowed=value.is_new_allowed())
-        replaces = key in self
+        replaces = self.has(key)
         if replaces and type(value) is dict and self.is_section(key):
             value = type(self)(value)
         if replaces:
@@ -163,7 +170,7 @@ class CfgNode(ConfigTree):
 
     def get(self, key: Any, default: Any = None) -> Any:
         """As ``dict.get``. Finds renamed keys too."""
-        return self[key] if key in self or renamed_key(self, key) else default
+        return self[key] if self.has(key) or renamed_key(self, key) else default
 
     def popitem(self) -> tuple[str, Any]:
         """As ``dict.popitem``."""
@@ -174,7 +181,7 @@ class CfgNode(ConfigTree):
 
     def pop(self, key: str, *default: Any) -> Any:
         """As ``dict.pop``."""
-        if key not in self and default:
+        if not self.has(key) and default:
             return default[0]
         value = self[key]
         del self[key]

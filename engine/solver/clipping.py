@@ -3,8 +3,9 @@
 import functools
 import logging
 import math
+import sys
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -48,10 +49,20 @@ def build_grad_clipper(cfg: CfgNode) -> GradClipper | None:
     clip = cfg.SOLVER.CLIP_GRADIENTS
     if not clip.ENABLED:
         return partial(_measure, clip=None, norm_type=2.0) if cfg.LOG.GRAD_NORM else None
+    if clip.CLIP_TYPE == "norm" and "hookline.detectron2" in sys.modules:
+        _warn_of_global_norm()
     clipper = _clipper(clip)
     if cfg.LOG.GRAD_NORM and clip.CLIP_TYPE not in ("norm", "full_model"):
         return partial(_measure, clip=clipper, norm_type=clip.NORM_TYPE)
     return clipper
+
+
+@cache
+def _warn_of_global_norm() -> None:
+    logger.warning(
+        'SOLVER.CLIP_GRADIENTS.CLIP_TYPE "norm" clips the norm of all gradients together here. detectron2 clips that '
+        'of each parameter: set "param_norm" for it'
+    )
 
 
 def _clipper(clip: CfgNode) -> GradClipper:

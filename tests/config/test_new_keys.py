@@ -144,3 +144,33 @@ def test_a_missing_section_tells_how_to_add_it():
             getattr(node, name)
     with pytest.raises(AttributeError, match=r"did you mean 'BASE_LR'\?$"):
         _ = cfg.SOLVER.BASE_RL
+
+
+def test_a_renamed_key_is_in_its_section_and_only_once_among_the_keys():
+    cfg = get_cfg()
+    assert "IMS_PER_BATCH" in cfg.SOLVER
+    assert "META_ARCHITECTURE" in cfg.MODEL
+    assert "IMS_PER_BATCH" in cfg.clone().SOLVER
+    assert "IMS_PER_BATCH" not in cfg.DATALOADER
+    assert "IMS_PER_BATCH" not in list(cfg.SOLVER)
+    assert not cfg.SOLVER.has("IMS_PER_BATCH")
+    if "IMS_PER_BATCH" in cfg.SOLVER:  # as ported code asks
+        cfg.SOLVER.IMS_PER_BATCH = 3
+    assert cfg.DATALOADER.BATCH_SIZE == 3
+    with pytest.raises(AttributeError, match="no config key"):
+        del cfg.SOLVER.IMS_PER_BATCH
+    assert cfg.SOLVER.pop("IMS_PER_BATCH", 7) == 7
+    with pytest.raises(UnknownKeyError, match=r"was renamed to DATALOADER.BATCH_SIZE"):
+        cfg.merge_from_list(["SOLVER.IMS_PER_BATCH", 4])
+
+
+def test_a_name_in_the_place_of_a_section_is_refused_with_the_key_to_set():
+    cfg = get_cfg()
+    with pytest.raises(
+        ConfigError, match=r"TEST.EVALUATOR is a section, and cannot be 'COCOeval'; set TEST.EVALUATOR.N"
+    ):
+        cfg.TEST.EVALUATOR = "COCOeval"
+    with pytest.raises(
+        ConfigError, match=r"expected a mapping of keys, got 'COCOeval' \(str\); set TEST.EVALUATOR.NAME"
+    ):
+        cfg.merge_from_list(["TEST.EVALUATOR", "COCOeval"])

@@ -1,4 +1,5 @@
 import copy
+import sys
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import AMPTrainer, SimpleTrainer
 from hookline.engine.solver import build_grad_clipper, build_optimizer, maybe_add_gradient_clipping
-from hookline.engine.solver.clipping import clip_hooks
+from hookline.engine.solver.clipping import _warn_of_global_norm, clip_hooks
 
 
 def make_cfg(clip_type="norm", value=1.0, norm_type=2.0, enabled=True):
@@ -38,6 +39,20 @@ def test_norm_is_the_global_norm(norm_type):
     assert returned.item() == pytest.approx(before, rel=1e-5)
     assert global_norm(parameters, norm_type) == pytest.approx(1.0, rel=1e-5)
     assert torch.allclose(parameters[0].grad, direction, rtol=1e-4)
+
+
+def test_scripts_of_detectron2_are_warned_of_the_other_meaning_of_norm(monkeypatch, log):
+    _warn_of_global_norm.cache_clear()
+    monkeypatch.delitem(sys.modules, "hookline.detectron2", raising=False)
+    build_grad_clipper(make_cfg("norm"))
+    assert not log.records
+    monkeypatch.setitem(sys.modules, "hookline.detectron2", sys)
+    for clip_type in ("norm", "norm", "param_norm", "value"):
+        build_grad_clipper(make_cfg(clip_type))
+    (record,) = log.records
+    assert record.levelname == "WARNING"
+    assert 'set "param_norm" for it' in record.getMessage()
+    _warn_of_global_norm.cache_clear()
 
 
 @pytest.mark.parametrize("clip_type", ["norm", "param_norm", "value"])
