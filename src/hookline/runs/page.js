@@ -38,11 +38,12 @@ function logTicks(low, high, count) {
   return ticks.length > 1 ? ticks : linearTicks(low, high, count);
 }
 
-/** A number with five digits, as short as possible. */
+/** A whole number as it is, others with five digits. */
 function format(value) {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
   if (value === 0) return "0";
+  if (Number.isInteger(value) && size < 1e9) return String(value);
   if (size >= 1e6 || size < 1e-4) return value.toExponential(3).replace(/\.?0+e/, "e").replace("e+", "e");
   return String(Number(value.toPrecision(5)));
 }
@@ -177,7 +178,17 @@ function start() {
       this.overlay.addEventListener("pointerdown", (event) => this.press(event));
       this.overlay.addEventListener("pointerup", (event) => this.release(event));
       this.overlay.addEventListener("dblclick", () => zoom(null));
-      new ResizeObserver(() => this.draw()).observe(this.canvas);
+      new ResizeObserver(() => this.refresh()).observe(this.canvas);
+      new IntersectionObserver((entries) => {
+        this.onScreen = entries.at(-1).isIntersecting;
+        if (this.stale) this.refresh();
+      }, { rootMargin: "200px" }).observe(this.node);
+    }
+
+    /** Draw now, or when the chart is scrolled into view. */
+    refresh() {
+      this.stale = !this.onScreen;
+      if (this.onScreen) this.draw();
     }
 
     addLegend() {
@@ -237,10 +248,8 @@ function start() {
       pen.beginPath();
       pen.rect(box.left, box.top - 4, box.right - box.left + 2, box.bottom - box.top + 8);
       pen.clip();
-      for (const series of shown) {
-        if (state.smoothing) this.curve(pen, series, series.y, x0, x1, 0.2);
-        this.curve(pen, series, values(series), x0, x1, 1);
-      }
+      if (state.smoothing) for (const series of shown) this.curve(pen, series, series.y, x0, x1, 0.25);
+      for (const series of shown) this.curve(pen, series, values(series), x0, x1, 1);
       pen.restore();
       if (!shown.length) {
         pen.textAlign = "center";
@@ -398,7 +407,7 @@ function start() {
     waiting = true;
     requestAnimationFrame(() => {
       waiting = false;
-      charts.forEach((chart) => chart.draw());
+      charts.forEach((chart) => chart.refresh());
     });
   }
 
@@ -447,6 +456,7 @@ function start() {
       }
     };
     document.addEventListener("keydown", (event) => { if (event.key === "Escape") zoom(null); });
+    window.addEventListener("beforeprint", () => charts.forEach((chart) => chart.draw()));
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   }
 
@@ -484,6 +494,7 @@ function start() {
     find("comparison").hidden = false;
   }
 
+  for (const chart of data.charts) for (const series of chart.series) series.x = data.x[series.x];
   addRuns();
   data.charts.forEach((chart) => charts.push(new Chart(chart)));
   addControls();

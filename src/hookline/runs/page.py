@@ -13,13 +13,13 @@ import numpy as np
 from ..config.errors import ConfigError
 from ..config.files.atomic import replace_text
 from .comparison import Comparison
-from .reading import AXES, Run
+from .reading import AXES, Curve, Run
 from .selection import COLORS, charts_over
 
 __all__ = ["write_page"]
 
-_MAX_POINTS = 20_000
-"""Points of a curve. A longer one is thinned: each part keeps its least and its largest value."""
+_MAX_POINTS = 400_000
+"""About how many points a page has. Longer curves are thinned: each part keeps its least and its largest value."""
 
 
 def write_page(
@@ -46,13 +46,16 @@ def write_page(
     """
     charts = charts_over(runs, metrics, axis)
     title = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
+    number = sum(name in run.curves for run in runs for names in charts.values() for name in names)
+    most = min(max(_MAX_POINTS // number, 2000), 20_000)
+    shared: dict[bytes, int] = {}  # most metrics of a run have the same iterations
     data = {
         "runs": [_describe(run) for run in runs],
         "charts": [
             {
                 "title": title,
                 "series": [
-                    {"run": i, "metric": name, "place": place, **_points(run, name)}
+                    {"run": i, "metric": name, "place": place, **_points(run.curves[name], most, shared)}
                     for i, run in enumerate(runs)
                     for place, name in enumerate(names)
                     if name in run.curves
@@ -60,6 +63,7 @@ def write_page(
             }
             for title, names in charts.items()
         ],
+        "x": [np.frombuffer(one, dtype=np.int64).tolist() for one in shared],
         "axes": [name for name in AXES if any(run.has_axis(name) for run in runs)],
         "axis": axis,
         "smoothing": smoothing,
@@ -93,16 +97,15 @@ def _describe(run: Run) -> dict[str, Any]:
     }
 
 
-def _points(run: Run, name: str) -> dict[str, list[Any]]:
-    curve = run.curves[name]
-    x, y = curve.iterations, curve.values
-    if len(x) > _MAX_POINTS:
-        parts = np.array_split(np.arange(len(x)), _MAX_POINTS // 2)
+def _points(curve: Curve, most: int, shared: dict[bytes, int]) -> dict[str, Any]:
+    x, y = curve.iterations.astype(np.int64), curve.values
+    if len(x) > most:
+        parts = np.array_split(np.arange(len(x)), most // 2)
         low, high = np.nan_to_num(y, nan=np.inf), np.nan_to_num(y, nan=-np.inf)
         kept = {int(part[at]) for part in parts for at in (np.argmin(low[part]), np.argmax(high[part]))}
         indices = sorted({0, len(x) - 1, *kept})
         x, y = x[indices], y[indices]
-    return {"x": x.tolist(), "y": _rounded(y)}
+    return {"x": shared.setdefault(x.tobytes(), len(shared)), "y": _rounded(y)}
 
 
 def _rounded(values: np.ndarray) -> list[float | None]:

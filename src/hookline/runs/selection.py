@@ -12,6 +12,7 @@ __all__ = ["COLORS", "charts_over", "select_metrics"]
 
 COLORS = (
     *("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16", "#a16207", "#64748b"),
+    *("#93c5fd", "#fcd34d", "#6ee7b7", "#fca5a5", "#c4b5fd", "#67e8f9", "#f9a8d4", "#bef264", "#d6a35c", "#94a3b8"),
 )
 """Colors of runs, or of the metrics of one run. They are readable on white and on black."""
 
