@@ -2,14 +2,14 @@
 
 import importlib
 import json
-import os
 import re
 import shlex
 import sys
 
 import pytest
-from forker import forker
 from snippets import ROOT, Page, check_command, shell_commands
+
+from hookline.cli import main
 
 PAGES = sorted(
     str(path.relative_to(ROOT))
@@ -42,7 +42,7 @@ def check_what_the_readme_promises(folder, output):
     assert "my_task:rings/accuracy" in (folder / "output/my_task/metrics.json").read_text()
     assert "iteration 49 of 160" in output
     # The resumed run continued where the first one ended.
-    assert "Starting training from iteration 0" not in output.split("--resume")[-1].split("--eval-only")[0]
+    assert "Starting training from iteration 0" not in output.split("--resume")[-1].split("hookline eval")[0]
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -76,19 +76,19 @@ def test_every_module_that_a_page_names_exists(name):
             assert hasattr(importlib.import_module(parent), attribute), f"{name}: {module}"
 
 
-def test_sessions_in_the_readme_print_what_is_shown(tmp_path):
-    for name in ("tools", "configs"):
-        (tmp_path / name).symlink_to(ROOT / name)
+def test_sessions_in_the_readme_print_what_is_shown(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     sessions = [s.text for s in README.snippets if s.language == "console"]
     assert sessions
     for session in sessions:
         for part in re.split(r"^\$ ", session, flags=re.MULTILINE)[1:]:
             command, *answer = part.splitlines()
             program, *arguments = shlex.split(command)
-            assert program == "python"
-            process = forker.start(arguments, tmp_path, dict(os.environ), apart=True)
-            assert "".join(process.communicate()).splitlines() == answer
-    assert not (tmp_path / "output").exists()
+            assert program == "hookline"
+            with pytest.raises(SystemExit):
+                main(arguments)
+            assert "".join(capsys.readouterr()).splitlines() == answer
+    assert not list(tmp_path.iterdir())
 
 
 def test_setup_takes_one_command_to_train_and_one_to_test():

@@ -24,7 +24,10 @@ def check_forward(model: nn.Module) -> None:
     Raises:
         MismatchError: it has none; the message says which key names a method of another library.
     """
-    if type(model).forward is not nn.Module.forward or type(model).__call__ is not nn.Module.__call__:
+    kind = type(model)
+    if not issubclass(kind, nn.Module):  # such as a model whose optimizer is given
+        return
+    if kind.forward is not nn.Module.forward or kind.__call__ is not nn.Module.__call__:
         return
     if "forward" in vars(model):
         return

@@ -120,6 +120,7 @@ class Page:
     def _short(self, command: str) -> str:
         command = re.sub(r"^hookline (?=\w)", "python -m hookline ", command)
         command = re.sub(r"(^|\s)(\.venv/bin/)?python3?(?=\s)", rf"\1{shlex.quote(sys.executable)}", command, count=1)
+        command = re.sub(r"^hookline(?=\s)", f"{shlex.quote(sys.executable)} -m hookline", command)
         training = "train" in command and "--config-file" in command and "lazyconfig" not in command
         if training and not re.search(r"--(eval-only|dry-run|predict|help)\b", command):
             self._trainings += 1
