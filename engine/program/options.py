@@ -54,11 +54,13 @@ def check_options(args: argparse.Namespace, cfg: CfgNode, trainer: type[DefaultT
     if look:
         if args.eval_only and args.predict:
             raise ConfigError("--eval-only and --predict: choose one")
-        option, task = ("--eval-only", "evaluate") if args.eval_only else ("--predict", "predict with")
+        task = "evaluate" if args.eval_only else "predict with"
         if not cfg.DATASETS.TEST:
-            raise ConfigError(f"DATASETS.TEST: is empty, so there is nothing for {option}")
+            raise ConfigError(f"DATASETS.TEST: is empty, so there is nothing to {task.split()[0]}")
         if not cfg.MODEL.WEIGHTS and not args.resume:
-            raise ConfigError(f"MODEL.WEIGHTS: {option} needs the weights to {task}: a file, or --resume for the last")
+            raise ConfigError(
+                f"MODEL.WEIGHTS: is not set; give the weights to {task}: a file, or --resume for the last"
+            )
         if args.resume and not _has_checkpoints(cfg.OUTPUT_DIR):
             raise ConfigError(f"OUTPUT_DIR: there is no checkpoint in {cfg.OUTPUT_DIR} to {task}")
     if evaluates and look != "predict":

@@ -17,6 +17,7 @@ import torch
 
 import hookline
 
+from ...command_line import last_parsed
 from ...config import CfgNode, ConfigError, Duration
 from ...config.examples import find_config
 from ...config.objects import without_objects
@@ -27,6 +28,7 @@ from ..ranks.same_config import check_same_config
 from ..ranks.torchrun import launched_by_torchrun, restarted
 from .check import check_config, unknown_parts
 from .fast_dev_run import choose_fast_dev_run, shortened
+from .ignored import check_processes, check_trains
 from .lazy_start import folder_of, lazy_run
 from .logger import LOGGERS, hold_logs, open_logs, release_logs, set_console_level, setup_logger
 from .next_steps import Program, program_of
@@ -67,7 +69,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     """
     options = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only", "predict", "dry_run")}
     look = options["eval_only"] or options["predict"]
-    _check_processes(args)
+    check_processes(args)
     if again := restarted(folder_of(cfg)) and hasattr(args, "resume") and not look:
         args.resume = options["resume"] = True
     choose_fast_dev_run(cfg, args)
@@ -83,23 +85,12 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     check_same_config(cfg, {**compared, **lines})
     kind: RunKind = "dry" if options["dry_run"] else "look" if look else _training_kind(cfg)
     start = RunStart(cfg, kind, options["resume"], text)
-    start.config_file = getattr(args, "config_file", "") or ""
-    start.unknown, start.program = unknown, program_of(args)
+    start.args, start.unknown, start.program = args, unknown, program_of(args)
     start.prepare()
     for builder, error in unknown.items():
         logger.info("Left to the trainer's %s, or to the script: %s", builder, error)
     if again:
         logger.info("torchrun restarts this run: it resumes from its last checkpoint")
-
-
-def _check_processes(args: Any) -> None:
-    """Raise ConfigError if the command line asks for more processes than there are."""
-    gpus, machines = (getattr(args, name, 1) or 1 for name in ("num_gpus", "num_machines"))
-    if gpus * machines > comm.get_world_size():
-        raise ConfigError(
-            f"--num-gpus {gpus} --num-machines {machines}: the processes were not started; end the script with "
-            "run(Trainer, args), or call launch(main, args.num_gpus, ...)"
-        )
 
 
 def begin_run(cfg: Any) -> None:
@@ -149,6 +140,7 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
         cfg = cfg.clone()
         start = RunStart(cfg, _training_kind(cfg), resume=None)
         start.prepare()
+        start.args = last_parsed()
         take_start(cfg)
     elif start.kind == "look":  # begins when the weights are loaded, by begin_run() or test()
         _prepared[os.path.abspath(cfg.OUTPUT_DIR)] = start
@@ -186,9 +178,10 @@ class RunStart:
         self._resume = resume
         self.unknown: dict[str, ConfigError] = {}
         """See :func:`~hookline.engine.setup.check.unknown_parts`."""
-        self.config_file = ""
+        self.args: Any = None
+        """The parsed command line."""
         self.program: Program | None = None
-        """The command line that started the run, if any."""
+        """The command that started the run, if any."""
         self._begun = False
         self._trains = True
         self._drew_seed = False  # without knowing whether the run is resumed
@@ -225,8 +218,8 @@ class RunStart:
                     self._output.folder.before_first_claim = self._begin_on_main_process
             logger.info("hookline %s, %s", hookline.__version__, describe_environment())
             logger.debug("Command line: %s", " ".join(sys.argv))
-            if self.config_file:
-                logger.info("Config file: %s", find_config(self.config_file))
+            if config_file := getattr(self.args, "config_file", ""):
+                logger.info("Config file: %s", find_config(config_file))
             _compare_timeouts(cfg)
             if comm.is_main_process():
                 logger.info("Config, where it differs from the defaults:\n%s", describe_config(cfg))
@@ -272,7 +265,7 @@ class RunStart:
     @contextmanager
     def running(self, resume: bool | None, trains: bool) -> Iterator[None]:
         """Call :meth:`begin`; at the end of the block, release the folder for other runs. A trial has no folder."""
-        self._check_is_training(resume)
+        check_trains(self.args, resume, self.kind == "trial")
         if self.kind == "trial":
             yield
             return
@@ -283,17 +276,6 @@ class RunStart:
             release_logs(self._cfg.OUTPUT_DIR)
             if comm.is_main_process():
                 self._output.folder.release()
-
-    def _check_is_training(self, resume: bool | None) -> None:
-        """Raise ConfigError if the command line asked for something else, and the script ignored it."""
-        asked = {"look": "--eval-only or --predict", "dry": "--dry-run"}.get(self.kind)
-        if asked:
-            raise ConfigError(f"{asked}: this script trains all the same; end it with run(Trainer, args)")
-        if self._resume and resume is False:
-            raise ConfigError(
-                "--resume: this script starts a new run all the same; call trainer.resume_or_load(resume=args.resume), "
-                "or end it with run(Trainer, args)"
-            )
 
     def _begin_on_main_process(self) -> None:
         try:

@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -15,6 +16,7 @@ __all__ = [
     "add_options",
     "default_argument_parser",
     "exit_on_signals",
+    "last_parsed",
     "signals_during_imports",
 ]
 
@@ -28,6 +30,7 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     parser = ArgumentParser(
         epilog=epilog or _EXAMPLES.format(prog=sys.argv[0]), formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.remembers = True
     add_options(parser, "config_file", "resume", "eval_only", "predict", "dry_run", "fast_dev_run", *PROCESSES, "opts")
     return parser
 
@@ -60,6 +63,9 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
 class ArgumentParser(argparse.ArgumentParser):
     """Accepts options between and after the KEY VALUE pairs, and suggests the nearest option for an unknown one."""
 
+    remembers = False
+    """Whether :func:`last_parsed` returns what was parsed."""
+
     def error(self, message: str) -> NoReturn:
         from hookline.config import suggest
 
@@ -72,7 +78,18 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self._subparsers is not None:  # argparse cannot do both
             return super().parse_args(args, namespace)
-        return self.parse_intermixed_args(args, namespace)
+        parsed = self.parse_intermixed_args(args, namespace)
+        if self.remembers:
+            _parsed[:] = [weakref.ref(parsed)]
+        return parsed
+
+
+_parsed: list[weakref.ref[Any]] = []
+
+
+def last_parsed() -> Any:
+    """Return what a :func:`default_argument_parser` has parsed last, if the script still has it; otherwise None."""
+    return _parsed[0]() if _parsed else None
 
 
 def exit_on_signals() -> dict[int, Any]:

@@ -80,7 +80,7 @@ def test_a_trainer_of_ones_own(tmp_path, capsys, monkeypatch):
 def test_mistakes_end_with_one_line(capsys):
     assert "MODEL.NAME: is not set" in refused(capsys, "train")
     assert "did you mean 'SOLVER.BASE_LR'" in refused(capsys, "train", *TINY, "SOLVER.BASE_RL", "1")
-    assert "MODEL.WEIGHTS: --eval-only needs the weights" in refused(capsys, "eval", *TINY)
+    assert "MODEL.WEIGHTS: is not set; give the weights to evaluate" in refused(capsys, "eval", *TINY)
     assert "did you mean 'digits/mlp.yaml'" in refused(capsys, "train", "--config-file", "digits/mpl.yaml")
     assert "unrecognized arguments: --eval-only" in refused(capsys, "train", *TINY, "--eval-only")
     assert "missing" in refused(capsys, "inspect", "missing")

@@ -488,7 +488,7 @@ ERRORS = {
     "empty folder": (["OUTPUT_DIR", ""], ["OUTPUT_DIR"]),
     "a file for a folder": (["OUTPUT_DIR", "file"], ["OUTPUT_DIR", "file"]),
     "a folder below a file": (["OUTPUT_DIR", "file/run"], ["OUTPUT_DIR", "file/run"]),
-    "nothing to evaluate": (["--eval-only"], ["MODEL.WEIGHTS", "--eval-only"]),
+    "nothing to evaluate": (["--eval-only"], ["MODEL.WEIGHTS", "--resume"]),
     "no test set": (
         ["--eval-only", "DATASETS.TEST", "[]", "CHECKPOINT.BEST.METRIC", ""],
         ["DATASETS.TEST", "--eval-only"],

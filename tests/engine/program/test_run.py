@@ -129,7 +129,7 @@ def test_options_of_the_script_and_missing_ones(tmp_path, start):
     ("words", "message"),
     [
         (["--eval-only", "--predict"], "--eval-only and --predict: choose one"),
-        (["--eval-only"], "MODEL.WEIGHTS: --eval-only needs the weights"),
+        (["--eval-only"], "MODEL.WEIGHTS: is not set; give the weights to evaluate"),
         (["--predict", "--resume"], "there is no checkpoint in out"),
         (["--eval-only", "--resume", "DATASETS.TEST", "()"], "DATASETS.TEST: is empty"),
         (["DATASETS.TRAIN", "()"], "DATASETS.TRAIN: is not set"),
@@ -185,35 +185,44 @@ def test_a_script_of_two_lines_starts_ranks(tmp_path):
 # ---------------------------------------------------------------------------- scripts in detectron2's style
 
 
-def careless(words, trainer_resumes=True):
+def careless(words, sets_up=True, resumes=True):
     """A script that parses all options and handles --resume only, or not even that."""
     args = default_argument_parser().parse_args(["--config-file", "mine.yaml", *words])
     cfg = project_config()
     cfg.merge_from_file(args.config_file)
     cfg.merge_from_list(args.opts)
-    default_setup(cfg, args)
+    if sets_up:
+        default_setup(cfg, args)
     trainer = Trainer(cfg)
-    trainer.resume_or_load(resume=args.resume and trainer_resumes)
+    trainer.resume_or_load(resume=args.resume and resumes)
     return trainer.train()
 
 
+@pytest.mark.parametrize("sets_up", [True, False])
 @pytest.mark.parametrize("option", ["--eval-only", "--predict", "--dry-run", "--num-gpus=2", "--num-machines=2"])
-def test_a_script_that_ignores_an_option_does_not_train(start, tmp_path, option):
+def test_a_script_that_ignores_an_option_does_not_train(start, tmp_path, option, sets_up):
     start()
     before = contents(tmp_path)
     steps = Steps.count
     with pytest.raises(ValueError, match=rf"{option.partition('=')[0]}.*run\(Trainer, args\)"):
-        careless([option])
+        careless([option], sets_up)
     after = contents(tmp_path)
     assert after.pop("out/log.txt", b"").startswith(before.pop("out/log.txt"))
     assert after == before
     assert Steps.count == steps
 
 
-def test_a_script_that_ignores_resume_does_not_replace_the_run(start, tmp_path):
+def test_a_script_without_default_setup_does_not_ignore_a_trial(start):
+    with pytest.raises(ValueError, match="--fast-dev-run: "):
+        careless(["--fast-dev-run"], sets_up=False)
+    assert careless([], sets_up=False).iteration == 4
+
+
+@pytest.mark.parametrize("sets_up", [True, False])
+def test_a_script_that_ignores_resume_does_not_replace_the_run(start, tmp_path, sets_up):
     start()
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=r"--resume: .*resume_or_load\(resume=args.resume\)"):
-        careless(["--resume"], trainer_resumes=False)
+        careless(["--resume"], sets_up, resumes=False)
     assert contents(tmp_path) == before
-    assert careless(["--resume", "SOLVER.MAX_ITER", "5"]).iteration == 5
+    assert careless(["--resume", "SOLVER.MAX_ITER", "5"], sets_up).iteration == 5

@@ -1,0 +1,47 @@
+"""Options that a script parses and then ignores: an error, instead of a run that nobody asked for."""
+
+from typing import Any
+
+from ...config import ConfigError
+from .. import comm
+
+__all__ = ["check_processes", "check_trains"]
+
+_REMEDY = "end the script with run(Trainer, args), which handles all options"
+
+
+def check_processes(args: Any) -> None:
+    """Check that there are as many processes as the command line asks for.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    gpus, machines = (getattr(args, name, 1) or 1 for name in ("num_gpus", "num_machines"))
+    if gpus * machines > comm.get_world_size():
+        raise ConfigError(
+            f"--num-gpus {gpus} --num-machines {machines}: the processes were not started; {_REMEDY}, or call "
+            "launch(main, args.num_gpus, ...)"
+        )
+
+
+def check_trains(args: Any, resume: bool | None, is_trial: bool) -> None:
+    """Check that the command line asks for training, before a trainer trains.
+
+    Args:
+        args: the parsed command line, or None.
+        resume: whether the trainer resumes; None if it loads nothing.
+        is_trial: whether FAST_DEV_RUN is set.
+
+    Raises:
+        ConfigError: it asks for something else.
+    """
+    options = ["eval_only", "predict", "dry_run", *([] if is_trial else ["fast_dev_run"])]
+    for name in options:
+        if getattr(args, name, False):
+            raise ConfigError(f"--{name.replace('_', '-')}: this script ignores the option and trains; {_REMEDY}")
+    if getattr(args, "resume", False) and resume is False:
+        raise ConfigError(
+            f"--resume: this script ignores the option and starts a new run; {_REMEDY}, or call "
+            "trainer.resume_or_load(resume=args.resume)"
+        )
+    check_processes(args)
