@@ -65,6 +65,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel, tree):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = modules(tree / "src/hookline", "hookline") | {
         "hookline/cli/project/config.yaml",
+        "hookline/config/defaults.pyi",
+        "hookline/config/schema/hookline.schema.json",
         "hookline/py.typed",
         "hookline/runs/page.html",
         "hookline/runs/page.js",

@@ -12,7 +12,7 @@ import numpy as np
 from ..config.errors import ConfigError, suggest_file
 from ..config.yaml_files import load_text
 
-__all__ = ["AXES", "Curve", "Run", "read_run", "read_runs"]
+__all__ = ["AXES", "Curve", "Run", "flat", "read_run", "read_runs"]
 
 AXES = ("iteration", "epoch", "time")
 """What curves can be drawn over. "time" is the time of training steps, in seconds, without evaluations."""
@@ -199,15 +199,18 @@ def _read_config(path: str) -> dict[str, Any]:
     if not os.path.isfile(path):
         return {}
     with open(path, encoding="utf-8", errors="replace") as file:
-        return dict(_flat(load_text(file.read(), path)))
+        return flat(load_text(file.read(), path))
 
 
-def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a config by full key."""
+    values: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            values |= flat(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", value
+            values[f"{prefix}{key}"] = value
+    return values
 
 
 def _lengths(path: str) -> tuple[float | None, int | None]:
