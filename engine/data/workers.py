@@ -4,12 +4,17 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch.utils.data import DataLoader
 
 from ...hooks.control.interruption import STOP_SIGNALS, announce_exit_to_workers, leave_signals_to_parent
 
 __all__ = ["WorkerLoader", "swapped"]
+
+# The queues of each iterator. An error keeps an iterator in a reference cycle. When the garbage collector frees both
+# together, it closes the queues first, and the iterator waits 5 s for each worker that it can no longer tell to end.
+_queues: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()
 
 
 class WorkerLoader(DataLoader[Any]):
@@ -24,7 +29,11 @@ class WorkerLoader(DataLoader[Any]):
             return super().__iter__()
         announce_exit_to_workers()
         with swapped(self, worker_init_fn=_Init(self.worker_init_fn)), _blocked_signals():
-            return super().__iter__()
+            batches: Any = super().__iter__()
+        _queues[batches] = [*batches._index_queues, batches._worker_result_queue]
+        for worker in batches._workers:
+            worker.terminate = worker.kill  # the last resort of the loader; the workers defer SIGTERM
+        return batches
 
 
 class _Init:

@@ -1,13 +1,15 @@
 """Loader workers ignore signals that all processes of a job get."""
 
+import gc
 import os
 import signal
+import time
 
 import pytest
 import torch
 from torch.utils.data import IterableDataset, TensorDataset, get_worker_info
 
-from hookline.engine.data import build_batch_data_loader
+from hookline.engine.data import EpochSampler, build_batch_data_loader
 from hookline.engine.data.workers import WorkerLoader
 
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1}
@@ -72,3 +74,32 @@ def test_a_workers_signals_are_unblocked_and_its_own_init_function_is_called():
     loader = WorkerLoader(Mask(), batch_size=None, num_workers=1, worker_init_fn=begin)
     assert list(loader) == [[[], True]]
     assert loader.worker_init_fn is begin
+
+
+class Fails:
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        raise ValueError("bad sample")
+
+
+def test_after_an_error_the_workers_end_at_once_when_the_loader_is_freed():
+    sampler = EpochSampler(8, seed=0)
+    loader = build_batch_data_loader(Fails(), sampler, 2, num_workers=2, persistent_workers=False)
+
+    def run():
+        batches = iter(loader)
+        workers = list(batches._workers)
+        try:
+            next(batches)
+        except ValueError as error:
+            cycle = [error]  # keeps this frame, and with it the iterator
+            cycle.append(cycle)
+        return workers
+
+    workers = run()
+    start = time.perf_counter()
+    gc.collect()
+    assert time.perf_counter() - start < 4  # torch's timeout is 5 s
+    assert not any(worker.is_alive() for worker in workers)
