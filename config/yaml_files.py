@@ -149,7 +149,8 @@ def load_text(text: str, source: str) -> dict[Any, Any]:
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise ConfigError(f"{source}: a config file holds a mapping of keys, not a {type(loaded).__name__.lower()}")
+        kind = "text" if isinstance(loaded, str) else f"a {type(loaded).__name__}"
+        raise ConfigError(f"{source}: a config file holds a mapping of keys, such as SEED: 1, not {kind}")
     return loaded
 
 

@@ -14,7 +14,7 @@ from .data.epoch_iterator import EpochIterator
 from .data.microbatch import split_batch
 from .data.transfer import move_to_device
 from .modeling.adapters import ModelAdapter
-from .modeling.explain import explained
+from .modeling.explain import raise_clearer
 from .parallel.base import Strategy, check_strategy, strategy_of
 from .ranks.loss_weights import LossWeights
 from .solver.clipping import clipper_of
@@ -211,16 +211,18 @@ class SimpleTrainer(ModelTrainer):
             with self._autocast():
                 return self.adapter.losses(self.model, batch)
         except Exception as error:
-            clear = self.strategy.explain(error, self.model) or explained(error, batch)
-            if clear is error:
-                raise
-            raise clear from error
+            raise_clearer(error, batch, self.strategy.explain(error, self.model))
+            raise
 
     def backward(self, losses: torch.Tensor) -> None:
         """Add the gradients of ``losses`` to the parameters'."""
         if self.grad_scaler is not None:
             losses = self.grad_scaler.scale(losses)
-        backward(losses)
+        try:
+            backward(losses)
+        except RuntimeError as error:
+            raise_clearer(error)
+            raise
 
     def optimizer_step(self) -> None:
         """Clip the gradients, and update the weights, unless the step must be skipped."""

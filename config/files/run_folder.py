@@ -151,17 +151,20 @@ class RunFolder:
         """
         if not os.path.isdir(self.path) or (resume and self._is_unrecorded()):
             return
-        for name in filter(writes, sorted(os.listdir(self.path))):
-            if name not in self:
-                raise ConfigError(f"OUTPUT_DIR: {self._foreign(name)}")
+        names = [name for name in sorted(os.listdir(self.path)) if writes(name) and name not in self]
+        if names:
+            raise ConfigError(f"OUTPUT_DIR: {self._foreign(*names)}")
 
-    def _foreign(self, name: str) -> str:
+    def _foreign(self, name: str, *more: str) -> str:
         path = os.path.join(self.path, name)
         if self._is_unrecorded():
             return (
                 f"{self.path} holds a run of an older version of hookline, which did not record its files ({name} for "
                 "example); --resume it, choose another OUTPUT_DIR, or move its files away"
             )
+        if more:
+            names = ", ".join([name, *more[:8], *["..."] * (len(more) > 8)])
+            return f"{names} in {self.path} were not written by a run; move them away, or choose another OUTPUT_DIR"
         return f"{path} exists and was not written by a run; move it away, or choose another OUTPUT_DIR"
 
     def _is_unrecorded(self) -> bool:

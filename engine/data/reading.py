@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, default_collate
 
+from ...config.errors import MismatchError
 from .workers import WorkerLoader, swapped
 
 __all__ = ["BatchLoader", "batch_reader", "identity", "make_batch", "note_sample", "read_sample"]
@@ -28,15 +29,22 @@ def make_batch(
         indices: of the samples.
 
     Raises:
+        MismatchError: the samples do not make a batch, without a collate function of one's own.
         Exception: of the data set or the collate function, with a note that names the samples.
     """
+    samples: Any = None
     try:
-        return collate([read_sample(dataset, index) for index in indices] if fetch is None else fetch(indices))
+        samples = [read_sample(dataset, index) for index in indices] if fetch is None else fetch(indices)
+        return collate(samples)
     except Exception as error:
         if not _has_note(error):
             names = [_sample_name(dataset, index) for index in islice(indices, _MAX_LISTED)]
             error.add_note(f"while making a batch of {', '.join(names)}{', ...' if len(names) == _MAX_LISTED else ''}")
             error.add_note('DATALOADER.COLLATE_FN names what makes batches: "pad_collate", or a function of your own')
+            if samples is not None and collate is default_collate:
+                clear = MismatchError(f"the samples do not make a batch: {error}")
+                clear.__notes__ = error.__notes__
+                raise clear from error
         raise
 
 

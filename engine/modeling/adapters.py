@@ -11,7 +11,7 @@ from ...config.signatures import Taken, what_it_takes
 from ...hooks.common.batches import fields_of
 from ...hooks.common.models import unwrap_model
 from .call_plan import CallPlan, all_but_last, check_step_name, compose, first, keys, keys_of_first, through_forward
-from .explain import check_forward, check_output, check_own_step, explained
+from .explain import check_forward, check_output, check_own_step, raise_clearer
 from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions
 from .outputs import entries_of, is_scalar, losses_of, with_count
 from .precision import eval_autocast, in_precision
@@ -216,10 +216,8 @@ class ModelAdapter:
             return plan, plan.run(batch)
         except Exception as error:
             self._note_missing_loss(error, batch)
-            clear = explained(error, batch)
-            if clear is error:
-                raise
-            raise clear from error
+            raise_clearer(error, batch)
+            raise
 
     def _note_missing_loss(self, error: Exception, batch: Any) -> None:
         if self.loss is None and isinstance(batch, tuple | list) and isinstance(error, AttributeError | TypeError):

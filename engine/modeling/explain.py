@@ -11,7 +11,7 @@ from ...config.errors import MismatchError
 from ...config.signatures import what_it_takes
 from .inputs import required_positions
 
-__all__ = ["check_forward", "check_output", "check_own_step", "explained"]
+__all__ = ["check_forward", "check_output", "check_own_step", "raise_clearer"]
 
 # What other libraries call the step of a model.
 _STEPS = ("training_step", "train_batch", "compute_loss")
@@ -64,18 +64,31 @@ def check_output(output: Any) -> None:
         raise MismatchError("the model returned None: its forward() has no return statement, or an empty one")
 
 
-def explained(error: Exception, batch: Any) -> Exception:
-    """Return the error of a model or loss, with a note of what the batch was; or a clearer error."""
-    if isinstance(error, ConfigError):
-        return error
-    if match := re.fullmatch(r"Target (-?\d+) is out of bounds\.", str(error)):
-        return MismatchError(
+def raise_clearer(error: Exception, batch: Any = None, clear: Exception | None = None) -> None:
+    """Raise a clearer error for one of a model, its loss or its backward pass. Without one, add a note and return.
+
+    Args:
+        error: the error.
+        batch: what the model was called with, for the note; None: there is no note.
+        clear: the clearer error, if it is known already.
+    """
+    message = str(error)
+    if match := re.fullmatch(r"Target (-?\d+) is out of bounds\.", message):
+        clear = MismatchError(
             f"the target {match[1]} is not a class: the model's output has fewer classes (its num_classes, or the size "
             "of its last layer), or the labels do not count from 0"
         )
+    elif "does not require grad and does not have a grad_fn" in message:
+        clear = MismatchError(
+            "the loss does not depend on the model's parameters: an output or the loss was detached (by detach(), "
+            "no_grad(), item() or numpy()), or the parameters in use do not require a gradient"
+        )
+    if clear is not None:
+        raise clear from error
+    if batch is None or isinstance(error, ConfigError):
+        return
     if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
         error.add_note(f"{_NOTE}{_shapes(batch)}")
-    return error
 
 
 def _shapes(value: Any, depth: int = 0) -> str:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
@@ -71,6 +72,8 @@ class ArgumentParser(argparse.ArgumentParser):
 
         unknown = [word for word in message.split() if word.startswith("--")]
         hint = suggest(unknown[0], self._option_string_actions) if "unrecognized" in message and unknown else ""
+        if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
+            hint = suggest(choice[1], re.findall(r"[\w-]+", choice[2]))
         if not hint and unknown and unknown[0].strip("-").isupper():
             hint = f"; write config keys without dashes: {unknown[0].strip('-')} VALUE"
         self.exit(2, f"error: {message}{hint}\n")

@@ -55,14 +55,6 @@ class Frozen(Linear):
         self.requires_grad_(False)
 
 
-class NamedOutputs(Linear):
-    """Returns two outputs by name."""
-
-    def forward(self, x):
-        logits = self.layer(x)
-        return {"logits": logits, "features": x}
-
-
 class Detached(Linear):
     def forward(self, x):
         return self.layer(x).detach()
@@ -115,13 +107,6 @@ class Objects(Items):
         return object(), 0
 
 
-class BadSample(Items):
-    def __getitem__(self, index):
-        if index == 5:
-            raise ValueError("this file is damaged")
-        return super().__getitem__(index)
-
-
 class MissingFile(Items):
     def __init__(self, path: str = "no/such/file.csv") -> None:
         open(path)  # noqa: SIM115
@@ -157,3 +142,19 @@ class NotAHook:
 
 
 number = 3
+
+
+class Multi(Linear):
+    """Returns two outputs by name, and none of them is "logits"."""
+
+    def forward(self, x):
+        return {"scores": self.layer(x), "features": x}
+
+
+def loss_of_dict(outputs, targets):
+    return nn.functional.cross_entropy(outputs["scores"], targets)
+
+
+class Raises(Items):
+    def __init__(self) -> None:
+        raise KeyError("no column 'label'")

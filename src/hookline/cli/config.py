@@ -3,11 +3,13 @@
 import argparse
 import shutil
 
+from hookline.command_line import add_options
+
 EXAMPLE = "hookline config explain SOLVER.BASE_LR"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a parser for each of the five tools."""
+    """Declare the arguments of each of the five tools."""
     tools = parser.add_subparsers(dest="tool", required=True, metavar="explain|diff|check|list|schema")
     explain = tools.add_parser("explain", help="what a key, a section or a component means")
     explain.add_argument("key", nargs="?", metavar="KEY", help="such as SOLVER.BASE_LR, SOLVER, EMA; default: all")
@@ -15,8 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     diff.add_argument("old", help="a config file, or the folder of a run")
     diff.add_argument("new", help="the same")
     check = tools.add_parser("check", help="whether a run would accept a config; touches nothing")
-    check.add_argument("file", metavar="FILE", help="a config file")
+    check.add_argument("config_file", metavar="FILE", help="a config file")
     check.add_argument("--full", action="store_true", help="also build data and model, as train --dry-run")
+    add_options(check, "trainer")
     check.add_argument("opts", nargs="*", metavar="KEY VALUE", help="overrides, as of train")
     registries = tools.add_parser("list", help="registries, or the components of one")
     registries.add_argument("registry", nargs="?", metavar="REGISTRY", help="such as model or hook; default: all")
@@ -47,13 +50,7 @@ def main(args: argparse.Namespace) -> None:
 
         print(differences(resolved(args.old), resolved(args.new), width) or "The configs are equal.")
     elif args.tool == "check":
-        from hookline.config.compare import resolved
-        from hookline.engine import check_config
-
-        cfg = resolved(args.file)
-        cfg.merge_from_list(args.opts)
-        check_config(cfg)
-        print(f"{args.file}: valid")
+        _check(args)
     else:
         from hookline.config.schema.file import PATH, text_of
 
@@ -64,3 +61,18 @@ def main(args: argparse.Namespace) -> None:
             for module in args.modules:
                 import_module(module)
         print(text_of(schema_of_configs()) if args.modules else PATH.read_text(encoding="utf-8"), end="")
+
+
+def _check(args: argparse.Namespace) -> None:
+    from hookline.engine import check_config
+    from hookline.engine.program.options import check_options, merge_options
+    from hookline.engine.program.run import run_trainer
+
+    if args.full or args.trainer:
+        args.dry_run = True
+        run_trainer(args)
+        return
+    cfg = merge_options(args)
+    check_options(args, cfg)
+    check_config(cfg)
+    print(f"{args.config_file}: valid")

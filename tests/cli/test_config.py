@@ -1,0 +1,100 @@
+"""``hookline config``: explain, diff, check, list, schema."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from loggers import unchanged_logging
+
+from hookline.cli import main
+from hookline.config import get_cfg
+
+
+@pytest.fixture
+def command(capsys, monkeypatch, tmp_path):
+    """Run ``hookline config`` in an empty folder; return exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*words):
+        capsys.readouterr()
+        try:
+            with unchanged_logging():
+                code = main(["config", *map(str, words)])
+        except SystemExit as end:
+            code = end.code
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def test_explain(command):
+    assert command("explain", "SEED")[1].startswith("SEED\n  Seed of python, numpy, torch and the data order.")
+    assert "MODEL ...\n" in command("explain")[1]
+    code, _, err = command("explain", "SEDE")
+    assert (code, err) == (
+        2,
+        "error: there is no config key 'SEDE'; did you mean 'SEED'? All keys: hookline config explain\n",
+    )
+
+
+def test_diff_of_files_and_runs(command, tmp_path):
+    (tmp_path / "a.yaml").write_text("SEED: 1\nHOOKS: [EMA]\n")
+    (tmp_path / "run").mkdir()
+    cfg = get_cfg()
+    cfg.SEED, cfg.MY_OWN = 2, "x"
+    (tmp_path / "run/config.yaml").write_text(cfg.dump())
+    assert command("diff", "a.yaml", "run") == (0, "SEED: 1 → 2\nHOOKS: ['EMA'] → []\nMY_OWN: (not set) → \"x\"\n", "")
+    assert command("diff", "a.yaml", "a.yaml")[1] == "The configs are equal.\n"
+    assert command("diff", "a.yaml", "b.yaml")[2].startswith("error: b.yaml: cannot read this config file")
+
+
+def test_lines_of_a_diff_fit_the_screen(command, tmp_path):
+    (tmp_path / "a.yaml").write_text("TEST: {METRICS: [Accuracy, Loss]}")
+    (tmp_path / "b.yaml").write_text(
+        "TEST: {METRICS: [{NAME: Accuracy, ARGS: {top_k: 5}}, {NAME: Accuracy}, MeanSquaredError]}"
+    )
+    out = command("diff", "a.yaml", "b.yaml")[1]
+    assert out.startswith("TEST.METRICS:\n  ['Accuracy', 'Loss']\n  → [{'NAME': 'Accuracy'")
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_check_refuses_what_a_run_refuses_and_writes_nothing(command, tmp_path):
+    assert command("check", "synthetic/mlp.yaml") == (0, "synthetic/mlp.yaml: valid\n", "")
+    code, _, err = command("check", "synthetic/mlp.yaml", "MODEL.NAME", "MPL")
+    assert code == 2
+    assert "did you mean 'MLP'" in err
+    assert command("check", "synthetic/mlp.yaml", "DATASETS.TRAIN", "[]")[2].startswith("error: DATASETS.TRAIN: ")
+    code, out, err = command("check", "--full", "synthetic/mlp.yaml", "SOLVER.MAX_ITER", "7")
+    assert (code, "MAX_ITER = 7" in out) == (0, True), err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_list(command):
+    assert "MODEL           4  MODEL.NAME\n" in command("list")[1]
+    assert "Accuracy(top_k=1)\n" in command("list", "metrics")[1]
+    assert command("list", "metrisc")[2].startswith("error: there is no registry 'metrisc'; did you mean 'METRIC'?")
+
+
+def test_schema_with_components_of_a_module(command, tmp_path):
+    assert json.loads(command("schema")[1])["title"] == "Config of hookline"
+    (tmp_path / "my_nets_of_schema.py").write_text(
+        "from hookline.engine.modeling import MODEL_REGISTRY, MLP\n"
+        "@MODEL_REGISTRY.register()\nclass MineOfSchema(MLP):\n    def __init__(self, depth: int = 3): ...\n"
+    )
+    schema = json.loads(command("schema", "--import", "my_nets_of_schema")[1])
+    assert schema["definitions"]["MODEL.MineOfSchema"]["properties"]["depth"] == {"type": "integer", "default": 3}
+    assert command("schema", "--import", "no_such")[2] == "error: there is no module 'no_such'\n"
+
+
+def test_wrong_words(command):
+    assert command("exlpain")[2].endswith("did you mean 'explain'?\n")
+    assert command()[0] == 2
+
+
+def test_explaining_does_not_import_torch():
+    code = (
+        "import sys; from hookline.cli import main; main(['config', 'list', 'hook']); assert 'torch' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", code], stdout=subprocess.DEVNULL).returncode == 0
