@@ -1,17 +1,26 @@
-"""A run of several ranks in which a sharded save fails."""
+"""Runs of several ranks in which a sharded save fails."""
 
 import re
 
-from ranks import run_ranks
+import pytest
+from ranks import finish, start_ranks
 
 
-def run(folder, on_error, comes_back=True):
-    code, output, _ = run_ranks("sharded_failures:main", 2, folder, on_error, comes_back, timeout=120)
-    return code, output, sorted(int(path.stem[6:]) for path in (folder / "run").glob("model_0*.pth"))
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Exit code, output and saved iterations of each run, and its folder. They sleep, and so run at the same time."""
+    folder = tmp_path_factory.mktemp("runs")
+    hows = {"stop": ("stop", True), "continue": ("continue", True), "gone": ("continue", False)}
+    started = {how: start_ranks("sharded_failures:main", 2, folder / how, *hows[how]) for how in hows}
+    ended = {how: finish(process, timeout=120) for how, process in started.items()}
+    return {
+        how: (*end, sorted(int(path.stem[6:]) for path in (folder / how / "run").glob("model_0*.pth")), folder / how)
+        for how, end in ended.items()
+    }
 
 
-def test_a_failed_save_ends_the_run_on_all_ranks(tmp_path):
-    code, output, saved = run(tmp_path, "stop")
+def test_a_failed_save_ends_the_run_on_all_ranks(runs):
+    code, output, saved, _ = runs["stop"]
     assert code == 1
     assert saved == []
     assert "model_0000079.pth: No such file or directory" in output
@@ -19,17 +28,17 @@ def test_a_failed_save_ends_the_run_on_all_ranks(tmp_path):
     assert 79 < int(iteration) < 159
 
 
-def test_a_failed_save_is_retried_with_on_error_continue(tmp_path):
-    code, output, saved = run(tmp_path, "continue")
+def test_a_failed_save_is_retried_with_on_error_continue(runs):
+    code, output, saved, folder = runs["continue"]
     assert code == 0, output
     assert "Training continues without this checkpoint" in output
     retried, due = saved
     assert 79 < retried < due == 159
-    assert (tmp_path / "run/last_checkpoint").read_text() == "model_final.pth"
+    assert (folder / "run/last_checkpoint").read_text() == "model_final.pth"
 
 
-def test_a_failed_save_is_retried_once_until_the_next_period(tmp_path):
-    code, output, saved = run(tmp_path, "continue", comes_back=False)
+def test_a_failed_save_is_retried_once_until_the_next_period(runs):
+    code, output, saved, _ = runs["gone"]
     assert code == 1  # the end cannot be saved either
     assert saved == []
     failed = {int(iteration) for iteration in re.findall(r"cannot save \S+/model_(\d+)\.pth", output)}

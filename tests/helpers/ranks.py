@@ -52,6 +52,12 @@ def finish(process, timeout=200):
     return process.returncode, output
 
 
+def start_ranks(program, ranks, folder, *arguments, rank_timeout=60):
+    """Start what :func:`run_ranks` runs; return the process of ``launch()``."""
+    folder.mkdir(exist_ok=True)
+    return fork([sys.executable, PROGRAMS / "run.py", program, ranks, rank_timeout, folder, *arguments], folder)
+
+
 def run_ranks(program, ranks, folder, *arguments, timeout=200, rank_timeout=60):
     """Run ``function(folder, *arguments)`` in several forked ranks.
 
@@ -66,9 +72,8 @@ def run_ranks(program, ranks, folder, *arguments, timeout=200, rank_timeout=60):
     Returns:
         The exit code, the output, and the result of each rank (``results.write_result``), or None.
     """
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, PROGRAMS / "run.py", program, ranks, rank_timeout, folder, *arguments]
-    exit_code, output = finish(fork(command, folder), timeout)
+    process = start_ranks(program, ranks, folder, *arguments, rank_timeout=rank_timeout)
+    exit_code, output = finish(process, timeout)
     files = [folder / f"{rank}.json" for rank in range(ranks)]
     return exit_code, output, [json.loads(file.read_text()) if file.exists() else None for file in files]
 
