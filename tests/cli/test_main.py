@@ -85,3 +85,9 @@ def test_it_runs_as_a_module():
     done = subprocess.run([sys.executable, "-m", "hookline", "trian"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "did you mean 'train'" in done.stderr
+
+
+def test_output_that_nobody_reads_ends_quietly():
+    command = f"{sys.executable} -m hookline config explain | true"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (1, 0, "")

@@ -1,6 +1,7 @@
 """The command ``hookline``: one module per subcommand, imported when the subcommand runs."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -56,7 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module = _module(words[0])
     args = parser_of(words[0], module).parse_args(words[1:])
     try:
-        return module.main(args) or 0
+        code = module.main(args) or 0
+        sys.stdout.flush()
+        return code
     except ValueError as error:
         from hookline.config import ConfigError
 
@@ -68,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write("interrupted\n")
         return 130
     except BrokenPipeError:  # the output is piped into a program that has ended, such as head
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes once more when it exits
         return 1
 
 
