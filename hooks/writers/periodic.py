@@ -133,6 +133,8 @@ class PeriodicWriter(HookBase):
         errors: list[BaseException] = [] if self._final_error is None else [self._final_error]
         for writer in self._writers:
             errors += _try(partial(self._call, writer, partial(writer.finish, self._end_of_run())))
+        if self._background is not None:  # the last checkpoint has used it again
+            errors += _try(self._background.close)
         raise_all(errors)
 
     def _end_of_run(self) -> EndOfRun:

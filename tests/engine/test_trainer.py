@@ -2,7 +2,9 @@ import functools
 import gc
 import json
 import logging
+import os
 import re
+import threading
 import weakref
 from dataclasses import dataclass
 
@@ -504,6 +506,25 @@ def test_a_trainer_that_is_gone_frees_its_objects(make, trains):
 
 
 # ---------------------------------------------------------------------------- the config file
+
+
+def test_ten_trainers_leave_no_threads_files_or_handlers(make):
+    def run(number):
+        trainer = make(folder=f"run{number}")
+        trainer.train()
+        trainer.max_iter += 3
+        trainer.train()
+
+    def left():
+        handlers = [len(logging.getLogger(name).handlers) for name in ("hookline", "fvcore")]
+        files = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+        return threading.active_count(), files, handlers
+
+    run(0)
+    before = left()
+    for number in range(1, 10):
+        run(number)
+    assert left() == before
 
 
 def test_the_config_shows_objects_and_cannot_repeat_the_run(make, tmp_path):

@@ -158,3 +158,21 @@ def test_each_log_has_only_its_own_run(tmp_path):
     logs = [(tmp_path / name / "log.txt").read_text() for name in ("first", "second")]
     assert [log.count("Training ended at iteration 6: ") for log in logs] == [1, 1]
     assert ["Training ended at iteration 12: " in log for log in logs] == [True, False]
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("bar", [True, False])
+def test_no_line_of_a_run_is_broken_within_a_word(monkeypatch, tmp_path, columns, bar):
+    pytest.importorskip("rich")
+    monkeypatch.chdir(tmp_path)
+    config = {"CHECKPOINT.BEST.METRIC": "test/accuracy", "LOG.PERIOD": 2, "LOG.PROGRESS_BAR": bar}
+    with Terminal(columns) as terminal:
+        terminal.monkeypatch = monkeypatch
+        terminal.take_output()
+        make("a run", config=config, eval_period=3).train()
+        terminal.close()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", terminal.text)
+    lines = [line for part in text.split("\n") for line in part.rstrip("\r").split("\r")]
+    assert max(map(len, lines)) <= columns
+    assert "Next:" in text
+    assert ("iter: 3/6" in text) is not bar
