@@ -14,6 +14,7 @@ from run_folders import make_run
 from hookline.config import ConfigError
 from hookline.runs import compare_runs, read_runs, write_page
 from hookline.runs.figure import smooth
+from hookline.runs.selection import charts_over
 
 
 @pytest.fixture
@@ -61,6 +62,21 @@ def test_a_long_curve_is_thinned_and_keeps_its_extremes(tmp_path):
     assert len(x) == len(series["y"]) <= 20_002
     assert (x[0], x[-1]) == (0, 50_000)
     assert series["y"][x.index(12_345)] == 5.0
+
+
+def test_metrics_share_charts_in_the_order_of_interest(tmp_path):
+    names = ("time", "lr/b", "lr/a", "a/loss", "train/acc", "test/acc", "rss_mem", "b/loss", "norm")
+    rows = [{"iteration": i, **dict.fromkeys(names, 1.0)} for i in (0, 1)]
+    runs = read_runs([make_run(tmp_path / "gan", rows)])
+    assert charts_over(runs, [], "iteration") == {
+        "loss": ["a/loss", "b/loss"],
+        "acc": ["test/acc", "train/acc"],
+        "norm": ["norm"],
+        "lr": ["lr/a", "lr/b"],
+        "rss_mem": ["rss_mem"],
+        "time": ["time"],
+    }
+    assert compare_runs(runs).columns[2::3] == ["a/loss", "b/loss", "test/acc"]
 
 
 def test_a_metric_that_is_not_there_is_named(page, tmp_path):

@@ -118,7 +118,7 @@ def lower_is_better(runs: Sequence[Run], name: str) -> bool:
 
 
 def _results(runs: Sequence[Run]) -> list[str]:
-    names = [name for name in select_metrics(runs) if not name.startswith(("train/", "ranks/"))]
+    names = [name for name in select_metrics(runs) if not name.startswith(("train/", "ranks/", "lr/"))]
     results = [name for name in names if "/" in name]
     loss = [name for name in ("loss", "total_loss") if name in names][:1]
     return results + loss

@@ -62,6 +62,9 @@ def draw_curves(
                 place.plot(x, y, color=color, linestyle=style, marker=marker, linewidth=1.5, label=label)
                 own = ""
         _finish(place, title, names, many=len(runs) > 1, axis=axis, log=log)
+    low, high = zip(*(place.get_xlim() for place in figure.axes), strict=True)
+    for place in figure.axes:
+        place.set_xlim(min(low), max(high))
     _save(figure, path)
 
 

@@ -53,7 +53,7 @@ def select_metrics(runs: Sequence[Run], patterns: Iterable[str] = ()) -> list[st
 
 def charts_over(runs: Sequence[Run], patterns: Iterable[str], axis: str) -> dict[str, list[str]]:
     """Return the metrics of each chart, by its title. Names with the same last part, such as ``loss`` and
-    ``digits_test/loss``, share a chart.
+    ``digits_test/loss``, share a chart, and so do all learning rates.
 
     Args:
         runs: the runs.
@@ -65,7 +65,7 @@ def charts_over(runs: Sequence[Run], patterns: Iterable[str], axis: str) -> dict
     """
     charts: dict[str, list[str]] = {}
     for name in select_metrics(runs, patterns):
-        charts.setdefault(name.rpartition("/")[2], []).append(name)
+        charts.setdefault("lr" if _is_rate(name) else name.rpartition("/")[2], []).append(name)
     if axis not in AXES:
         raise ConfigError(f"x must be one of {', '.join(AXES)}, not {axis!r}")
     if not charts:
@@ -80,11 +80,16 @@ def _rank(name: str) -> tuple[int, str, int, str]:
     last = name.rpartition("/")[2]
     if any(fnmatchcase(name, pattern) for pattern in _SPEED):
         place = 3
-    elif last == "lr" or last.startswith("lr_"):
+    elif _is_rate(name):
         place = 2
     else:
         place = 0 if "loss" in last else 1
     return place, last, "/" in name, name
+
+
+def _is_rate(name: str) -> bool:
+    """Whether a metric is a learning rate; those of several optimizers are ``lr/<optimizer>``."""
+    return name == "lr" or name.startswith(("lr/", "lr "))
 
 
 def _equal(run: Run, first: str, second: str) -> bool:
