@@ -115,10 +115,10 @@ MISTAKES = {
     "argument 'num_train": lambda folder: make(folder, num_train_epochs=1),
     "argument 'callbacks'": lambda folder: make(folder, callbacks=[]),
     "cannot be the hook": lambda folder: make(folder, hooks=[C()]),
-    '"forward" function': lambda folder: make(folder, LM, loss=None).train(),
+    "LM has no forward()": lambda folder: make(folder, LM, loss=None).train(),
     "attribute 'fit'": lambda folder: make(folder).fit(),
     "any parameter of the model": lambda folder: make(folder, Net(), optimizer=strange_optimizer()).train(),
-    "attribute 'shape'": lambda folder: make(folder, Named, loss=None).train(),
+    "takes one tensor": lambda folder: make(folder, Named, loss=None).train(),
 }
 
 
