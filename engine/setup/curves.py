@@ -29,7 +29,10 @@ def draw_at_end(cfg: CfgNode, seconds: float) -> None:
     setting, folder = cfg.LOG.CURVES, cfg.OUTPUT_DIR
     if not setting or cfg.FAST_DEV_RUN or not comm.is_main_process():
         return
-    if setting == "auto" and (seconds < LEAST_SECONDS or os.environ.get("CI")):
+    if setting == "auto" and seconds < LEAST_SECONDS:
+        return
+    if setting == "auto" and os.environ.get("CI"):
+        logger.info('LOG.CURVES: curves.png is not drawn, since the environment variable CI is set ("auto")')
         return
     if find_spec("matplotlib") is None:
         logger.info("LOG.CURVES: curves.png is not drawn: %s", NO_MATPLOTLIB)

@@ -25,11 +25,12 @@ def test_a_run_draws_its_curves_at_the_end(tmp_path, log):
 
 
 @pytest.mark.parametrize(("seconds", "in_ci", "drawn"), [(0, "", True), (0, "true", False), (60, "", False)])
-def test_auto_is_for_longer_runs_that_are_not_in_ci(tmp_path, monkeypatch, seconds, in_ci, drawn):
+def test_auto_is_for_longer_runs_that_are_not_in_ci(tmp_path, monkeypatch, log, seconds, in_ci, drawn):
     monkeypatch.setattr(curves, "LEAST_SECONDS", seconds)
     monkeypatch.setenv("CI", in_ci)
     train(tmp_path)
     assert (tmp_path / "curves.png").exists() is drawn
+    assert ("not drawn, since the environment variable CI is set" in "".join(log.messages)) is bool(in_ci)
 
 
 def test_a_picture_that_cannot_be_drawn_never_fails_the_run(tmp_path, monkeypatch, log):
