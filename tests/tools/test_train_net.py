@@ -491,7 +491,7 @@ ERRORS = {
     "nothing to evaluate": (["--eval-only"], ["MODEL.WEIGHTS", "--resume"]),
     "no test set": (
         ["--eval-only", "DATASETS.TEST", "[]", "CHECKPOINT.BEST.METRIC", ""],
-        ["DATASETS.TEST", "--eval-only"],
+        ["DATASETS.TEST", "nothing to evaluate"],
     ),
     "no metric for a test set": (["TEST.METRICS", "[]", "CHECKPOINT.BEST.METRIC", ""], ["TEST.METRICS is empty"]),
     "no metric to evaluate by": (
