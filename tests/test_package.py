@@ -72,6 +72,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel, tree):
     for folder in ("config", "hooks", "engine", "configs"):
         expected |= modules(tree / folder, f"hookline/{folder}")
     expected |= {f"hookline/{path.relative_to(tree).as_posix()}" for path in (tree / "configs").rglob("*.yaml")}
+    expected |= {"hookline/config/defaults.pyi", "hookline/config/schema/hookline.schema.json"}
     assert names == expected
     assert "hookline/engine/data/build.py" in names
 
