@@ -29,7 +29,7 @@ def describe_data(trainer: Any) -> str:
     """Return the training data and its size, and the names of the test data with the sizes that are known."""
     cfg = trainer.cfg
     train = ", ".join(name_of(entry) for entry in cfg.DATASETS.TRAIN) or "data of build_train_loader()"
-    size = _size(getattr(trainer.data_loader, "dataset", None))
+    size = _size(getattr(getattr(trainer, "data_loader", None), "dataset", None))  # an inner trainer may have it
     epoch = f", {trainer.iters_per_epoch:,} iterations an epoch" if trainer.iters_per_epoch else ""
     tests = [f"{name_of(entry)}{_size(getattr(component(entry)[0], 'value', None))}" for entry in cfg.DATASETS.TEST]
     return f"{train}{size}{epoch}" + (f"; tested on {', '.join(tests)}" if tests else "")
