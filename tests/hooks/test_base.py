@@ -11,7 +11,7 @@ from hookline.hooks.host import overrides
 from hookline.hooks.trainer_view import RanksView, TrainerView
 
 ONLY_IN_DEFAULT_TRAINER = {"cfg", "scheduler", "checkpointer", "evaluate"}
-ONLY_IN_A_STEP = {"batch", "outputs"}
+ONLY_IN_A_STEP = {"batch", "outputs", "sample_indices"}
 
 
 def members(protocol):
