@@ -14,7 +14,8 @@ if [ $# -gt 0 ]; then pairs=("$*"); fi
 # Packages of the extras that have wheels for every Python here; the tests of the others are skipped.
 packages=(matplotlib numpy omegaconf pandas pillow pyarrow pytest pytest-timeout pytest-xdist rich safetensors
     scikit-learn torchmetrics)
-tests=(tests/config tests/hooks tests/engine tests/configs tests/test_import.py)
+# torch 2.6 cannot compile a step (SOLVER.COMPILE_STEP says so); .ci/run tests that with the newest.
+tests=(tests/config tests/hooks tests/engine tests/configs tests/test_import.py -k "not compile")
 
 code=0
 for pair in "${pairs[@]}"; do

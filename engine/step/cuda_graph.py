@@ -116,10 +116,11 @@ class GraphedStep(WholeStep):
         optimizer = self._stand_in.update(trainer.optimizer)
         leaves, form = pytree.tree_flatten(batch)
         key = ((form, tuple(map(_kind, leaves))), self._state(trainer))
-        if self._captured != key and not self._is_due(key):
-            step = self._graphs.warm_up if self._seen[key] <= self.WARM_UP else _call
-            return step(lambda: self._body(trainer, optimizer, batch))
         if self._captured != key:
+            hashable = ((repr(form), key[0][1]), key[1])  # torch 2.6 cannot hash a form
+            if not self._is_due(hashable):
+                step = self._graphs.warm_up if self._seen[hashable] <= self.WARM_UP else _call
+                return step(lambda: self._body(trainer, optimizer, batch))
             self._capture(trainer, optimizer, leaves, form)
             self._captured = key
         for static, leaf in zip(self._inputs, leaves, strict=True):

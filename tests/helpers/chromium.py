@@ -25,7 +25,7 @@ class Browser:
     """A context with one page.
 
     Args:
-        path: the HTML file.
+        path: the HTML file, which is read without a network; or the address of a local server.
         width, height: size of the window in pixels.
         dark: whether the system prefers dark colors.
     """
@@ -59,11 +59,16 @@ class Browser:
         self._call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if self.dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])
+        served = str(self.path).startswith("http://127.0.0.1:")
         self._call(
-            "Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=0, uploadThroughput=0
+            "Network.emulateNetworkConditions",
+            offline=not served,
+            latency=0,
+            downloadThroughput=-1,
+            uploadThroughput=-1,
         )
         self._loaded = False
-        self._call("Page.navigate", url=Path(self.path).resolve().as_uri())
+        self._call("Page.navigate", url=self.path if served else Path(self.path).resolve().as_uri())
         while not self._loaded:
             self._read()
         return self

@@ -70,8 +70,19 @@ class Terminal:
 
 def screen(text, columns):
     """Return the lines that a terminal shows for a text with colors and line clearing, but no other escape codes."""
-    rows, row, column = [[]], 0, 0
+    return ["".join(line).rstrip() for line in _cells(text, columns)]
+
+
+def styled_screen(text, columns):
+    """Return the same lines with the escape codes of their colors."""
+    return ["".join(line) + "\x1b[0m" for line in _cells(text, columns, styled=True)]
+
+
+def _cells(text, columns, styled=False):
+    rows, row, column, style = [[]], 0, 0, ""
     for code, char in _PIECES.findall(text):
+        if styled and code.endswith("m"):
+            style = "" if code in ("\x1b[0m", "\x1b[m") else style + code
         if code == "\x1b[2K":
             rows[row] = []
         elif code == "\x1b[K":
@@ -89,6 +100,6 @@ def screen(text, columns):
                 rows += [[]] if row == len(rows) else []
             line = rows[row]
             line += " " * (column - len(line))
-            line[column : column + 1] = char
+            line[column : column + 1] = [f"\x1b[0m{style}{char}"] if style else [f"\x1b[0m{char}" if styled else char]
             column += 1
-    return ["".join(line).rstrip() for line in rows]
+    return rows

@@ -47,4 +47,4 @@ def test_no_piece_is_both_for_training_and_for_testing():
     assert len(train) > 8 * len(test) > 0
     seen = {bytes(x.tolist()) for x in train.tensors[0]}
     repeated = sum(bytes(x.tolist()) in seen for x in test.tensors[0])
-    assert repeated < 0.02 * len(test)  # such as lines of dashes, which the text itself repeats
+    assert repeated < 0.03 * len(test)  # such as lines of dashes, which the text itself repeats
