@@ -300,7 +300,7 @@ _C.LOG.TRAIN_METRICS = Typed([], named_components)
 _C.LOG.GRAD_NORM = False
 # Lowest level of messages on the console: "DEBUG", "INFO", "WARNING" or "ERROR". log.txt has all of them.
 _C.LOG.LEVEL = Typed("INFO", one_of("DEBUG", "INFO", "WARNING", "ERROR"))
-# A progress bar at the bottom of rank 0's terminal. "auto": if rich is installed. Output to a file or pipe has none.
+# A progress bar in rank 0's terminal or notebook. "auto": if rich is installed. Output to a file or pipe has none.
 _C.LOG.PROGRESS_BAR = Typed("auto", one_of("auto", True, False))
 # Draw curves.png at the end of a run. "auto": after a minute or more of training, with matplotlib, not in CI.
 _C.LOG.CURVES = Typed("auto", one_of("auto", True, False))

@@ -345,7 +345,7 @@ class _LOG(CfgNode):
     LEVEL: Literal["DEBUG", "INFO", "WARNING", "ERROR"]
     """Lowest level of messages on the console: "DEBUG", "INFO", "WARNING" or "ERROR". log.txt has all of them."""
     PROGRESS_BAR: Literal["auto", True, False]
-    """A progress bar at the bottom of rank 0's terminal. "auto": if rich is installed. Output to a file or pipe has
+    """A progress bar in rank 0's terminal or notebook. "auto": if rich is installed. Output to a file or pipe has
     none."""
     CURVES: Literal["auto", True, False]
     """Draw curves.png at the end of a run. "auto": after a minute or more of training, with matplotlib, not in CI."""

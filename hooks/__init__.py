@@ -32,6 +32,7 @@ from .writers.base import WRITER_REGISTRY, EventWriter, RowWriter
 from .writers.console import CommonMetricPrinter
 from .writers.csv_writer import CSVWriter
 from .writers.json_writer import JSONWriter
+from .writers.live_plot import LivePlot
 from .writers.mlflow_writer import MLflowWriter
 from .writers.periodic import PeriodicWriter
 from .writers.progress_bar import ProgressBar
@@ -70,6 +71,7 @@ __all__ = [
     "IterationTimer",
     "JSONWriter",
     "LRScheduler",
+    "LivePlot",
     "LossSpike",
     "MLflowWriter",
     "MemoryMonitor",

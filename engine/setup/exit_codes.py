@@ -10,11 +10,12 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ...config import ConfigError
+from ...hooks.common.session import is_session
 from ...hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED, INTERRUPTED_BY
 from ..ranks.torchrun import launched_by_torchrun
 from ..train_loop import TrainResult
 
-__all__ = ["config_errors_exit", "exit_after_signal", "is_session"]
+__all__ = ["config_errors_exit", "exit_after_signal"]
 
 
 @contextmanager
@@ -37,11 +38,6 @@ def config_errors_exit() -> Iterator[None]:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         raise SystemExit(EXIT_INTERRUPTED) from None
-
-
-def is_session() -> bool:
-    """Return whether a person types commands: in a notebook, in IPython, in Python's prompt or after ``python -i``."""
-    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
 def exit_after_signal(result: TrainResult) -> None:

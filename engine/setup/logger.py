@@ -9,8 +9,8 @@ import textwrap
 import time
 from typing import IO, Any
 
+from ...hooks.writers.bar import bar_is_shown
 from ...hooks.writers.console import shortened
-from ...hooks.writers.progress_bar import bar_is_shown
 
 __all__ = ["LOGGERS", "close_logs", "hold_logs", "open_logs", "release_logs", "set_console_level", "setup_logger"]
 

@@ -6,6 +6,7 @@ import mmap
 import multiprocessing.util
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
+from ..common.session import in_notebook
 from ..watching.timing import format_seconds
 
 __all__ = [
@@ -173,6 +175,9 @@ def _exit_now(number: int, frame: FrameType | None) -> None:
 def _write_line(text: str) -> None:
     """Write a line to stderr directly, since the signal may have interrupted the log."""
     if os.environ.get("LOCAL_RANK", "0") != "0":  # one process per machine reports it
+        return
+    if in_notebook():  # whose cells show sys.stderr, which may be written in a signal handler
+        print(text, file=sys.stderr)
         return
     with contextlib.suppress(OSError):  # stderr may be closed
         # In a terminal the cursor may be behind a progress bar or the typed ^C.

@@ -29,7 +29,7 @@ from hookline.hooks import (
     StopTraining,
 )
 from hookline.hooks.host import overrides
-from hookline.hooks.writers import progress_bar as progress
+from hookline.hooks.writers.bar import Bar
 
 ROOT = Path(__file__).parents[3]
 COUNT = re.compile(r"\b\d+/\d+\b")
@@ -365,7 +365,7 @@ def test_a_logging_handler_that_holds_the_stream_writes_above_the_bar(terminal):
 def test_a_process_forked_while_the_bar_is_drawn_can_print(terminal):
     def fork(trainer):
         if trainer.iter == 3:
-            with progress._Bar.shown._console._lock:
+            with Bar.shown._console._lock:
                 pid = os.fork()
                 if not pid:
                     print("printed by the child")
