@@ -9,12 +9,13 @@ For a model, data or hooks of your own, name them in the config ("my_package.net
 override methods of Trainer.
 """
 
-from hookline.command_line import exit_on_signals
+from hookline.command_line import default_argument_parser, exit_on_signals
 
-if __name__ == "__main__":
-    exit_on_signals()  # the imports take seconds, in which signals have the same meaning: docs/checkpoints.md
+if __name__ == "__main__":  # before the imports, which take seconds
+    exit_on_signals()  # signals have the same meaning in that time: docs/checkpoints.md
+    args = default_argument_parser().parse_args()  # --help and misspelt options are answered at once
 
-from hookline.engine import DefaultTrainer, default_argument_parser, run
+from hookline.engine import DefaultTrainer, run
 
 
 class Trainer(DefaultTrainer):
@@ -22,5 +23,4 @@ class Trainer(DefaultTrainer):
 
 
 if __name__ == "__main__":
-    args = default_argument_parser().parse_args()
     run(Trainer, args)
