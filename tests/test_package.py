@@ -65,6 +65,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel, tree):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = modules(tree / "src/hookline", "hookline") | {
         "hookline/cli/project/config.yaml",
+        "hookline/config/defaults.pyi",
+        "hookline/config/schema/hookline.schema.json",
         "hookline/py.typed",
         "hookline/runs/page.html",
         "hookline/runs/page.js",
@@ -230,6 +232,26 @@ def test_the_wheel_trains_without_the_repository(wheel, tmp_path):
     python = environment(tmp_path / "venv")
     install(python, str(wheel))
     check_use(python, tmp_path / "venv", tmp_path / "elsewhere")
+
+
+def test_the_command_of_the_wheel_works_in_a_folder_of_the_users(wheel, tmp_path):
+    python = environment(tmp_path / "venv")
+    install(python, str(wheel))
+    hookline = str(Path(python).with_name("hookline"))
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+
+    def run(*words, place=folder):
+        done = run_python([*words], place, python)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    run(hookline, "new", "my_project")
+    run(hookline, "train", "--config-file", "config.yaml", place=folder / "my_project")
+    assert "1 passed" in run("-m", "pytest", place=folder / "my_project")
+    for example in ("synthetic/mlp.yaml", "gan/rings.yaml"):  # the second one has Python code beside it
+        out = run(hookline, "train", "--config-file", example, "MODEL.DEVICE", "cpu", "SOLVER.MAX_ITER", "5")
+        assert str(tmp_path / "venv") in out.split("Config file: ")[1].splitlines()[0]
 
 
 def test_an_editable_install_trains_from_elsewhere_and_sees_changes(tree, tmp_path):

@@ -157,5 +157,8 @@ def main(args: argparse.Namespace) -> None:
 if __name__ == "__main__":
     args = default_argument_parser().parse_args()
     with config_errors_exit():
+        for option in ("predict", "dry_run"):
+            if getattr(args, option):
+                raise ConfigError(f"--{option.replace('_', '-')}: is for YAML configs and tools/train_net.py")
         load(args)  # errors come before processes start
         launch(main, args.num_gpus, args.num_machines, args.machine_rank, args.dist_url, args=(args,))

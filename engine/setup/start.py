@@ -7,6 +7,7 @@ leaves the folder as it was.
 
 import logging
 import os
+import socket
 import sys
 import weakref
 from collections.abc import Collection, Iterator
@@ -20,6 +21,7 @@ import hookline
 from ...command_line import last_parsed
 from ...config import CfgNode, ConfigError, Duration
 from ...config.examples import find_config
+from ...config.files.manifest import RECORDS
 from ...config.objects import without_objects
 from ...hooks.common.rng import preserve_rng
 from .. import comm
@@ -258,9 +260,24 @@ class RunStart:
             self._resume = resume
         self._trains = trains
         comm.on_main_process(self._begin_on_main_process)
+        self._check_shared()
         if not comm.is_main_process():
             open_logs(self._cfg.OUTPUT_DIR, comm.get_rank())
         self._begun = True
+
+    def _check_shared(self) -> None:
+        """Warn if a machine does not see the OUTPUT_DIR that rank 0 has taken. All ranks call it."""
+        if comm.get_local_size() == comm.get_world_size():
+            return
+        sees = os.path.isdir(os.path.join(self._output.path, RECORDS))
+        answers = comm.gather("" if sees else f"rank {comm.get_rank()} (on {socket.gethostname()})")
+        if blind := next(filter(None, answers), ""):
+            logger.warning(
+                "OUTPUT_DIR: %s does not see the folder %s of rank 0. This run will train, but a resume needs its "
+                "checkpoints on every machine: use shared storage, or copy the folder to all machines before --resume",
+                blind,
+                self._output.path,
+            )
 
     @contextmanager
     def running(self, resume: bool | None, trains: bool) -> Iterator[None]:

@@ -52,8 +52,9 @@ class FlopsCounter(HookBase):
     The counting forward pass has no side effects: buffers, attributes, random states and metrics are restored.
 
     Acts in the first ``before_forward``, then when metrics are written. Puts ``flops_per_s`` (over wall-clock time,
-    like :class:`Throughput`) and, if the peak is known, ``mfu`` between 0 and 1. Saves the iteration of its last
-    report.
+    like :class:`Throughput`), ``total_flops`` (of all ranks since the run began, also after a resume) and, if the peak
+    is known, ``mfu`` between 0 and 1. Saves the iteration of its last report, the total, and the operations of a step,
+    which a resume counts again only if the length of an epoch or the number of ranks has changed.
 
     Args:
         peak_flops: peak operations per second of one device. None: the dense bfloat16 peak, known for common GPUs.
@@ -69,12 +70,24 @@ class FlopsCounter(HookBase):
         self._given_peak = peak_flops
         self._window = Window(period)
         self._counted = False
+        self._counted_for: list[int | None] = []  # iterations of an epoch, and ranks
         self.flops: float | None = None
+        self._total = 0.0  # of all ranks, before iteration _since
+        self._since: int | None = None  # None: no step has been counted since the total was loaded
 
     def before_train(self) -> None:
         trainer: Any = self.trainer
         self._peak = self._given_peak or _peak_flops(_device(trainer.model))
         self._window.begin(trainer.start_iter)
+        setting = [trainer.iters_per_epoch, trainer.comm.get_data_size()]
+        self._counted = self._counted and setting == self._counted_for
+        self._counted_for = setting
+        self._total, self._since = self._total_before(trainer.start_iter), trainer.start_iter
+
+    def _total_before(self, iteration: int) -> float:
+        if self.flops is None or self._since is None:
+            return self._total
+        return self._total + self.flops * self.trainer.comm.get_data_size() * max(iteration - self._since, 0)
 
     def before_forward(self, batch: Any) -> None:
         if self._counted:
@@ -100,16 +113,25 @@ class FlopsCounter(HookBase):
         steps, seconds = self._window.end(self.trainer)
         if not steps:
             return
-        values = {"flops_per_s": self.flops * steps / seconds}
+        total = self._total_before(self.trainer.finished_iter + 1)
+        values = {"flops_per_s": self.flops * steps / seconds, "total_flops": total}
         if self._peak:
             values["mfu"] = values["flops_per_s"] / self._peak
         self.trainer.storage.put_scalars(smoothing_hint=False, cur_iter=self.trainer.finished_iter, **values)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._window.state_dict()
+        total = self._total if self._since is None else self._total_before(self.trainer.finished_iter + 1)
+        counted = {"flops": self.flops, "counted_for": self._counted_for} if self._counted else {}
+        return {**self._window.state_dict(), "total": total, **counted}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._window.load_state_dict(state_dict)
+        self._total, self._since = state_dict.get("total", 0.0), None
+        self._counted_for, self.flops = state_dict.get("counted_for", []), state_dict.get("flops")
+        self._counted = bool(self._counted_for)
+
+    def reset_state(self) -> None:
+        self._total, self._since = 0.0, None
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -254,12 +254,15 @@ def test_all_ranks_apply_the_policy_for_a_nan_loss_of_one_rank(tmp_path, policy)
 # ---------------------------------------------------------------------------- machines
 
 
-def machines(folder, *arguments):
+def machines(folder, other=None, more=()):
     """Start two launchers with one address, as on two machines."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    common = ("--num-machines", "2", "--dist-url", url, *arguments)
-    return [fork(tool(*options("run", "--machine-rank", rank, *common)), folder) for rank in ("0", "1")]
+    places = (folder, other or folder)
+    common = ("--num-machines", "2", "--dist-url", url)
+    return [
+        fork(tool(*options("run", "--machine-rank", rank, *common, *more)), place) for rank, place in enumerate(places)
+    ]
 
 
 @pytest.mark.slow
@@ -269,6 +272,25 @@ def test_two_machines_train_together(two, tmp_path):
     assert "Training ended at iteration 160: completed" in ended[0][1]
     assert ended[1][1] == ""
     assert rows(tmp_path / "run") == rows(two[0])
+
+
+@pytest.mark.slow
+def test_machines_without_a_shared_folder_are_warned_and_resume_from_copies(tmp_path):
+    """Each machine has its own disk. Between the runs the folder is copied to the other machine."""
+    places = [tmp_path / "first", tmp_path / "second"]
+    for place in places:
+        place.mkdir()
+    ended = [finish(process) for process in machines(*places, more=("SOLVER.MAX_ITER", 100))]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert "OUTPUT_DIR: rank 1 (on " in ended[0][1]
+    assert "does not see the folder" in ended[0][1]
+    ended = [finish(process) for process in machines(*places, more=("--resume",))]
+    assert 2 in [code for code, _ in ended]
+    assert any("there is no file run/model_final.pth" in output for _, output in ended), ended
+    shutil.copytree(places[0] / "run", places[1] / "run", dirs_exist_ok=True)
+    ended = [finish(process) for process in machines(*places, more=("--resume",))]
+    assert [code for code, _ in ended] == [0, 0], ended
+    assert rows(places[0] / "run")[-1]["iteration"] == 160
 
 
 # ---------------------------------------------------------------------------- torchrun

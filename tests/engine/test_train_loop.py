@@ -649,11 +649,14 @@ class Quits:
 @pytest.mark.parametrize(
     ("error", "workers"), [(StopIteration(), 0), (StopIteration(), 1), (SystemExit(0), 0), (SystemExit(), 0)]
 )
-def test_data_that_stops_or_exits_fails_the_run(error, workers):
+def test_data_that_stops_or_exits_fails_the_run(error, workers, monkeypatch):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.1)  # how long torch waits for workers
     loader = torch.utils.data.DataLoader(Quits(error), batch_size=2, num_workers=workers)
     expected = r"ended after 2 of its 4 batches|generator raised StopIteration|sys\.exit"
     with pytest.raises(RuntimeError, match=expected):
         make_trainer(loader).train(0, 20)
+    if workers:
+        gc.collect()
 
 
 def test_a_loader_that_ends_before_its_length_fails_the_run():

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forker import forker
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,13 +62,22 @@ def test_ranks_that_are_interrupted_do_not_wait_for_their_loader_workers(tmp_pat
     assert "a worker waits" not in output
 
 
+# Files of 16 kB at most: the log fits, a checkpoint does not.
+LIMITED = f"""
+import resource, runpy
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (16384, 16384))
+runpy.run_path({str(ROOT / "tools/train_net.py")!r}, run_name="__main__")
+"""
+
+
 def test_a_run_fails_if_its_last_checkpoint_cannot_be_saved_even_with_on_error_continue(tmp_path):
-    command = f"{sys.executable} {ROOT}/tools/train_net.py --config-file {ROOT}/configs/synthetic/mlp.yaml"
+    (tmp_path / "limited.py").write_text(LIMITED)
     options = f"OUTPUT_DIR {tmp_path}/run SOLVER.MAX_ITER 20 SOLVER.CHECKPOINT_PERIOD 0 CHECKPOINT.ON_ERROR continue"
-    # Files of 16 kB at most: the log fits, a checkpoint does not.
-    limited = ["bash", "-c", f"ulimit -f 16; exec {command} {options} CHECKPOINT.BEST.METRIC '' MODEL.ARGS.hidden [99]"]
-    done = subprocess.run(limited, capture_output=True, text=True, check=False)
-    output = done.stdout + done.stderr
-    assert done.returncode == 1, output
+    command = [tmp_path / "limited.py", "--config-file", ROOT / "configs/synthetic/mlp.yaml", *options.split()]
+    command += ["CHECKPOINT.BEST.METRIC", "", "MODEL.ARGS.hidden", "[99]"]
+    process = forker.start(command, tmp_path, os.environ)
+    code, (output, _) = process.wait(100), process.communicate()
+    assert code == 1, output
     assert "model_final.pth: File too large" in output
     assert not (tmp_path / "run/model_final.pth").exists()

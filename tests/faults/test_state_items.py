@@ -489,6 +489,9 @@ CASES: dict[str, Case] = {
     "trainer/hooks/PeriodicWriter/writers/TensorboardXWriter/last_write": Case("tensorboard"),
     "trainer/hooks/Throughput/reported": Case("rows"),
     "trainer/hooks/FlopsCounter/reported": Case("rows"),
+    "trainer/hooks/FlopsCounter/total": Case("rows", always(0.0)),
+    "trainer/hooks/FlopsCounter/flops": Case("rows", always(None)),
+    "trainer/hooks/FlopsCounter/counted_for": Case("rows", absent),
     # Hooks
     "trainer/hooks/LRScheduler/base_lrs": Case("rates"),
     "trainer/hooks/LRScheduler/last_epoch": Case("rates"),

@@ -73,6 +73,15 @@ def test_a_run_without_a_config_or_a_metric_has_empty_cells(runs, tmp_path):
     assert table.rows[-1] == ["other", None, None, 4, *[None] * 9]
 
 
+def test_a_key_that_a_config_of_another_version_lacks_has_its_default(tmp_path):
+    make_run(tmp_path / "old", config={"SEED": 1})
+    make_run(tmp_path / "same", config={"SEED": 1, "SOLVER": {"BASE_LR": 0.001, "STEPS": [30000]}})
+    make_run(tmp_path / "other", config={"SEED": 1, "SOLVER": {"BASE_LR": 0.5, "STEPS": [30000]}})
+    table = compare_runs(read_runs([str(tmp_path)]), ["loss"])
+    assert table.columns[:3] == ["run", "SOLVER.BASE_LR", "iterations"]
+    assert [row[:2] for row in table.rows] == [["old", 0.001], ["other", 0.5], ["same", 0.001]]
+
+
 def test_the_mode_of_the_best_checkpoint_says_what_is_better(tmp_path):
     best = {"CHECKPOINT": {"BEST": {"METRIC": "test/score", "MODE": "min"}}}
     for name, value in (("a", 3.0), ("b", 2.0)):

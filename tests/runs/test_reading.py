@@ -74,13 +74,39 @@ def test_the_later_of_two_rows_of_an_iteration_counts(tmp_path):
     assert curve.values.tolist() == [100, 1, 2, 3]
 
 
-@pytest.mark.parametrize("line", ["{]", "[1]", "3", '{"loss": 1}', '{"iteration": true}', '{"iteration": "4"}', "\x00"])
+BAD = ['{"iteration": 1e3}', '{"iteration": 99999999999999999999}', '{"iteration": 1, "loss": 1' + "0" * 400 + "}"]
+
+
+@pytest.mark.parametrize(
+    "line", [*BAD, "{]", "[1]", "3", '{"loss": 1}', '{"iteration": true}', '{"iteration": "4"}', "\x00"]
+)
 def test_a_damaged_line_is_named(tmp_path, line):
     path = make_run(tmp_path / "one")
     with open(tmp_path / "one/metrics.json", "a") as file:
         file.write(line + '\n{"iteration": 50, "loss": 1.0}\n')
     with pytest.raises(ConfigError, match=r"one/metrics.json: line 5 is damaged.*remove the line"):
         read_runs([path])
+
+
+def test_values_that_are_not_finite_or_no_numbers(tmp_path):
+    path = make_run(tmp_path / "one", [])
+    (tmp_path / "one/metrics.json").write_text(
+        '{"iteration": 0, "loss": NaN, "a": "b"}\n{"iteration": 1, "loss": -Infinity}\n{"iteration": 2, "loss": 3}\n'
+    )
+    curves = read_run(path).curves
+    assert list(curves) == ["loss"]
+    np.testing.assert_equal(curves["loss"].values, [np.nan, np.nan, 3])
+
+
+def test_a_damaged_config_is_named(tmp_path):
+    path = make_run(tmp_path / "one")
+    (tmp_path / "one/config.yaml").write_text("SEED: [1\n")
+    with pytest.raises(ConfigError, match=r"one/config.yaml"):
+        read_run(path)
+    (tmp_path / "one/config.yaml").unlink()
+    (tmp_path / "one/metrics.json").write_bytes(b"\xff\xfe\n")
+    with pytest.raises(ConfigError, match="line 1 is damaged"):
+        read_run(path)
 
 
 def test_paths_without_a_run(tmp_path, monkeypatch):

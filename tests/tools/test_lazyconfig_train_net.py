@@ -131,3 +131,10 @@ def test_several_ranks_train(tmp_path):
     assert done.returncode == 0, done.stderr
     assert [row["iteration"] for row in rows(tmp_path / "run")] == [4, 9, 14, 19, 20]
     assert len(list((tmp_path / "run").glob("events.*"))) == 1
+
+
+@pytest.mark.parametrize("option", ["--predict", "--dry-run"])
+def test_options_that_it_does_not_have_are_refused(tool, tmp_path, option):
+    code, _, err = tool(option)
+    assert (code, err) == (2, f"error: {option}: is for YAML configs and tools/train_net.py\n")
+    assert not list(tmp_path.iterdir())

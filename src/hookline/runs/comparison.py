@@ -3,15 +3,17 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
+from ..config.defaults import get_cfg
 from ..config.errors import ConfigError, printable, suggest
-from .reading import Run
+from ..config.yaml_files import load_text
+from .reading import Run, flat
 from .selection import select_metrics
 
 __all__ = ["Comparison", "compare_runs", "lower_is_better"]
@@ -100,11 +102,13 @@ def compare_runs(
     columns = ["run", *keys, "iterations"]
     for name in names:
         columns += [name, f"{name} best", f"{name} best at"]
-    ordered = _sorted(runs, sort, keys, lower)
-    rows = [[run.name, *(run.config.get(key) for key in keys), _iterations(run)] for run in ordered]
-    for run, row in zip(ordered, rows, strict=True):
+    rows = []
+    for place in _order(runs, sort, list(keys), lower):
+        run = runs[place]
+        row = [run.name, *(values[place] for values in keys.values()), _iterations(run)]
         for name in names:
             row += _final_and_best(run, name, lower_is_better(runs, name) if lower is None else lower)
+        rows.append(row)
     return Comparison(columns, rows, len(keys))
 
 
@@ -124,15 +128,20 @@ def _results(runs: Sequence[Run]) -> list[str]:
     return results + loss
 
 
-def _different_keys(runs: Sequence[Run]) -> list[str]:
-    """The keys whose values are not the same in all runs that have a config."""
+def _different_keys(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """The keys whose values are not the same in all runs that have a config, with the value of each run."""
     configs = [run.config for run in runs if run.config]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    return [
-        key
-        for key in keys
-        if key not in _NOT_COMPARED and len({repr(config.get(key, _MISSING)) for config in configs}) > 1
-    ]
+    keys = dict.fromkeys(key for config in configs for key in config if key not in _NOT_COMPARED)
+    defaults: Mapping[str, Any] = {}
+    if any(key not in config for config in configs for key in keys):  # such as a key of a later version
+        defaults = flat(load_text(get_cfg().dump(), "the defaults"))
+    different = {}
+    for key in keys:
+        values = [run.config.get(key, defaults.get(key, _MISSING)) if run.config else None for run in runs]
+        own = {repr(value) for value, run in zip(values, runs, strict=True) if run.config}
+        if len(own) > 1:
+            different[key] = [None if value is _MISSING else value for value in values]
+    return different
 
 
 def _iterations(run: Run) -> int:
@@ -149,28 +158,28 @@ def _final_and_best(run: Run, name: str, lower: bool) -> list[Any]:
     return [last if math.isfinite(last) else None, float(curve.values[best]), int(curve.iterations[best])]
 
 
-def _sorted(runs: Sequence[Run], sort: str, keys: Sequence[str], lower: bool | None) -> list[Run]:
+def _order(runs: Sequence[Run], sort: str, keys: Sequence[str], lower: bool | None) -> list[int]:
+    """Return the places of the runs, in the order of the table."""
     names = sorted({name for run in runs for name in run.curves})
     if not sort:
         best = {str(run.config.get("CHECKPOINT.BEST.METRIC", "")) for run in runs}
         sort = best.pop()
         if best or sort not in names:
-            return list(runs)
+            return list(range(len(runs)))
     if sort in names:
         low = lower_is_better(runs, sort) if lower is None else lower
-        values = [_final_and_best(run, sort, low)[1] for run in runs]
-        worst = math.inf
-        marks = [worst if value is None else (value if low else -value) for value in values]
-        return [runs[i] for i in np.argsort(marks, kind="stable")]
+        found = [_final_and_best(run, sort, low)[1] for run in runs]
+        marks = [math.inf if value is None else (value if low else -value) for value in found]
+        return sorted(range(len(runs)), key=marks.__getitem__)
     matching = [key for key in {key for run in runs for key in run.config} if key == sort or key.endswith(f".{sort}")]
-    if len(matching) == 1:
-        values = [run.config.get(matching[0]) for run in runs]
-        if all(type(value) in (int, float) for value in values):
-            return [runs[i] for i in np.argsort(values, kind="stable")]
-        return [runs[i] for i in np.argsort([str(value) for value in values], kind="stable")]
-    if matching:
+    if len(matching) > 1:
         raise ConfigError(f"--sort: {sort!r} is one of {', '.join(sorted(matching))}; give the full key")
-    raise ConfigError(f"--sort: there is no metric or key {sort!r}{suggest(sort, [*names, *keys])}")
+    if not matching:
+        raise ConfigError(f"--sort: there is no metric or key {sort!r}{suggest(sort, [*names, *keys])}")
+    values = [run.config.get(matching[0]) for run in runs]
+    numbers = all(type(value) in (int, float) for value in values)
+    marked: list[tuple[Any, int]] = [(value if numbers else str(value), i) for i, value in enumerate(values)]
+    return [i for _, i in sorted(marked)]
 
 
 def _cell(value: Any) -> str:

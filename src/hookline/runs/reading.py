@@ -1,6 +1,7 @@
 """Read the folder of a run to arrays: ``metrics.json``, ``config.yaml``, and what the log says about epochs."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -12,7 +13,7 @@ import numpy as np
 from ..config.errors import ConfigError, suggest_file
 from ..config.yaml_files import load_text
 
-__all__ = ["AXES", "Curve", "Run", "read_run", "read_runs"]
+__all__ = ["AXES", "Curve", "Run", "flat", "read_run", "read_runs"]
 
 AXES = ("iteration", "epoch", "time")
 """What curves can be drawn over. "time" is the time of training steps, in seconds, without evaluations."""
@@ -106,17 +107,15 @@ def read_run(path: str, name: str | None = None) -> Run:
         ConfigError: see :func:`read_runs`.
     """
     (path,) = _folders(path, below=False)
-    length, max_iter = _lengths(os.path.join(path, "log.txt"))
     best = os.path.join(path, "model_best.pth")
-    return Run(
-        path,
-        name or os.path.basename(os.path.abspath(path)),
-        _read_metrics(os.path.join(path, "metrics.json")),
-        _read_config(os.path.join(path, "config.yaml")),
-        length,
-        max_iter,
-        best if os.path.exists(best) else "",
-    )
+    try:
+        curves = _read_metrics(os.path.join(path, "metrics.json"))
+        config = _read_config(os.path.join(path, "config.yaml"))
+        length, max_iter = _lengths(os.path.join(path, "log.txt"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    name = name or os.path.basename(os.path.abspath(path))
+    return Run(path, name, curves, config, length, max_iter, best if os.path.exists(best) else "")
 
 
 def _real(folders: list[str]) -> set[str]:
@@ -145,9 +144,12 @@ def _folders(path: str, below: bool = True) -> list[str]:
 
 
 def _runs_below(path: str, depth: int) -> list[str]:
-    found = []
-    with os.scandir(path) as entries:
-        folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    found: list[str] = []
+    try:
+        with os.scandir(path) as entries:
+            folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except PermissionError:
+        return found
     for name in folders:
         folder = os.path.join(path, name)
         if os.path.isfile(os.path.join(folder, "metrics.json")):
@@ -161,7 +163,7 @@ def _read_metrics(path: str) -> dict[str, Curve]:
     """Return the curves of a ``metrics.json``. A last line without its end is ignored: a run is writing it."""
     points: dict[str, tuple[list[int], list[float]]] = {}
     with open(path, "rb") as file:
-        for number, line in enumerate(file, 1):
+        for line_number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 break
             if not line.strip():
@@ -169,19 +171,27 @@ def _read_metrics(path: str) -> dict[str, Curve]:
             try:
                 row = json.loads(line)
                 iteration = row.pop("iteration")
-                if type(iteration) is not int:
+                if type(iteration) is not int or abs(iteration) >> 62:
                     raise ValueError(f"iteration is {iteration!r}")
-            except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+                numbers = [(name, _number(value)) for name, value in row.items() if _is_number(value)]
+            except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
                 raise ConfigError(
-                    f"{path}: line {number} is damaged: {line[:60]!r} is not a row of metrics, such as "
+                    f"{path}: line {line_number} is damaged: {line[:60]!r} is not a row of metrics, such as "
                     '{"iteration": 19, "loss": 0.5}; remove the line'
                 ) from None
-            for name, value in row.items():
-                if value is None or type(value) in (int, float):
-                    iterations, values = points.setdefault(name, ([], []))
-                    iterations.append(iteration)
-                    values.append(float("nan") if value is None else float(value))
+            for name, number in numbers:
+                iterations, values = points.setdefault(name, ([], []))
+                iterations.append(iteration)
+                values.append(number)
     return {name: _curve(*lists) for name, lists in points.items()}
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or type(value) in (int, float)
+
+
+def _number(value: float | None) -> float:
+    return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
 def _curve(iterations: list[int], values: list[float]) -> Curve:
@@ -199,15 +209,18 @@ def _read_config(path: str) -> dict[str, Any]:
     if not os.path.isfile(path):
         return {}
     with open(path, encoding="utf-8", errors="replace") as file:
-        return dict(_flat(load_text(file.read(), path)))
+        return flat(load_text(file.read(), path))
 
 
-def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values of a config by full key."""
+    values: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            values |= flat(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}", value
+            values[f"{prefix}{key}"] = value
+    return values
 
 
 def _lengths(path: str) -> tuple[float | None, int | None]:

@@ -393,7 +393,7 @@ def make(tmp_path):
         cfg.SOLVER.MAX_ITER = 12
         cfg.SOLVER.CHECKPOINT_PERIOD = 6
         cfg.SOLVER.COMPILE_STEP = compile_step
-        cfg.merge_from_list(["SOLVER.COMPILE_STEP_ARGS.backend", "aot_eager"])
+        cfg.merge_from_list(["SOLVER.COMPILE_STEP_ARGS.backend", "eager"])
         cfg.LOG.WRITERS = ["JSONWriter"]
         cfg.SEED = 0
         cfg.OUTPUT_DIR = str(tmp_path / folder)

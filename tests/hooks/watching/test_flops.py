@@ -91,6 +91,29 @@ def test_flops_and_mfu_are_put_when_metrics_are_written():
     assert 0 < latest["mfu"][0] < 1
 
 
+def test_the_total_continues_after_a_resume_and_in_a_second_training():
+    def start(state=None):
+        trainer = make(Linear(), [torch.randn(8, 16)], FlopsCounter(period=1))
+        if state:
+            trainer.load_state_dict(state)
+        return trainer
+
+    def total(trainer):
+        return trainer.storage.latest()["total_flops"]
+
+    step = 3 * 2 * 8 * 16 * 32
+    first = start()
+    first.train(0, 20)
+    assert total(first) == (20 * step, 19)
+    resumed = start(first.state_dict())
+    resumed.train(20, 30)
+    assert total(resumed) == (30 * step, 29)
+    resumed.train(30, 35)
+    assert total(resumed) == (35 * step, 34)
+    resumed.train(0, 5)
+    assert total(resumed) == (5 * step, 4)
+
+
 def test_without_a_known_peak_there_is_no_mfu_and_one_log_line(log):
     trainer = make(Linear(), [torch.randn(8, 16)], FlopsCounter(period=1))
     trainer.train(0, 20)
