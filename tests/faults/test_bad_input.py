@@ -151,7 +151,10 @@ def test_an_empty_test_set_is_refused_before_it_is_evaluated(tmp_path):
     empty = "[{'NAME':'rows:rows','ARGS':{'size':0}}]"
     overrides = ["DATASETS.TEST", empty, "CHECKPOINT.BEST.METRIC", "", "SOLVER.MAX_ITER", "3"]
     code, err = run(tmp_path, "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", *overrides)
-    assert (code, err) == (2, "error: DATASETS.TEST[0]: the data set rows:rows has no samples\n")
+    assert code == 2
+    message, note = err.splitlines()
+    assert message == "error: DATASETS.TEST[0]: the data set rows:rows has no samples"
+    assert "TEST.SANITY_CHECK_BATCHES" in note
 
 
 # ---------------------------------------------------------------------- every key

@@ -53,7 +53,7 @@ CONFIG = [
     ("SEED: 1\nSEED: 2", "the key 'SEED' appears twice"),
 ]
 MODEL = [
-    ("MODEL: {NAME: MPL}", "MODEL.NAME: unknown model 'MPL'; did you mean 'MLP'? Known: ConvNet, GPT, MLP, ResNet."),
+    ("MODEL: {NAME: MPL}", "MODEL.NAME: unknown model 'MPL'; did you mean 'MLP'? Known: ConvNet, GPT, MLP, "),
     ("MODEL: {NAME: 'wrong_parts:Liner'}", "there is no 'Liner' in 'wrong_parts'; did you mean 'Linear'?"),
     ("MODEL: {NAME: 'wrong_prats:Linear'}", "there is no module 'wrong_prats'"),
     ("MODEL: {NAME: 'beside:Net'}\nOUTPUT_DIR: x", "start in "),
