@@ -1,6 +1,8 @@
 """What hooks may ask of a trainer: how far the run is, and requests to stop, save, write metrics or evaluate."""
 
+import math
 import time
+from numbers import Real
 from typing import Any, cast
 
 from ...config import ConfigError
@@ -59,7 +61,11 @@ class RunState(HookHost):
 
     @max_iter.setter
     def max_iter(self, value: int) -> None:
-        if isinstance(value, str):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, Real)
+            or not (value >= 0 and value in (math.inf, value // 1))
+        ):
             raise ConfigError(
                 f"max_iter: expected a number of iterations, not {value!r}; for 20 epochs: 20 * trainer.iters_per_epoch"
             )

@@ -107,7 +107,7 @@ def _commands(trainer: Any, result: TrainResult, program: Program) -> dict[str, 
     steps = {}
     if result.exit_code:
         steps["resume"] = program.command("train", config, ("--resume",))
-    elif longer := _longer(trainer._unresolved.SOLVER.MAX_ITER):
+    elif longer := _longer(trainer._unresolved.SOLVER.MAX_ITER, trainer.max_iter, result.iteration):
         steps["train longer"] = program.command("train", config, ("--resume",), ("SOLVER.MAX_ITER", longer))
     files = (_path(cfg, name) for name in ("model_best.pth", "model_final.pth"))
     weights = next(filter(os.path.exists, files), "")
@@ -124,7 +124,7 @@ def _calls(trainer: Any, result: TrainResult) -> dict[str, str]:
         later = "trainer.train(resume=True)" if in_one_call else "trainer.resume_or_load(resume=True)"
         steps["resume"] = f"trainer.train(), or in another process {later}"
     elif not trainer._timed:
-        steps["train longer"] = f"trainer.max_iter = {2 * trainer.max_iter}; trainer.train()"
+        steps["train longer"] = f"trainer.max_iter = {2 * max(trainer.max_iter, result.iteration)}; trainer.train()"
     if trainer.cfg.DATASETS.TEST:
         steps["evaluate"] = "trainer.evaluate()"
     if in_one_call:
@@ -136,11 +136,13 @@ def _names(cfg: CfgNode) -> list[str]:
     return [component(entry)[0] for key in ("TRAIN", "TEST") for entry in cfg.DATASETS[key]]
 
 
-def _longer(length: Any) -> str:
+def _longer(length: Any, max_iter: int, iteration: int) -> str:
     """Return twice the length of a run, as a value of SOLVER.MAX_ITER."""
     duration = Duration.parse(length)
     if duration.unit == "s":
         return ""
+    if iteration > max_iter:  # a resume with a shorter length
+        return str(2 * iteration)
     value = f"{2 * duration.value:g}" if duration.unit == "ep" else str(int(2 * duration.value))
     return value + ("ep" if duration.unit == "ep" else "")
 

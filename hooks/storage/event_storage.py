@@ -45,8 +45,8 @@ def get_event_storage() -> "EventStorage":
 
 
 def has_event_storage() -> bool:
-    """Return whether a run is in progress."""
-    return bool(_STORAGES)
+    """Return whether a run is in progress: False in an evaluation or prediction outside of training."""
+    return bool(_STORAGES) and _STORAGES[-1].of_run
 
 
 class EventStorage(MediaStorage, Tables):
@@ -59,6 +59,8 @@ class EventStorage(MediaStorage, Tables):
     Args:
         start_iter: the first iteration.
     """
+
+    of_run = True  # False: opened for an evaluation or prediction outside of training
 
     def __init__(self, start_iter: int = 0) -> None:
         super().__init__(start_iter)

@@ -15,10 +15,10 @@ FILES = ["config.yaml", "data.py", "hook.py", "model.py", "test_project.py"]
 def test_five_files_are_written_and_the_next_commands_are_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
-    for folder in ("my_project", "deeper/my-project", "empty"):
+    for folder in ("my_project", "deeper/my-project", "empty", "a name with spaces"):
         assert main(["new", folder]) == 0
         assert sorted(os.listdir(folder)) == FILES
-        assert f"  cd {folder}\n" in capsys.readouterr().out
+        assert f"  cd {shlex.quote(folder)}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["full", "file", "file/inside", "a\0b"])

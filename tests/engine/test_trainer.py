@@ -325,6 +325,33 @@ def test_other_data_leaves_early_stopping_and_results_alone(make):
     assert seen == ["before", "before", results]
 
 
+def test_an_evaluation_outside_of_training_leaves_the_run_alone(make, caplog):
+    stopping = EarlyStopping("test/loss", patience=2, mode="min")
+    trainer = make(
+        test=points(8, 1),
+        metrics=None,
+        hooks=[stopping],
+        monitor="test/loss",
+        eval_period=2,
+        lr_scheduler=functools.partial(torch.optim.lr_scheduler.StepLR, step_size=1),
+        config={"SOLVER.LR_SCHEDULER_INTERVAL": "evaluation"},
+    )
+    trainer.evaluate()
+    trainer.train()
+    before = stopping.best, stopping.count, trainer.optimizer.param_groups[0]["lr"]
+    for _ in range(3):
+        trainer.evaluate()
+    assert (stopping.best, stopping.count, trainer.optimizer.param_groups[0]["lr"]) == before
+    assert "BestCheckpointer watches" not in caplog.text
+
+
+@pytest.mark.parametrize("length", ["20ep", -1, None, 1.5, True, float("nan")])
+def test_a_length_that_is_no_number_of_iterations_is_an_error(make, length):
+    trainer = make()
+    with pytest.raises(ConfigError, match=r"max_iter: expected a number of iterations, not .*iters_per_epoch"):
+        trainer.max_iter = length
+
+
 def test_predictions_with_targets_and_metrics(make):
     trainer = make(metrics=["Accuracy"])
     data = points(10, 1)

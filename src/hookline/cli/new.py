@@ -4,6 +4,7 @@ Five files: a config, a model, data, a hook and a test. It trains at once.
 """
 
 import argparse
+import shlex
 from pathlib import Path
 
 EXAMPLE = "hookline new my_project"
@@ -34,5 +35,5 @@ def main(args: argparse.Namespace) -> None:
         raise ConfigError(f"{args.folder!r}: cannot be written: {getattr(error, 'strerror', '') or error}") from error
     print(
         f"Wrote {', '.join(names)} into {folder}. Next:\n\n"
-        f"  cd {folder}\n  hookline train --config-file config.yaml\n  python -m pytest"
+        f"  cd {shlex.quote(str(folder))}\n  hookline train --config-file config.yaml\n  python -m pytest"
     )
