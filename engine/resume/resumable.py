@@ -20,6 +20,7 @@ from ..data.given import NoTrainData
 from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
 from ..setup.curves import draw_at_end
+from ..setup.ignored import check_resumes
 from ..setup.screen import log_start
 from ..setup.seeding import set_seed
 from ..setup.start import RunStart, take_start
@@ -203,7 +204,12 @@ class ResumableTrainer(PortedTrainer):
             self._start = take_start(self.cfg)
         for check in self.find_hooks(hooks.SanityCheck) if trains else ():
             check.run()  # before an earlier run is moved away
-        return nullcontext() if self._start is None else self._start.running(self._resume, trains)
+        if self._start is None:
+            return nullcontext()
+        loaded = self._resume is not None or self.start_iter or getattr(self.checkpointer, "resumed_from", "")
+        if not loaded and self.checkpointer.has_checkpoint():
+            check_resumes(self._start.args)
+        return self._start.running(self._resume, trains)
 
     def _train_to_end(self, end: Mapping[str, Any] | None) -> TrainResult:
         """Train.

@@ -5,7 +5,7 @@ from typing import Any
 from ...config import ConfigError
 from .. import comm
 
-__all__ = ["check_processes", "check_trains"]
+__all__ = ["check_processes", "check_resumes", "check_trains"]
 
 _REMEDY = "end the script with run(Trainer, args), which handles all options"
 
@@ -39,9 +39,19 @@ def check_trains(args: Any, resume: bool | None, is_trial: bool) -> None:
     for name in options:
         if getattr(args, name, False):
             raise ConfigError(f"--{name.replace('_', '-')}: this script ignores the option and trains; {_REMEDY}")
-    if getattr(args, "resume", False) and resume is False:
+    if resume is False:
+        check_resumes(args)
+    check_processes(args)
+
+
+def check_resumes(args: Any) -> None:
+    """Check that the command line does not ask for a resume, before a trainer starts a new run.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if getattr(args, "resume", False):
         raise ConfigError(
             f"--resume: this script ignores the option and starts a new run; {_REMEDY}, or call "
             "trainer.resume_or_load(resume=args.resume)"
         )
-    check_processes(args)

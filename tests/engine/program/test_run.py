@@ -194,7 +194,8 @@ def careless(words, sets_up=True, resumes=True):
     if sets_up:
         default_setup(cfg, args)
     trainer = Trainer(cfg)
-    trainer.resume_or_load(resume=args.resume and resumes)
+    if resumes is not None:
+        trainer.resume_or_load(resume=args.resume and resumes)
     return trainer.train()
 
 
@@ -218,11 +219,12 @@ def test_a_script_without_default_setup_does_not_ignore_a_trial(start):
     assert careless([], sets_up=False).iteration == 4
 
 
+@pytest.mark.parametrize("resumes", [False, None])  # None: it loads nothing
 @pytest.mark.parametrize("sets_up", [True, False])
-def test_a_script_that_ignores_resume_does_not_replace_the_run(start, tmp_path, sets_up):
+def test_a_script_that_ignores_resume_does_not_replace_the_run(start, tmp_path, sets_up, resumes):
     start()
     before = contents(tmp_path)
     with pytest.raises(ValueError, match=r"--resume: .*resume_or_load\(resume=args.resume\)"):
-        careless(["--resume"], sets_up, resumes=False)
+        careless(["--resume"], sets_up, resumes)
     assert contents(tmp_path) == before
     assert careless(["--resume", "SOLVER.MAX_ITER", "5"], sets_up).iteration == 5
