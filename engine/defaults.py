@@ -148,7 +148,8 @@ class DefaultTrainer(ResumableTrainer):
                 self._apply_changes(self._saved_run)
             self.emit("after_load", checkpointer.resumed_from)
             if self.start_iter > self.max_iter:
-                logger.warning("Nothing to train: %s, %d, is before this iteration", self._length_key, self.max_iter)
+                key, last = self._length_key, self.max_iter
+                logger.warning("Nothing to train: %s is %d, the checkpoint is of iteration %d", key, last, self.iter)
         elif model.WEIGHTS_OPTIMIZER:
             load_optimizer(self.optimizer, self.model, checkpointer.fetch(model.WEIGHTS))
         if resume and not checkpointer.resumed_from:

@@ -116,7 +116,9 @@ def check_output(output: str, format: str, choices: tuple[str, ...] = tuple(FORM
         format = next((name for name, extensions in FORMATS.items() if extension in extensions), "")
         if not format:
             known = ", ".join(extension for extensions in FORMATS.values() for extension in extensions)
-            raise ConfigError(f"{output}: the extension names no format (known: {known}); give one of {choices}")
+            raise ConfigError(
+                f"{output}: the extension names no format (known: {known}); give a format: {', '.join(choices)}"
+            )
     if format not in choices:
         raise ConfigError(f"unknown format {format!r}, not one of {', '.join(choices)}{suggest(format, choices)}")
     folder = os.path.dirname(output) or "."

@@ -48,9 +48,12 @@ def load_weights(trainer: DefaultTrainer, resume: bool) -> None:
     if resume and not checkpointer.resumed_from:
         raise ConfigError(f"OUTPUT_DIR: there is no complete checkpoint in {cfg.OUTPUT_DIR}, except copies of the best")
     if checkpointer.missing_keys:
+        report = checkpointer.load_report
+        what = [f"{name} is {there}, the model's is {own}" for name, there, own in report.mismatched]
+        what += [f"it has no {name}" for name in report.missing]
         raise ConfigError(
-            f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME}: "
-            f"it has no {', '.join(checkpointer.missing_keys[:3])}"
+            f"MODEL.WEIGHTS: {checkpointer.loaded_from} is of another model than {cfg.MODEL.NAME} with its MODEL.ARGS: "
+            f"{'; '.join(what[:3])}"
         )
 
 
