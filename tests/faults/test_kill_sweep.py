@@ -134,7 +134,7 @@ def sweep(tmp_path: Path, kills: int, seed: int, config: dict, **loader) -> Swee
     return done
 
 
-@pytest.mark.parametrize(("workers", "asynchronous"), [pytest.param(0, False, marks=pytest.mark.slow), (2, True)])
+@pytest.mark.parametrize(("workers", "asynchronous"), [(0, False), pytest.param(2, True, marks=pytest.mark.slow)])
 def test_a_run_killed_three_times_ends_like_an_uninterrupted_one(tmp_path, workers, asynchronous):
     config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 50}}
     config["CHECKPOINT"] = {**CONFIG["CHECKPOINT"], "ASYNC": asynchronous}
