@@ -62,13 +62,11 @@ class IterationTimer(HookBase):
 
     def _report(self) -> None:
         total = time.perf_counter() - self._counted_from
-        per_second = self._steps / self._steps_time if self._steps_time > 0 else float("inf")
         logger.info(
-            "Overall training speed: %d iterations in %s (%.4g s / it, %.4g it / s)",
+            "Overall training speed: %d iterations in %s (%.4g s / it)",
             self._steps,
             _duration(self._steps_time),
             self._steps_time / self._steps,
-            per_second,
         )
         rest = max(total - self._steps_time, 0.0)
         logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(rest))
