@@ -39,6 +39,8 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
 PROCESSES = ("num_gpus", "num_machines", "machine_rank", "dist_url")
 """The options for runs of several processes."""
 
+_COMMANDS = {"--eval-only": "hookline eval", "--predict": "hookline predict"}
+
 _OPTIONS: dict[str, dict[str, Any]] = {
     "config_file": {"default": "", "metavar": "FILE", "help": "YAML file of the run, or an example's name"},
     "trainer": {"default": "", "metavar": "NAME", "help": "your subclass of DefaultTrainer, as my_trainer:Trainer"},
@@ -74,6 +76,8 @@ class ArgumentParser(argparse.ArgumentParser):
         hint = suggest(unknown[0], self._option_string_actions) if "unrecognized" in message and unknown else ""
         if choice := re.search(r"invalid choice: '(.*?)' \(choose from (.*)\)", message):
             hint = suggest(choice[1], re.findall(r"[\w-]+", choice[2]))
+        if not hint and unknown and unknown[0] in _COMMANDS:
+            hint = f"; that is the command {_COMMANDS[unknown[0]]}"
         if not hint and unknown and unknown[0].strip("-").isupper():
             hint = f"; write config keys without dashes: {unknown[0].strip('-')} VALUE"
         self.exit(2, f"error: {message}{hint}\n")

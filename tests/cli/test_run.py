@@ -82,7 +82,9 @@ def test_mistakes_end_with_one_line(capsys):
     assert "did you mean 'SOLVER.BASE_LR'" in refused(capsys, "train", *TINY, "SOLVER.BASE_RL", "1")
     assert "MODEL.WEIGHTS: is not set; give the weights to evaluate" in refused(capsys, "eval", *TINY)
     assert "did you mean 'digits/mlp.yaml'" in refused(capsys, "train", "--config-file", "digits/mpl.yaml")
-    assert "unrecognized arguments: --eval-only" in refused(capsys, "train", *TINY, "--eval-only")
+    assert "unrecognized arguments: --eval-only; that is the command hookline eval" in refused(
+        capsys, "train", *TINY, "--eval-only"
+    )
     assert "missing" in refused(capsys, "inspect", "missing")
     assert "--dtype" in refused(capsys, "export", "--checkpoint", "x", "--output", "a.pt2", "--dtype", "float16")
 
