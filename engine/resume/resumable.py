@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -28,14 +29,7 @@ from ..solver import LRMultiplier
 from ..solver.frozen_model import NothingToTrainError, empty_optimizer
 from ..solver.several import schedulers_of
 from ..train_loop import TrainResult
-from .changes import (
-    apply_changes,
-    changes_since,
-    check_changes,
-    describe_changes,
-    hyperparameters,
-    kinds,
-)
+from .changes import apply_changes, changes_since, check_changes, describe_changes, hyperparameters, kinds
 from .lengths import Segment, epochs_at, is_timed, loader_length, resolve_lengths, segments_since
 from .schedule_length import Position, rebuilt_schedule
 
@@ -393,28 +387,8 @@ class ResumableTrainer(PortedTrainer):
             return
         epochs = self.epoch + (self.epoch_ended and not self._running)  # the next one begins with the next step
         position = Position(done, epochs, self.iters_per_epoch)
-        with _without_warnings("schedules", "scheduling"):  # they were given when the run was built
-            self.scheduler = rebuilt_schedule(
-                self.scheduler,
-                lambda: self.build_lr_scheduler(cfg, self.optimizer),
-                self.optimizer,
-                position,
-                self.cfg,
-                cfg,
-            )
+        build = partial(self.build_lr_scheduler, cfg, self.optimizer)
+        self.scheduler = rebuilt_schedule(self.scheduler, build, self.optimizer, position, self.cfg, cfg)
 
     def _length_of_epoch(self, data_loader: Any) -> int | None:
         return self.cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)
-
-
-@contextmanager
-def _without_warnings(*modules: str) -> Iterator[None]:
-    loggers = [logging.getLogger(f"{LRMultiplier.__module__.rpartition('.')[0]}.{name}") for name in modules]
-    before = [one.disabled for one in loggers]
-    for one in loggers:
-        one.disabled = True
-    try:
-        yield
-    finally:
-        for one, disabled in zip(loggers, before, strict=True):
-            one.disabled = disabled

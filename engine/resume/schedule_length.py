@@ -1,8 +1,10 @@
 """Schedules of a run whose length has changed."""
 
+import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +56,8 @@ def rebuilt_schedule(
     for group in optimizer.param_groups:
         _set(group, {"lr": group.get("initial_lr", group["lr"])})
     try:
-        with warnings.catch_warnings():  # torch's, that no step of the optimizer came between
+        # The build's warnings were given when the run began; torch's is that no step of the optimizer came between.
+        with _without_warnings("schedules", "scheduling"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = one_or_several(build(), SchedulerList)
             named = result.named if isinstance(result, SchedulerList) else {"": result}
@@ -126,3 +129,16 @@ def _set(group: dict[str, Any], values: dict[str, Any]) -> None:
             group[key].fill_(value)
         else:
             group[key] = value
+
+
+@contextmanager
+def _without_warnings(*modules: str) -> Iterator[None]:
+    loggers = [logging.getLogger(f"{LRMultiplier.__module__.rpartition('.')[0]}.{name}") for name in modules]
+    before = [one.disabled for one in loggers]
+    for one in loggers:
+        one.disabled = True
+    try:
+        yield
+    finally:
+        for one, disabled in zip(loggers, before, strict=True):
+            one.disabled = disabled
