@@ -7,9 +7,10 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import torch.distributed as dist
+
 from ...config import CfgNode, Duration, component
 from ...config.objects import is_object_text
-from ..ranks.torchrun import launched_by_torchrun
 from ..train_loop import TrainResult
 
 __all__ = ["Program", "best_checkpoint", "next_steps", "program_of"]
@@ -48,14 +49,14 @@ def program_of(args: Any) -> Program | None:
     script, spec = sys.argv[0], getattr(sys.modules.get("__main__"), "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec is not None else ""
     if os.path.basename(script).partition(".")[0] == "hookline" or module == "hookline":
-        words = (_python(), "-m", "hookline") if launched_by_torchrun() else _hookline()
+        words = (_python(), "-m", "hookline") if dist.is_torchelastic_launched() else _hookline()
     elif module and module != "__mp_main__":
         words = (_python(), "-m", module)
     elif script.endswith(".py"):
         words = (_python(), script)
     else:
         return None
-    if launched_by_torchrun():
+    if dist.is_torchelastic_launched():
         words = ("torchrun", "--nproc-per-node", os.environ.get("LOCAL_WORLD_SIZE", "1"), *words[1:])
     options: list[Words] = []
     if getattr(args, "num_gpus", 1) not in (None, 1):
