@@ -1,5 +1,7 @@
 """Layers, rooms and circles, read from the imports themselves."""
 
+import re
+
 import rooms
 
 LAYERS = ("config", "hooks", "engine")
@@ -17,6 +19,19 @@ def test_imports_go_downwards_only():
         if layer(target) > layer(module)
     ]
     assert not upwards
+
+
+def test_what_the_layers_use_beside_them_imports_config_only():
+    folder = rooms.ROOT / "src/hookline"
+    for path in [folder / "command_line.py", *(folder / "runs").glob("*.py")]:
+        for module in re.findall(r"^\s*(?:from|import) (\.\.\S*|hookline\S*)", path.read_text(), re.MULTILINE):
+            assert module.startswith(("..config", "hookline.config")), f"{path.name} imports {module}"
+
+
+def test_the_layers_do_not_import_the_command():
+    for layer in LAYERS:
+        for path in (rooms.ROOT / layer).rglob("*.py"):
+            assert not re.search(r"^\s*(from|import) \S*\bcli\b", path.read_text(), re.MULTILINE), path
 
 
 def test_no_files_import_each_other_in_a_circle():

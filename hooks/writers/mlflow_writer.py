@@ -59,7 +59,7 @@ class MLflowWriter(TrackerWriter):
     ) -> None:
         super().__init__(cfg, output_dir, window_size, groups, run_id, upload_best)
         self._experiment = experiment
-        self._name = name or (os.path.basename(os.path.abspath(output_dir)) if output_dir != "." else None)
+        self._name = name or self._folder_name
         self._uri = tracking_uri
         self._tags = {key: str(value) for key, value in (tags or {}).items()}
         self._mlflow: Any = None

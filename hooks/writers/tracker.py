@@ -86,6 +86,8 @@ class TrackerWriter(MediaWriter):
                 )
         self.config = plain(cfg or {})
         self.output_dir = output_dir
+        # Names the tracker's run if no name is given.
+        self._folder_name = os.path.basename(os.path.abspath(output_dir)) if output_dir != "." else None
         if upload_best and not self.config.get("CHECKPOINT", {"BEST": {"METRIC": "any"}})["BEST"]["METRIC"]:
             raise ConfigError(f"upload_best of {type(self).__name__} needs CHECKPOINT.BEST.METRIC, which is empty")
         self._upload_best = upload_best

@@ -71,10 +71,9 @@ class WandbWriter(TrackerWriter):
         self._mode = mode or os.environ.get("WANDB_MODE", "online")
         if self._mode == "online" and _has_no_key():
             raise ConfigError(f"WandbWriter: no API key is configured: run `wandb login`{_OFFLINE}")
-        folder = os.path.basename(os.path.abspath(output_dir)) if output_dir != "." else None
         self._options = {
             "project": project,
-            "name": name or folder,
+            "name": name or self._folder_name,
             "entity": entity,
             "group": group,
             "job_type": job_type,
