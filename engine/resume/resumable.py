@@ -200,7 +200,7 @@ class ResumableTrainer(PortedTrainer):
             check.run()  # before an earlier run is moved away
         if self._start is None:
             return nullcontext()
-        loaded = self._resume is not None or self.start_iter or getattr(self.checkpointer, "resumed_from", "")
+        loaded = self._resume is not None or self.start_iter > 0 or bool(getattr(self.checkpointer, "resumed_from", ""))
         if not loaded and self.checkpointer.has_checkpoint():
             check_resumes(self._start.args)
         return self._start.running(self._resume, trains)
