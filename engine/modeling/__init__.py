@@ -16,6 +16,7 @@ from .build import (
 from .gpt import GPT, TransformerBlock
 from .sampling import SampleText
 from .summary import model_summary
+from .token_loss import TokenCrossEntropyLoss
 from .zoo import MLP, ConvNet, ResNet
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ModelAdapter",
     "ResNet",
     "SampleText",
+    "TokenCrossEntropyLoss",
     "TransformerBlock",
     "build_adapter",
     "build_loss",

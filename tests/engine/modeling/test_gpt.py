@@ -1,7 +1,13 @@
+import copy
+import itertools
+import re
+
 import pytest
 import torch
 
-from hookline.engine.modeling import GPT
+from hookline.config import get_cfg
+from hookline.engine.modeling import GPT, TokenCrossEntropyLoss, checkpoint_activations
+from hookline.engine.modeling.gpt import _rotation
 
 
 def small(**kwargs):
@@ -49,3 +55,106 @@ def test_wrong_sizes_are_refused():
         GPT(width=16, heads=3)
     with pytest.raises(ValueError, match="9 tokens is longer than block_size, 8"):
         small()(torch.zeros(1, 9, dtype=torch.int64))
+
+
+LLAMA = {
+    "kv_heads": 1,
+    "positions": "rotary",
+    "norm": "rms",
+    "mlp": "swiglu",
+    "mlp_width": 24,
+    "bias": False,
+    "tie_weights": True,
+}
+
+
+@pytest.mark.parametrize("options", [{}, LLAMA], ids=["gpt", "llama"])
+def test_packed_documents_are_scored_as_if_alone(options):
+    model, tokens = small(**options), torch.randint(11, (2, 8))
+    documents = torch.tensor([[4, 4, 4, 5, 5, 5, 5, 5], [7, 0, 0, 0, 7, 7, 7, -1]])  # numbers may come again
+    packed = model(tokens, documents)
+    for row, cuts in enumerate(([0, 3, 8], [0, 1, 4, 7, 8])):
+        alone = [model(tokens[row : row + 1, a:b]) for a, b in itertools.pairwise(cuts)]
+        assert torch.allclose(packed[row : row + 1], torch.cat(alone, 2), atol=1e-6)
+
+
+def test_one_document_is_the_same_as_none():
+    model, tokens = small(**LLAMA), torch.randint(11, (2, 8))
+    assert torch.allclose(model(tokens, torch.ones_like(tokens)), model(tokens), atol=1e-6)
+
+
+def test_as_many_heads_of_keys_as_of_queries_are_ordinary_attention():
+    fused, separate = small(), small(kv_heads=2)
+    weights = fused.state_dict()
+    for name in list(weights):
+        if ".qkv." in name:
+            for part, chunk in zip(("query", "key", "value"), weights.pop(name).chunk(3), strict=True):
+                weights[name.replace("qkv", part)] = chunk
+    separate.load_state_dict(weights)
+    tokens = torch.randint(11, (2, 8))
+    assert torch.allclose(fused(tokens), separate(tokens), atol=1e-6)
+
+
+def test_heads_of_queries_share_those_of_keys():
+    grouped, full = small(kv_heads=1), small(kv_heads=2)
+    weights = grouped.state_dict()
+    for name, value in weights.items():
+        if ".key." in name or ".value." in name:
+            weights[name] = torch.cat([value, value])
+    full.load_state_dict(weights)
+    tokens = torch.randint(11, (2, 8))
+    assert torch.allclose(grouped(tokens), full(tokens), atol=1e-6)
+
+
+def test_rotary_attention_depends_on_distances_only():
+    block, x = small(**LLAMA).blocks[0], torch.randn(1, 5, 16)
+    first, later = (block(x, _rotation(torch.arange(5) + start, 8, 10_000.0)) for start in (0, 100))
+    assert torch.allclose(first, later, atol=1e-5)
+    assert not torch.allclose(first, block(x, _rotation(torch.arange(5) * 2, 8, 10_000.0)), atol=1e-5)
+
+
+def test_the_8b_config_has_the_size_of_llama_3_8b():
+    cfg = get_cfg()
+    cfg.merge_from_file("language/gpt_8b.yaml")
+    with torch.device("meta"):
+        model = GPT(**cfg.MODEL.ARGS)
+    assert sum(p.numel() for p in model.parameters()) == 8_030_261_248  # arXiv:2407.21783; huggingface's 8.03B
+
+
+def test_blocks_recompute_their_activations():
+    plain = small(**LLAMA).train()
+    changed = copy.deepcopy(plain)
+    checkpoint_activations(changed, ["TransformerBlock"])
+    tokens = torch.randint(11, (2, 8))
+    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]] * 2)
+    for model in (plain, changed):
+        model(tokens, documents).square().mean().backward()
+    for one, two in zip(plain.parameters(), changed.parameters(), strict=True):
+        assert torch.equal(one.grad, two.grad)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kv_heads": 3}, "heads must be a multiple of kv_heads, 3, not 2"),
+        ({"kv_heads": 0}, "heads must be a multiple of kv_heads, 0, not 2"),
+        ({"norm": "batch"}, 'norm must be "layer" or "rms", not \'batch\''),
+        ({"positions": "rotary", "width": 6}, "rotary positions need an even width / heads, not 3"),
+    ],
+)
+def test_wrong_options_are_refused(options, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        GPT(**{"width": 16, "heads": 2, **options})
+
+
+def test_the_loss_counts_the_tokens_that_are_not_ignored():
+    scores, target = torch.randn(2, 11, 8, requires_grad=True), torch.randint(11, (2, 8))
+    target[0, 3:] = -100
+    loss, count = TokenCrossEntropyLoss()(scores, target)
+    assert count == 11
+    assert torch.allclose(loss, torch.nn.CrossEntropyLoss()(scores, target))
+    loss, count = TokenCrossEntropyLoss()(scores, torch.full((2, 8), -100))
+    loss.backward()
+    assert count == 0
+    assert loss == 0
+    assert not scores.grad.any()
