@@ -21,6 +21,7 @@ COMMANDS = {
     "plot": "plot",
     "compare": "compare",
     "config": "config",
+    "tokenize": "tokenize",
     "check-data": "check_data",
     "find-lr": "find_lr",
     "find-batch-size": "find_batch_size",
