@@ -84,9 +84,11 @@ _C.MODEL.SYNC_BATCHNORM = False
 # Submodules that recompute their activations in the backward pass, to save memory: their names ("blocks.0",
 # "blocks.*") or class names ("TransformerBlock").
 _C.MODEL.ACTIVATION_CHECKPOINTING = []
-# torch.compile the model, with these arguments. The first steps are slow.
+# torch.compile the model, with these arguments. The first steps are slow. MODULES: compile only these submodules (as
+# above), each on its own: the equal blocks of a deep model are compiled once.
 _C.MODEL.COMPILE = CN()
 _C.MODEL.COMPILE.ENABLED = False
+_C.MODEL.COMPILE.MODULES = []
 _C.MODEL.COMPILE.ARGS = CN(new_allowed=True)
 
 # ---------------------------------------------------------------------------- data
@@ -265,8 +267,7 @@ _C.TEST.PRECISE_BN.NUM_ITER = _count(200, least=1)
 
 # ---------------------------------------------------------------------------- checkpoints
 _C.CHECKPOINT = CN()
-# Write checkpoints in the background. A step waits only for a copy of the state in host memory, which needs that much
-# free memory.
+# Write checkpoints in the background. A step waits only for a copy of the state, which needs as much free host memory.
 _C.CHECKPOINT.ASYNC = False
 # If a file of the run cannot be written, after one retry: "stop" with an error, or "continue" training. The next
 # checkpoint is then tried when it is due; rows of metrics are kept in memory until the next write.
@@ -284,8 +285,7 @@ _C.CHECKPOINT.BEST.PERIOD = Typed(0, Duration.parse)
 _C.CHECKPOINT.BEST.KEEP = _count(1, least=1)
 # At the end, load model_best.pth into the model, so that final results are those of the best weights.
 _C.CHECKPOINT.LOAD_BEST_AT_END = False
-# If a run fails, save model_exception.pth for inspection, if the weights are those of a finished step. --resume uses
-# the last checkpoint before it.
+# If a run fails, save the weights of a finished step as model_exception.pth, for inspection. --resume ignores it.
 _C.CHECKPOINT.ON_EXCEPTION = False
 
 # ---------------------------------------------------------------------------- logging

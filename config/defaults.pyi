@@ -18,9 +18,14 @@ class _MODEL_LOSS(CfgNode):
 
 class _MODEL_COMPILE(CfgNode):
     ENABLED: bool
-    """torch.compile the model, with these arguments. The first steps are slow."""
+    """torch.compile the model, with these arguments. The first steps are slow. MODULES: compile only these submodules
+    (as above), each on its own: the equal blocks of a deep model are compiled once."""
+    MODULES: list[Any]
+    """torch.compile the model, with these arguments. The first steps are slow. MODULES: compile only these submodules
+    (as above), each on its own: the equal blocks of a deep model are compiled once."""
     ARGS: CfgNode
-    """torch.compile the model, with these arguments. The first steps are slow."""
+    """torch.compile the model, with these arguments. The first steps are slow. MODULES: compile only these submodules
+    (as above), each on its own: the equal blocks of a deep model are compiled once."""
 
 class _MODEL(CfgNode):
     DEVICE: str
@@ -70,7 +75,8 @@ class _MODEL(CfgNode):
     """Submodules that recompute their activations in the backward pass, to save memory: their names ("blocks.0",
     "blocks.*") or class names ("TransformerBlock")."""
     COMPILE: _MODEL_COMPILE
-    """torch.compile the model, with these arguments. The first steps are slow."""
+    """torch.compile the model, with these arguments. The first steps are slow. MODULES: compile only these submodules
+    (as above), each on its own: the equal blocks of a deep model are compiled once."""
 
 class _DATASETS(CfgNode):
     TRAIN: Sequence[Any]
@@ -316,8 +322,8 @@ class _CHECKPOINT_BEST(CfgNode):
 
 class _CHECKPOINT(CfgNode):
     ASYNC: bool
-    """Write checkpoints in the background. A step waits only for a copy of the state in host memory, which needs that
-    much free memory."""
+    """Write checkpoints in the background. A step waits only for a copy of the state, which needs as much free host
+    memory."""
     ON_ERROR: Literal["stop", "continue"]
     """If a file of the run cannot be written, after one retry: "stop" with an error, or "continue" training. The next
     checkpoint is then tried when it is due; rows of metrics are kept in memory until the next write."""
@@ -330,8 +336,8 @@ class _CHECKPOINT(CfgNode):
     LOAD_BEST_AT_END: bool
     """At the end, load model_best.pth into the model, so that final results are those of the best weights."""
     ON_EXCEPTION: bool
-    """If a run fails, save model_exception.pth for inspection, if the weights are those of a finished step. --resume
-    uses the last checkpoint before it."""
+    """If a run fails, save the weights of a finished step as model_exception.pth, for inspection. --resume ignores
+    it."""
 
 class _LOG(CfgNode):
     PERIOD: int | str

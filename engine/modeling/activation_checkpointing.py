@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from ...config import ConfigError
 from ...hooks.common.models import describe_no_match, matches
 
-__all__ = ["checkpoint_activations"]
+__all__ = ["checkpoint_activations", "outermost_matches"]
 
 
 def checkpoint_activations(
@@ -25,9 +25,24 @@ def checkpoint_activations(
 
     Args:
         model: changed in place.
+        patterns: names of submodules or classes; see :func:`outermost_matches`. Submodules of a checkpointed submodule
+            are not checkpointed again.
+        key: the config key of ``patterns``, for messages.
+
+    Raises:
+        ConfigError: a pattern matches nothing, or what it matches is never called.
+    """
+    for child in outermost_matches(model, patterns, key):
+        child.forward = _Checkpointed(child)  # type: ignore[method-assign]  # on the instance: the class stays
+
+
+def outermost_matches(model: nn.Module, patterns: Sequence[str], key: str) -> list[nn.Module]:
+    """Return the submodules that the patterns match, without those inside another one.
+
+    Args:
+        model: the model.
         patterns: names of submodules ("blocks.*") or classes ("*Block"); see
             :func:`~hookline.hooks.common.models.matches`.
-            Submodules of a checkpointed submodule are not checkpointed again.
         key: the config key of ``patterns``, for messages.
 
     Raises:
@@ -45,9 +60,7 @@ def checkpoint_activations(
                     f"use its submodules: '{name}.*'"
                 )
         chosen |= found
-    for name, child in chosen.items():
-        if not any(name.startswith(f"{outer}.") for outer in chosen):
-            child.forward = _Checkpointed(child)  # on the instance: the class does not change
+    return [child for name, child in chosen.items() if not any(name.startswith(f"{outer}.") for outer in chosen)]
 
 
 class _Checkpointed:

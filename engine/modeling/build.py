@@ -15,7 +15,7 @@ from ...config.errors import suggest
 from ...config.signatures import Taken, check_call, is_function_of_two, what_it_takes
 from ...config.slots import Slot
 from .. import comm
-from .activation_checkpointing import checkpoint_activations
+from .activation_checkpointing import checkpoint_activations, outermost_matches
 from .adapters import ModelAdapter
 from .inputs import check_names
 from .mapped_adapter import MappedAdapter
@@ -120,8 +120,8 @@ def build_model(cfg: CfgNode) -> nn.Module:
     Memory format, activation checkpointing and compilation change neither its class nor the names of its weights.
 
     Raises:
-        ConfigError: the name, the arguments or the device are wrong, or a pattern of ACTIVATION_CHECKPOINTING matches
-            nothing.
+        ConfigError: the name, the arguments or the device are wrong, or a pattern of ACTIVATION_CHECKPOINTING or
+            COMPILE.MODULES matches nothing.
     """
     if not cfg.MODEL.NAME:
         raise ConfigError(
@@ -136,7 +136,8 @@ def build_model(cfg: CfgNode) -> nn.Module:
         _to_channels_last(model)
     checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)
     if cfg.MODEL.COMPILE.ENABLED:
-        _compile(model, dict(cfg.MODEL.COMPILE.ARGS))
+        parts = outermost_matches(model, cfg.MODEL.COMPILE.MODULES, "MODEL.COMPILE.MODULES") or [model]
+        _compile(parts, dict(cfg.MODEL.COMPILE.ARGS))
     return model
 
 
@@ -197,9 +198,13 @@ def check_model(cfg: CfgNode) -> None:
             check_names(f"MODEL.{key}", label, _forward_parameters(target), model[key].values())
     _functions(cfg)
     ModelAdapter(inputs=model.INPUTS, input_mapping=model.INPUT_MAPPING)  # raises if the two do not fit together
-    for index, pattern in enumerate(model.ACTIVATION_CHECKPOINTING):
-        if not isinstance(pattern, str) or not pattern:
-            raise ConfigError(f"MODEL.ACTIVATION_CHECKPOINTING[{index}]: expected a submodule's name, got {pattern!r}")
+    for key, patterns in (
+        ("ACTIVATION_CHECKPOINTING", model.ACTIVATION_CHECKPOINTING),
+        ("COMPILE.MODULES", model.COMPILE.MODULES),
+    ):
+        for index, pattern in enumerate(patterns):
+            if not isinstance(pattern, str) or not pattern:
+                raise ConfigError(f"MODEL.{key}[{index}]: expected a submodule's name, got {pattern!r}")
     check_compile("MODEL.COMPILE.ARGS", model.COMPILE.ARGS, ask_for_backends=model.COMPILE.ENABLED)
 
 
@@ -243,11 +248,12 @@ def check_compile(key: str, args: CfgNode, ask_for_backends: bool) -> None:
             raise ConfigError(f"{key}.backend: there is no '{backend}'{hint} There are: {', '.join(sorted(backends))}")
 
 
-def _compile(model: nn.Module, args: dict[str, Any]) -> None:
+def _compile(modules: list[nn.Module], args: dict[str, Any]) -> None:
     from .inductor import exact_sums  # importing inductor takes a second
 
     try:
-        model.compile(**exact_sums(args))  # in place: the module stays the same
+        for module in modules:
+            module.compile(**exact_sums(args))  # in place: the module stays the same
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"MODEL.COMPILE.ARGS: {error}") from error
 
