@@ -15,7 +15,7 @@ from .data.microbatch import split_batch
 from .data.transfer import move_to_device
 from .modeling.adapters import ModelAdapter
 from .modeling.explain import raise_clearer
-from .parallel.base import Strategy, check_strategy, strategy_of
+from .parallel.base import Strategy, check_strategy, own_method, strategy_of
 from .ranks.loss_weights import LossWeights
 from .solver.clipping import clipper_of
 from .solver.several import OptimizerList, one_or_several
@@ -41,8 +41,7 @@ class SimpleTrainer(ModelTrainer):
         optimizer: an optimizer, or a list or dict of optimizers. They are stepped together, or take turns if
             ``forward`` has a parameter ``optimizer``; see :class:`~hookline.engine.step.turns.Turns`.
         gather_metric_period: put the losses into the storage every so many iterations.
-        zero_grad_before_forward: clear gradients before the forward pass and not after the update, so that they can be
-            read in ``after_step``.
+        zero_grad_before_forward: clear gradients before the forward pass, so that ``after_step`` can read them.
         async_write_metrics: ignored; metrics never wait for the device. detectron2 has this argument.
         adapter: calls the model and finds its losses; see :class:`~hookline.engine.modeling.ModelAdapter`.
         accumulation_steps: number of micro-batches that each batch is split into, for one update.
@@ -102,11 +101,12 @@ class SimpleTrainer(ModelTrainer):
         self.grad_scaler = grad_scaler
         self._given_length = iters_per_epoch
         self._batches = EpochIterator(data_loader, iters_per_epoch, weakref.proxy(self), self.device)
-        self._fast = FastOptimizer(self.optimizer)
         self.nonfinite = NonFinitePolicy(nonfinite, nonfinite_limit)
-        self._whole_step = whole_step(compile_step, cuda_graph, model, self.optimizer)
         self.strategy = strategy or strategy_of(model)
         check_strategy(self.strategy, model, data_loader)
+        self._backward = own_method(self.strategy, "backward") or backward
+        self._fast = FastOptimizer(self.optimizer, own_method(self.strategy, "step"))
+        self._whole_step = whole_step(compile_step, cuda_graph, self)
         self._averaging_ranks = comm.get_world_size() if self.strategy.averages else 1
 
     # ------------------------------------------------------------------ the step
@@ -219,7 +219,7 @@ class SimpleTrainer(ModelTrainer):
         if self.grad_scaler is not None:
             losses = self.grad_scaler.scale(losses)
         try:
-            backward(losses)
+            self._backward(losses)
         except RuntimeError as error:
             raise_clearer(error)
             raise
@@ -263,5 +263,5 @@ class SimpleTrainer(ModelTrainer):
 
     def _fast_optimizer(self) -> FastOptimizer:
         if self._fast.optimizer is not self.optimizer:  # the attribute was set
-            self._fast = FastOptimizer(self.optimizer)
+            self._fast = FastOptimizer(self.optimizer, self._fast.own_step)
         return self._fast

@@ -95,8 +95,40 @@ class Strategy:
         """
         return clipper(parameters)
 
+    def backward(self, losses: torch.Tensor) -> None:
+        """Add the gradients of ``losses`` to the parameters', and exchange them unless in :meth:`no_sync`.
+
+        Args:
+            losses: the scalar to differentiate, for float16 multiplied by the gradient scaler's scale.
+        """
+        losses.backward()
+
+    def step(self, optimizer: Any) -> None:
+        """Update the weights. Gradients are checked and clipped. An overridden method cannot be used with float16."""
+        optimizer.step()
+
+    def forward_backward(self, trainer: Any, batch: Any, weight: float) -> dict[str, torch.Tensor]:
+        """Compute the losses of a step's batch and add their gradients. Override it for a schedule of micro-batches.
+
+        If it is overridden, ``before_forward`` (with the whole batch) and ``after_backward`` are called once per step.
+        Hooks that listen to events between them are refused.
+
+        Args:
+            trainer: the trainer; use its ``forward(batch)``, ``backward(losses)`` and ``accumulation_steps``.
+            batch: this rank's batch, on its device.
+            weight: multiply the losses by it. If the strategy averages gradients, their mean is then the gradient of
+                the loss over the global batch; otherwise it is 1.
+
+        Returns:
+            The weighted losses by name, detached, on all ranks.
+        """
+        raise NotImplementedError
+
     def before_evaluation(self, model: nn.Module) -> None:
         """Make values that differ between ranks equal, such as running means, before an evaluation."""
+
+    def before_save(self, model: nn.Module, optimizer: Any) -> None:
+        """Make values that differ between ranks equal before a checkpoint of the run is saved. Called on all ranks."""
 
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
         """Return a clearer error for one that ``model`` raised in training, or None."""
@@ -260,6 +292,12 @@ def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
         torch.distributed.broadcast(own.view(-1).view(torch.uint8), src=0)  # gloo and NCCL do not support all dtypes
         if own is not tensor and not torch.equal(own, tensor):  # expanded tensors are read-only
             tensor.copy_(own)
+
+
+def own_method(strategy: Strategy, name: str) -> Callable[..., Any] | None:
+    """Return a method if the strategy overrides it, otherwise None: a step calls torch directly, which is faster."""
+    method: Callable[..., Any] = getattr(strategy, name)
+    return None if getattr(method, "__func__", None) is getattr(Strategy, name) else method
 
 
 def strategy_of(model: nn.Module) -> Strategy:

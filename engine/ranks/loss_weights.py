@@ -48,7 +48,7 @@ class LossWeights:
         weight: Any = 0.0
         if share and num_items is None:
             if self._rank_share is None:
-                self._rank_share = self._samples_share()
+                self._rank_share = self.of_rank()
             weight = share * self._rank_share
         elif share:
             self._counts.append(num_items)
@@ -83,7 +83,7 @@ class LossWeights:
         same_batch = self._ranks // comm.get_data_size() if self._ranks > 1 else 1  # ranks that share a batch
         return losses, total if same_batch == 1 else total / same_batch
 
-    def _samples_share(self) -> float:
+    def of_rank(self) -> float:
         """Return this rank's number of samples over the mean number per rank.
 
         Batches of a :class:`GlobalBatchSampler` have known sizes; for streams the ranks exchange them. Other loaders

@@ -15,7 +15,7 @@ from ...hooks.common.rng import capture_rng, restore_rng
 from ..data.epoch_iterator import EpochIterator
 from ..step.model_trainer import ModelTrainer
 from ..step.nonfinite import NonFinitePolicy
-from ..step.turns import Turns
+from ..step.whole_step import WholeStep
 
 __all__ = ["probing"]
 
@@ -53,7 +53,7 @@ def probing(trainer: Any, data_loader: Iterable[Any] | None = None) -> Iterator[
     probe._batches = EpochIterator(probe.data_loader, length, weakref.proxy(probe), trainer.device)
     probe.nonfinite = NonFinitePolicy("stop" if trainer._device_type() == "cpu" else "raise")
     probe.gather_metric_period = 1
-    if not isinstance(probe._whole_step, Turns):
+    if isinstance(probe._whole_step, WholeStep):
         probe._whole_step = None
     if trainer.grad_scaler is not None:
         probe.grad_scaler = torch.amp.GradScaler(trainer._device_type())

@@ -44,16 +44,18 @@ class FastOptimizer:
 
     Args:
         optimizer: any optimizer.
+        own_step: called with the optimizer instead of ``optimizer.step()``: the step of a strategy.
 
     Attributes:
         clip_hooks: the optimizer's hooks that clip gradients. The trainer pauses them if it has clipped them itself.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, own_step: Callable[[Any], None] | None = None) -> None:
         self.optimizer = optimizer
+        self.own_step = own_step
         self.clip_hooks = clip_hooks(optimizer)
         self._plain_zero_grad = type(optimizer).zero_grad is Optimizer.zero_grad
-        self._step = plain_step(optimizer) if isinstance(optimizer, Optimizer) else None
+        self._step = plain_step(optimizer) if isinstance(optimizer, Optimizer) and own_step is None else None
         self._hooks: tuple[Any, ...] = (
             getattr(optimizer, "_optimizer_step_pre_hooks", None),
             getattr(optimizer, "_optimizer_step_post_hooks", None),
@@ -80,7 +82,11 @@ class FastOptimizer:
             or _profiler_enabled()
             or not (own is None or getattr(own, "_wrapped_by_lr_sched", False))
         ):
-            optimizer.step()
+            if self.own_step is None:
+                optimizer.step()
+            else:
+                optimizer._opt_called = True  # torch's schedulers check it, and the step may not call the optimizer's
+                self.own_step(optimizer)
             return
         if own is not None:  # wrapped by a torch scheduler, to note that it was called
             optimizer._opt_called = True

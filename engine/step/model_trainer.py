@@ -26,6 +26,7 @@ from ..train_loop import TrainerBase, TrainResult
 from .nonfinite import NonFinitePolicy
 from .old_methods import adapt_old_methods, split_data_time
 from .random_state import RandomState
+from .scheduled_step import ScheduledStep
 from .step_outputs import KeptForHooks, StepOutputs
 from .turns import Turns
 from .whole_step import WholeStep
@@ -65,7 +66,7 @@ class ModelTrainer(TrainerBase):
     strategy: Strategy
     gather_metric_period: int
     _averaging_ranks: int
-    _whole_step: WholeStep | Turns | None = None
+    _whole_step: WholeStep | ScheduledStep | Turns | None = None
     batch = KeptForHooks()
     outputs = KeptForHooks()
 
@@ -315,6 +316,7 @@ class ModelTrainer(TrainerBase):
         return super()._train(*args, **kwargs)
 
     def _gather_state(self) -> None:
+        self.strategy.before_save(self.model, self.optimizer)
         self._random_state.gather(self.finished_iter)
 
     def after_train(self) -> None:

@@ -1,6 +1,4 @@
-"""User-defined strategies: ranks that share a batch, ranks with different weights."""
-
-import shutil
+"""User-defined strategies: what is refused, and ranks with different weights. See also test_own_strategies.py."""
 
 import pytest
 from ranks import SYNTHETIC, finish, fork, rows, run_ranks, tool
@@ -31,35 +29,11 @@ def alone(tmp_path_factory):
     return folder / "run"
 
 
-@pytest.fixture(scope="module")
-def tensor_parallel(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tensor_parallel")
-    code, output = train(folder, 2, "TensorParallel", "HOOKS", "['strategies:DrawnSame']")
-    assert code == 0, output
-    return folder / "run"
-
-
 def assert_same(run, other):
     ours, theirs = rows(run), rows(other)
     assert [row["iteration"] for row in ours] == [row["iteration"] for row in theirs]
     for our, their in zip(ours, theirs, strict=True):
         assert our == pytest.approx(their, rel=1e-5, abs=1e-6), our["iteration"]
-
-
-def test_ranks_that_share_a_batch_train_like_one_rank(alone, tensor_parallel):
-    assert_same(tensor_parallel, alone)
-
-
-@pytest.mark.parametrize(("ranks", "strategy"), [(2, "TensorParallel"), (1, "")])
-def test_a_checkpoint_of_ranks_that_share_a_batch_resumes_on_any_number_of_ranks(
-    alone, tensor_parallel, tmp_path, ranks, strategy
-):
-    shutil.copytree(tensor_parallel, tmp_path / "run")
-    (tmp_path / "run/last_checkpoint").write_text("model_0000009.pth")
-    code, output = train(tmp_path, ranks, strategy, "--resume")
-    assert code == 0, output
-    assert "model_0000009.pth" in output
-    assert_same(tmp_path / "run", alone)
 
 
 def test_a_sharding_strategy_must_declare_which_ranks_share_a_batch(tmp_path):
