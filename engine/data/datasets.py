@@ -63,7 +63,7 @@ class ArrayDataset(Dataset[tuple[torch.Tensor, ...]]):
     def __getitems__(self, indices: Sequence[int]) -> tuple[torch.Tensor, ...]:
         """Return a batch: the rows of each tensor, (len(indices), ...)."""
         rows = torch.as_tensor(indices, dtype=torch.int64)
-        return tuple(tensor.index_select(0, rows) for tensor in self.tensors)
+        return tuple([tensor.index_select(0, rows) for tensor in self.tensors])
 
     @staticmethod
     def collate_fn(batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:

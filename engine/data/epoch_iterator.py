@@ -71,12 +71,13 @@ class EpochIterator:
         return self
 
     def __next__(self) -> Any:
-        if self.ended:
+        if self.position == self.length or self._skipping:
             self._roll()
-        self.prepare()
+        if self._iterator is None:
+            self._iterator = self._start()
         # No "except StopIteration": objects made in an except block keep the exception, and so this frame and the
         # loader's workers, alive until the garbage collector runs.
-        batch = next(self._iterator, _END)  # type: ignore[arg-type]
+        batch = next(self._iterator, _END)
         if batch is _END:
             batch = self._start_over()
         self.position += 1

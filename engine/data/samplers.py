@@ -10,7 +10,7 @@ detectron2.
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
 from operator import index
 from typing import Any
 
@@ -362,5 +362,5 @@ def seeded_generator(*seeds: int) -> torch.Generator:
 
 
 def _as_ints(indices: torch.Tensor) -> Iterator[int]:
-    for part in indices.split(65536):  # a list of all indices of a large data set would take gigabytes
-        yield from part.tolist()
+    # A list of all indices of a large data set would take gigabytes.
+    return chain.from_iterable(part.tolist() for part in indices.split(65536))

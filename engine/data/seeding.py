@@ -9,7 +9,7 @@ A sample then gets the same random numbers in every process.
 import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -21,6 +21,31 @@ from .reading import identity, make_batch, read_sample
 from .workers import WorkerLoader, swapped
 
 __all__ = ["SeededLoader", "is_deterministic", "isolated_generators", "seed_generators", "stream_key"]
+
+
+class _Generator(NamedTuple):
+    """One of the global generators: how its state is read, set and compared, and how it is seeded."""
+
+    get: Callable[[], Any]
+    set: Callable[[Any], Any]
+    same: Callable[[Any, Any], bool]
+    seed: Callable[[int], Any]
+
+
+_PYTHON = _Generator(random.getstate, random.setstate, lambda a, b: a == b, random.seed)
+_NUMPY = _Generator(
+    np.random.get_state,
+    np.random.set_state,
+    lambda a, b: a[2:] == b[2:] and bool((a[1] == b[1]).all()),
+    lambda seed: np.random.seed(seed >> 32),
+)
+_TORCH = _Generator(
+    torch.default_generator.get_state,
+    torch.default_generator.set_state,
+    torch.equal,
+    lambda seed: torch.default_generator.manual_seed(seed >> 1),
+)
+_GENERATORS = (_PYTHON, _NUMPY, _TORCH)
 
 _MASK = 2**64 - 1
 # Separate random streams for reading, collating and transforming a sample.
@@ -38,16 +63,19 @@ def stream_key(*numbers: int) -> int:
 def seed_generators(key: int, place: int) -> None:
     """Seed the global CPU generators of python, numpy and torch for one position of a stream.
 
-    Takes about 7 µs. GPU generators are not seeded: samples are made on the CPU, and seeding those is slow.
+    Takes about 10 µs. GPU generators are not seeded: samples are made on the CPU, and seeding those is slow.
 
     Args:
         key: key of the stream, see :func:`stream_key`.
         place: position of a sample in it.
     """
+    _seed(_GENERATORS, key, place)
+
+
+def _seed(generators: Sequence[_Generator], key: int, place: int) -> None:
     seed = _mix(key + place)
-    random.seed(seed)
-    np.random.seed(seed >> 32)
-    torch.default_generator.manual_seed(seed >> 1)
+    for generator in generators:
+        generator.seed(seed)
 
 
 def _mix(x: int) -> int:
@@ -93,28 +121,52 @@ class _Getter(Protocol):
 
 
 class _SeededReader(Dataset[Any]):
-    """Reads and collates whole batches of a data set, seeding as :class:`SeededLoader` says."""
+    """Reads and collates whole batches of a data set, seeding as :class:`SeededLoader` says.
+
+    Seeding all generators takes longer than reading a small sample, and most data sets draw from one or none. So only
+    those are seeded that the data set has drawn from. A batch that draws from another one is read again.
+    """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int) -> None:
         self._dataset: _Getter = dataset
         self._collate = collate
         self._seed = seed
         self._read_batch = getattr(dataset, "__getitems__", None) if _reads_batches(dataset) else None
+        self._drawn: list[int] = []  # generators that the data set draws from, by their numbers in _GENERATORS
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
+        batch, drawn = self._read(indices)
+        while not drawn.issubset(self._drawn):
+            self._drawn = sorted(drawn.union(self._drawn))
+            batch, drawn = self._read(indices)
+        return batch
+
+    def _read(self, indices: Sequence[int]) -> tuple[Any, set[int]]:
+        """Return a batch, and the generators it drew from. They are restored, since the model draws from them too."""
+        before = [generator.get() for generator in _GENERATORS]
+        drawn: set[int] = set()
+        try:
+            batch = self._read_seeded(indices, [_GENERATORS[number] for number in self._drawn])
+        finally:
+            for number, (generator, state) in enumerate(zip(_GENERATORS, before, strict=True)):
+                if not generator.same(state, generator.get()):
+                    drawn.add(number)
+                    generator.set(state)
+        return batch, drawn
+
+    def _read_seeded(self, indices: Sequence[int], generators: Sequence[_Generator]) -> Any:
         epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
         dataset, key = self._dataset, stream_key(self._seed, epoch, SAMPLE)
-        with isolated_generators():
-            if self._read_batch is not None:
-                seed_generators(key, places[0])
-                samples = make_batch(dataset, self._read_batch, identity, indices)
-            else:
-                samples = []
-                for place, index in zip(places, indices, strict=True):
-                    seed_generators(key, place)
-                    samples.append(read_sample(dataset, index))
-            seed_generators(stream_key(self._seed, epoch, COLLATE), places[0])
-            return make_batch(dataset, lambda _: samples, self._collate, indices)
+        if self._read_batch is not None:
+            _seed(generators, key, places[0])
+            samples = make_batch(dataset, self._read_batch, identity, indices)
+        else:
+            samples = []
+            for place, index in zip(places, indices, strict=True):
+                _seed(generators, key, place)
+                samples.append(read_sample(dataset, index))
+        _seed(generators, stream_key(self._seed, epoch, COLLATE), places[0])
+        return make_batch(dataset, lambda _: samples, self._collate, indices)
 
 
 def _reads_batches(dataset: Any) -> bool:

@@ -45,9 +45,9 @@ class _ConsoleFormatter(_Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         width = _terminal_width()
-        parts = getattr(record, "parts", None)
-        if parts:
-            record.message = shortened(parts, max(width - _TIME, 0), bar_is_shown())
+        parts, with_bar = getattr(record, "parts", None), bar_is_shown()
+        if parts and (width or with_bar):
+            record.message = shortened(parts, max(width - _TIME, 0), with_bar)
         if width:
             record.message = _broken(record.message, width)
         line = super().formatMessage(record)
@@ -65,8 +65,8 @@ class _ConsoleHandler(logging.StreamHandler):
 
     def emit(self, record: logging.LogRecord) -> None:
         parts = getattr(record, "parts", None)
-        if not parts or shortened(parts, 0, bar_is_shown()):  # else the bar shows it
-            super().emit(copy.copy(record))  # the formatter changes it
+        if not parts or not bar_is_shown() or shortened(parts, 0, True):  # else the bar shows it
+            super().emit(record)
 
     @property
     def stream(self) -> Any:

@@ -38,13 +38,8 @@ class GradientCheck:
 
     def gradients(self) -> list[torch.Tensor]:
         """Return the gradients of the present step."""
-        gradients = []
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is not None:
-                    gradients.append(gradient)
-        return gradients
+        groups = self.optimizer.param_groups
+        return [gradient for group in groups for p in group["params"] if (gradient := p.grad) is not None]
 
     def any_bad(self) -> bool:
         """Return whether a gradient is NaN or infinite, on any rank. Waits for the result."""

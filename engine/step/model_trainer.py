@@ -291,7 +291,8 @@ class ModelTrainer(TrainerBase):
         if prefix:
             values = {prefix + name: value for name, value in values.items()}
         storage.put_scalars(cur_iter=cur_iter, data_time=data_time, **values)
-        _check_finite(total, values, cur_iter)
+        if type(total) is float and total - total != 0.0:  # only if it is NaN or infinite
+            _check_finite(total, values, cur_iter)
 
     # ------------------------------------------------------------------ checks
 

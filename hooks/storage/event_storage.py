@@ -68,7 +68,9 @@ class EventStorage(MediaStorage, Tables):
         self._pending: list[tuple[int, dict[str, Any], bool]] = []
         self._on_device = False  # whether some of them are tensors on a device
         self._metrics: dict[str, Metric] = {}
-        self._rows: tuple[Any, list[Row]] = (None, [])  # the last result of rows(), and for which arguments
+        # The last results of rows() and latest_with_smoothing_hint(), and for which arguments.
+        self._rows: tuple[Any, list[Row]] = (None, [])
+        self._smoothed: tuple[Any, dict[str, tuple[float, int]]] = (None, {})
         # Values with a row of their own, by ascending number: (number, iteration, name, value).
         self._points: list[tuple[int, int, str, float]] = []
         self.nonfinite: dict[str, int] = {}
@@ -147,7 +149,8 @@ class EventStorage(MediaStorage, Tables):
         for name in [name for name in self._metrics if name.startswith(prefix)]:
             del self._metrics[name]
             self.nonfinite.pop(name, None)
-        self._points, self._rows = [point for point in self._points if point[2] in self._metrics], (None, [])
+        self._points = [point for point in self._points if point[2] in self._metrics]
+        self._rows, self._smoothed = (None, []), (None, {})
 
     def peek(self, name: str) -> float | None:
         """Return the last value that was read of a metric, or None. Never waits; safe to call from any thread."""
@@ -165,7 +168,11 @@ class EventStorage(MediaStorage, Tables):
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """Like :meth:`latest`, but a smoothed scalar is the median of the last ``window_size`` iterations."""
         self._resolve()
-        return {name: (m.reported(window_size), m.history.latest_iter()) for name, m in self._metrics.items()}
+        key = (window_size, self._seq)
+        if key != self._smoothed[0]:  # the console asks twice in a write
+            values = {name: (m.reported(window_size), m.history.latest_iter()) for name, m in self._metrics.items()}
+            self._smoothed = (key, values)
+        return dict(self._smoothed[1])
 
     def count_samples(self, name: str, window_size: int = 20) -> int:
         """Return how many values of a metric were put in its last ``window_size`` iterations."""
@@ -246,6 +253,7 @@ class EventStorage(MediaStorage, Tables):
                 metric.history.load_state_dict(state)
                 self._metrics[name] = metric
             self._seq = self.loaded = int(state_dict["seq"])
+            self._rows, self._smoothed = (None, []), (None, {})
             self._points = sorted(tuple(point) for point in state_dict["points"])
             self.evaluated = set(state_dict.get("evaluated", ()))
 

@@ -344,3 +344,35 @@ def test_successive_processes_read_the_samples_of_one_process(tmp_path):
         assert process.returncode == 0, err
     assert json.loads(state)["epoch"] == 2
     assert file.read_bytes() == b"".join(read(EpochIterator(make_loader()), 12))
+
+
+class DrawsOnce(Dataset):
+    """Draws a number for one sample only."""
+
+    def __init__(self, draw):
+        self.draw, self.reads = draw, []
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        return float(self.draw()) if index == 9 else 0.0
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(()).item()])
+def test_only_a_batch_that_draws_for_the_first_time_is_read_twice(draw):
+    dataset = DrawsOnce(draw)
+    place = list(EpochSampler(SIZE, seed=1)).index(9)
+    random.seed(3), np.random.seed(3), torch.manual_seed(3)
+    expected = [random.random(), np.random.rand(), torch.rand(()).item()]
+    random.seed(3), np.random.seed(3)
+    loader = make_loader(dataset=dataset)
+    batches = iter(loader)
+    torch.manual_seed(3)
+    read = torch.cat(list(batches))
+    assert [random.random(), np.random.rand(), torch.rand(()).item()] == expected
+    twice = {index for index in dataset.reads if dataset.reads.count(index) > 1}
+    assert len(dataset.reads) == SIZE + BATCH and 9 in twice and len(twice) == BATCH
+    seed_generators(stream_key(7, 0, 0), place)
+    assert read[place].item() == draw() and read.count_nonzero() == 1

@@ -3,6 +3,7 @@
 import json
 import struct
 import sys
+import time
 
 import pytest
 import torch
@@ -39,6 +40,8 @@ def records(path):
             at += left
             continue
         _, length, kind = struct.unpack("<IHB", data[at : at + 7])
+        if at + 7 + length > len(data):
+            return  # being written
         record += data[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # whole, or the last part
@@ -47,7 +50,17 @@ def records(path):
 
 
 def offline_runs(folder):
-    """Return id, config, rows, artifacts and exit code of each offline run, in their order."""
+    """Return the offline runs, in their order, once W&B's process has written them."""
+    for _ in range(600):
+        runs = written_runs(folder)
+        if all(run["exit"] is not None for run in runs):
+            break
+        time.sleep(0.1)
+    return runs
+
+
+def written_runs(folder):
+    """Return id, config, rows, artifacts and exit code of each offline run."""
     runs = []
     for path in sorted((folder / "wandb").glob("offline-run-*/*.wandb")):
         run = {"config": {}, "rows": [], "artifacts": [], "exit": None}
