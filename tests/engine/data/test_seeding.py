@@ -373,6 +373,9 @@ def test_only_a_batch_that_draws_for_the_first_time_is_read_twice(draw):
     read = torch.cat(list(batches))
     assert [random.random(), np.random.rand(), torch.rand(()).item()] == expected
     twice = {index for index in dataset.reads if dataset.reads.count(index) > 1}
-    assert len(dataset.reads) == SIZE + BATCH and 9 in twice and len(twice) == BATCH
+    assert len(dataset.reads) == SIZE + BATCH
+    assert 9 in twice
+    assert len(twice) == BATCH
     seed_generators(stream_key(7, 0, 0), place)
-    assert read[place].item() == draw() and read.count_nonzero() == 1
+    assert read[place].item() == draw()
+    assert read.count_nonzero() == 1
