@@ -12,6 +12,7 @@ from .export.export import export_weights
 from .export.predictor import DefaultPredictor
 from .launch import DEFAULT_TIMEOUT, launch
 from .parallel.fsdp import FSDP2
+from .parallel.mesh import Mesh
 from .program.run import run
 from .setup.check import check_config
 from .setup.exit_codes import config_errors_exit
@@ -25,6 +26,7 @@ from .trainer import Trainer
 __all__ = [
     "DEFAULT_TIMEOUT",
     "FSDP2",
+    "Mesh",
     "AMPTrainer",
     "DefaultPredictor",
     "DefaultTrainer",

@@ -10,6 +10,7 @@ from ...config.errors import MismatchError, suggest
 from ...config.signatures import Taken, what_it_takes
 from ...hooks.common.batches import fields_of
 from ...hooks.common.models import unwrap_model
+from ...hooks.common.tensors import local_part
 from .call_plan import CallPlan, all_but_last, check_step_name, compose, first, keys, keys_of_first, through_forward
 from .explain import check_forward, check_output, check_own_step, raise_clearer
 from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions
@@ -360,7 +361,7 @@ class ModelAdapter:
         assert self.loss is not None
         if self.output_mapping:
             return self.loss(**self._rename_outputs(output), **{self._target_parameter: target})
-        return self.loss(self._select_output(output), target)
+        return local_part(self.loss(self._select_output(output), target))  # of sharded scores: the whole loss
 
     def _rename_outputs(self, output: Any, only: str = "") -> dict[str, Any]:
         entries = entries_of(output)

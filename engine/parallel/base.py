@@ -63,6 +63,9 @@ class Strategy:
         """
         return self.averages or self.data_size == 1
 
+    def check_ranks(self, ranks: int) -> None:
+        """Raise ConfigError if the strategy cannot train on this number of ranks. Called before they start."""
+
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Wrap the model for training. The optimizer is built from the returned module.
 
@@ -281,7 +284,8 @@ def share_weights(model: nn.Module) -> None:
     """Copy rank 0's parameters and buffers to all ranks."""
     if comm.get_world_size() == 1:
         return
-    share_tensors(tensor for tensor in (*model.parameters(), *model.buffers()) if not is_lazy(tensor))
+    tensors = (*model.parameters(), *model.buffers())
+    share_tensors(tensor for tensor in tensors if not (is_lazy(tensor) or tensor.is_meta))
 
 
 @torch.no_grad()

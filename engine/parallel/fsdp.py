@@ -74,16 +74,21 @@ class FSDP2(Strategy):
             logger.info("PARALLEL.NAME: fsdp2 does not shard the model, as there is a single process")
             return model
         from torch.distributed.device_mesh import DeviceMesh
-        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
         group = dist.group.WORLD
         assert group is not None  # there are several ranks
+        share_weights(model)
+        # init_device_mesh() may create another group, with torch's timeout.
+        return self._shard(model, DeviceMesh.from_group(group, device.type), device)
+
+    def _shard(self, model: nn.Module, mesh: Any, device: torch.device) -> nn.Module:
+        """Shard a model, the same on all ranks, over a mesh: (shard) or (replicate, shard)."""
+        from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+
         units = self._units(model)
         _make_contiguous(model)
-        share_weights(model)
         options: dict[str, Any] = {
-            # init_device_mesh() may create another group, with torch's timeout.
-            "mesh": DeviceMesh.from_group(group, device.type),
+            "mesh": mesh,
             "reshard_after_forward": self._reshard_after_forward,
             "mp_policy": MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype),
         }
@@ -93,6 +98,11 @@ class FSDP2(Strategy):
             fully_shard(unit, **options)
         fully_shard(model, **options)
         return model
+
+    @property
+    def _needs_shards(self) -> bool:
+        """Whether there are options that only sharded models have."""
+        return bool(self._param_dtype or self._reduce_dtype or self._cpu_offload)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         return _no_sync(model)

@@ -10,6 +10,7 @@ from ...config.slots import errors_at
 from .. import comm
 from ..defaults import DefaultTrainer
 from ..launch import launch
+from ..parallel.base import build_strategy
 from ..setup.check import check_config, overridden_builders
 from ..setup.exit_codes import config_errors_exit
 from ..setup.report import describe_run
@@ -87,6 +88,7 @@ def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode
         load_weights(trainer, args.resume)
         begin_run(cfg)
         return predict(trainer) if args.predict else evaluate(trainer)
+    build_strategy(cfg).check_ranks(comm.get_world_size())
     trainer = kind(cfg)
     trainer.resume_or_load(resume=args.resume)
     result = trainer.train()

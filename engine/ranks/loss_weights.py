@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from ...hooks.common.batches import samples_in
+from ...hooks.common.tensors import local_part
 from .. import comm
 from ..data.batch_sampler import GlobalBatchSampler
 from ..data.epoch_iterator import EpochIterator
@@ -77,7 +78,8 @@ class LossWeights:
         if several:
             total = self._sum(sum(self._counts))
             scale = self._unit / self._per_rank(total)
-            gradients = [p.grad for group in param_groups for p in group["params"] if p.grad is not None]
+            parameters = [p for group in param_groups for p in group["params"]]
+            gradients = [local_part(p.grad) for p in parameters if p.grad is not None]
             torch._foreach_mul_(gradients, scale)
             losses = {name: loss * scale for name, loss in losses.items()}
         same_batch = self._ranks // comm.get_data_size() if self._ranks > 1 else 1  # ranks that share a batch

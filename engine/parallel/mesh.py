@@ -1,0 +1,194 @@
+"""The strategy "mesh": replicas, shards and tensor parallelism over one grid of ranks."""
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ...config import ConfigError
+from ...hooks.common.batches import convert
+from ...hooks.common.tensors import is_sharded
+from .. import comm
+from .base import DDP, STRATEGY_REGISTRY, share_weights
+from .fsdp import FSDP2
+from .tensor_parallel import check_words, find_plan, parallelize, scores_layer
+
+__all__ = ["Mesh"]
+
+logger = logging.getLogger(__name__)
+
+_DIMS = ("replicate", "shard", "tensor")
+
+
+@STRATEGY_REGISTRY.register(name="mesh")
+class Mesh(FSDP2):
+    """Ranks in a grid of ``replicate`` x ``shard`` x ``tensor``, whose product is the number of ranks.
+
+    ``replicate`` alone is DDP, ``shard`` alone FSDP2, both together hybrid sharding (HSDP): shards within groups of
+    ranks, copies between groups. ``tensor`` splits the layers of a plan (Shoeybi et al., "Megatron-LM",
+    arXiv:1909.08053); those ranks share a batch, so they should be on one machine, and they are: the last dimension
+    has neighbouring ranks. The other arguments are those of ``fsdp2``.
+
+    Args:
+        replicate: number of copies of the model. -1 for one of the three: what is left.
+        shard: over how many ranks each copy is sharded.
+        tensor: over how many ranks layers are split.
+        plan: how to split which modules, by name ("blocks.*.mlp") or class. "colwise": the outputs of a Linear or
+            Embedding; "rowwise": the inputs of a Linear, which are the outputs of a "colwise" layer, or the vocabulary
+            of an Embedding; "sequence": a norm or dropout whose input is split along dimension 1; "replicate": nothing.
+            Layouts that differ from the usual stand before and after: "colwise->replicate" gathers the output,
+            "rowwise->sequence" splits it along dimension 1, "sequence->replicate" gathers a module's first input.
+            Empty: the model's ``tensor_parallel_plan``.
+        loss_parallel: compute cross-entropy from scores that are split over classes, without gathering them: those of
+            the Linear with "colwise->replicate" in the plan.
+        modules: the submodules that are gathered together.
+        min_params: without ``modules``: their smallest number of parameters.
+        param_dtype: gather and compute in this dtype.
+        reduce_dtype: sum gradients in this dtype.
+        reshard_after_forward: free a unit's parameters after the forward pass.
+        cpu_offload: keep parameters, gradients and optimizer state in CPU memory.
+    """
+
+    def __init__(
+        self,
+        replicate: int = 1,
+        shard: int = -1,
+        tensor: int = 1,
+        plan: Mapping[str, Any] | None = None,
+        loss_parallel: bool = False,
+        modules: Sequence[str] = (),
+        min_params: int = 100_000,
+        param_dtype: Literal["", "float32", "bfloat16", "float16"] = "",
+        reduce_dtype: Literal["", "float32", "bfloat16", "float16"] = "",
+        reshard_after_forward: bool | int = True,
+        cpu_offload: bool = False,
+    ) -> None:
+        super().__init__(modules, min_params, param_dtype, reduce_dtype, reshard_after_forward, cpu_offload)
+        self._asked = dict(zip(_DIMS, (replicate, shard, tensor), strict=True))
+        for name, size in self._asked.items():
+            if size < 1 and size != -1:
+                raise ConfigError(f"PARALLEL.ARGS.{name}: must be at least 1, or -1 for what is left, not {size}")
+        if sum(size == -1 for size in self._asked.values()) > 1:
+            raise ConfigError(f"PARALLEL.ARGS: only one of {', '.join(_DIMS)} can be -1, what is left")
+        self._plan = plan
+        self._loss_parallel = loss_parallel
+        check_words(plan or {})
+
+    def sizes(self, ranks: int) -> tuple[int, int, int]:
+        """Return the sizes of the grid, replicate, shard and tensor, for a number of ranks.
+
+        Raises:
+            ConfigError: they do not multiply to it.
+        """
+        given = {name: size for name, size in self._asked.items() if size != -1}
+        product = math.prod(given.values())
+        left = [name for name in _DIMS if name not in given]
+        if ranks % product or (not left and ranks != product):
+            raise ConfigError(_mismatch(given, left, ranks))
+        sizes = given | dict.fromkeys(left, ranks // product)
+        return sizes["replicate"], sizes["shard"], sizes["tensor"]
+
+    def check_ranks(self, ranks: int) -> None:
+        self.sizes(ranks)
+
+    @property
+    def data_rank(self) -> int:
+        return comm.get_rank() // self._own_sizes()[2]
+
+    @property
+    def data_size(self) -> int:
+        return comm.get_world_size() // self._own_sizes()[2]
+
+    @property
+    def averages(self) -> bool:  # type: ignore[override]
+        return self.data_size > 1
+
+    def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
+        replicate, shard, tensor = self._own_sizes()
+        if comm.get_world_size() == 1:
+            logger.info("PARALLEL.NAME: mesh does not split the model, as there is a single process")
+            return model
+        if replicate == comm.get_world_size() and not self._needs_shards:
+            return DDP().wrap(model, device)
+        share_weights(model)
+        mesh = _device_mesh(device, (replicate, shard, tensor))
+        if tensor > 1:
+            plan = find_plan(self._plan, model)
+            scores = scores_layer(model, plan) if self._loss_parallel else ""
+            parallelize(model, mesh["tensor"], plan, scores)
+            if scores:
+                self._split_loss(model)
+        # With 1 x 1 ranks too, so that all parameters are of one kind, which optimizers need, and gradients are whole.
+        return self._shard(model, mesh["replicate", "shard"] if replicate > 1 else mesh["shard"], device)
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+        return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else super().no_sync(model)
+
+    def explain(self, error: Exception, model: nn.Module) -> Exception | None:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            return DDP().explain(error, model)
+        tensor = self._own_sizes()[2]
+        if tensor == 1 or not isinstance(error, RuntimeError):
+            return None
+        return RuntimeError(
+            f"{error}\nThe layers of PARALLEL.ARGS.plan are split over {tensor} ranks. A module between a "
+            '"colwise" and a "rowwise" layer has its part of the width: it must compute the number of heads from the '
+            'size of its input (view(n, length, -1, head_size)). Elsewhere, "colwise->replicate" gathers the output'
+        )
+
+    def _split_loss(self, model: nn.Module) -> None:
+        """Have torch compute cross-entropy from scores that are split over classes; predictions are gathered."""
+        from torch.distributed.tensor.parallel import loss_parallel
+
+        self._losses = loss_parallel()
+        self._losses.__enter__()  # until the process ends: backward passes need it too
+        model.register_forward_hook(_gather_predictions)
+
+    def _own_sizes(self) -> tuple[int, int, int]:
+        ranks = comm.get_world_size()
+        return self.sizes(ranks) if ranks > 1 else (1, 1, 1)
+
+
+def _gather_predictions(model: nn.Module, inputs: Any, output: Any) -> Any:
+    if model.training:
+        return None
+    return convert(output, lambda value: value.full_tensor() if is_sharded(value) else None)
+
+
+def _mismatch(given: Mapping[str, int], left: Sequence[str], ranks: int) -> str:
+    """Return the error for sizes that do not multiply to the number of ranks."""
+    product = math.prod(given.values())
+    text = " x ".join(f"{name} {size}" for name, size in given.items())
+    if not left:
+        text = f"PARALLEL.ARGS: {text} needs {product} ranks, and there are {ranks}"
+    else:
+        text = f"PARALLEL.ARGS: {text} does not divide the number of ranks, {ranks}"
+    # Keep what splits the model, and change the dimension that only adds ranks.
+    for name in ("replicate", "shard", "tensor"):
+        rest = math.prod(size for key, size in given.items() if key != name)
+        if name in given and ranks % rest == 0:
+            return f"{text}. Set {name} to {ranks // rest if not left else _divisor(given[name], ranks // rest)}"
+    return f"{text}. Start {product} ranks, or a multiple, or set replicate 1, shard -1, tensor 1"
+
+
+def _divisor(size: int, of: int) -> int:
+    """Return the largest divisor of a number that is not above ``size``."""
+    return next(one for one in range(min(size, of), 0, -1) if of % one == 0)
+
+
+def _device_mesh(device: torch.device, sizes: tuple[int, int, int]) -> Any:
+    """Return the DeviceMesh of all ranks. init_device_mesh() would create groups with torch's timeout."""
+    from torch.distributed.device_mesh import DeviceMesh
+
+    grid = torch.arange(comm.get_world_size()).view(sizes)
+    groups = []
+    for dim in range(len(sizes)):
+        for ranks in grid.movedim(dim, -1).reshape(-1, sizes[dim]).tolist():
+            group = comm.new_group(ranks)  # every rank calls it for every group
+            if comm.get_rank() in ranks:
+                groups.append(group)
+    return DeviceMesh.from_group(groups, device.type, mesh=grid, mesh_dim_names=_DIMS)

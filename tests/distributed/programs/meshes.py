@@ -1,0 +1,224 @@
+"""Runs with ``PARALLEL.NAME: "mesh"``: each combination of dimensions with each feature, and resumed in each other."""
+
+import logging
+import shutil
+
+import torch
+from results import write_result
+from torch import nn
+from torch.nn import functional as F
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import DefaultTrainer, comm
+from hookline.engine.data import ArrayDataset
+from hookline.engine.evaluation import predict_dataset
+
+SEQUENCE = {
+    "tokens": "rowwise->sequence",
+    "norm1": "sequence",
+    "attention": "sequence->replicate",
+    "attention.[qkv]": "colwise",
+    "attention.proj": "rowwise->sequence",
+    "norm2": "sequence",
+    "mlp": "sequence->colwise",
+    "mlp_proj": "rowwise->sequence",
+    "head": "sequence->colwise->replicate",
+}
+
+
+class Attention(nn.Module):
+    heads = 4
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        self.proj = nn.Linear(16, 16)
+
+    def forward(self, x):
+        n, length, _ = x.shape
+        q, k, v = (part(x).view(n, length, -1, 4).transpose(1, 2) for part in (self.q, self.k, self.v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.proj(out.transpose(1, 2).reshape(n, length, -1))
+
+
+class Items(nn.Module):
+    """Counts its items, which are not the same on all ranks."""
+
+    def forward(self, scores, target):
+        losses = F.cross_entropy(scores, target, reduction="none")
+        mask = target > 2
+        return (losses * mask).sum() / mask.sum().clamp(min=1), mask.sum()
+
+
+class Net(nn.Module):
+    """A small transformer."""
+
+    def __init__(self, tied=False):
+        super().__init__()
+        self.tokens = nn.Embedding(12, 16)
+        self.norm1, self.attention = nn.LayerNorm(16), Attention()
+        self.norm2, self.mlp, self.mlp_proj = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.head = nn.Linear(16, 12, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def tensor_parallel_plan(self):
+        return {
+            "tokens": "rowwise",
+            "attention.[qkv]": "colwise",
+            "attention.proj": "rowwise",
+            "mlp": "colwise",
+            "mlp_proj": "rowwise",
+            "head": "colwise->replicate",
+        }
+
+    def forward(self, tokens):
+        x = self.tokens(tokens)
+        x = x + self.attention(self.norm1(x))
+        x = x + self.mlp_proj(F.gelu(self.mlp(self.norm2(x))))
+        return self.head(x).transpose(1, 2).contiguous()
+
+
+def _data(seed, size):
+    tokens = torch.randint(12, (size, 9), generator=torch.Generator().manual_seed(seed))
+    return ArrayDataset(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+def train():
+    return _data(0, 44)
+
+
+def test():
+    return _data(1, 13)
+
+
+BASE = [
+    "MODEL.NAME", "meshes:Net", "MODEL.LOSS.NAME", "CrossEntropyLoss", "MODEL.DEVICE", "cpu",
+    "DATASETS.TRAIN", "['meshes:train']", "DATASETS.TEST", "['meshes:test']", "DATALOADER.BATCH_SIZE", "16",
+    "SOLVER.OPTIMIZER.NAME", "AdamW", "SOLVER.BASE_LR", "0.01", "SOLVER.MAX_ITER", "4", "SOLVER.CHECKPOINT_PERIOD", "0",
+    "LOG.PERIOD", "1", "SEED", "3", "LOG.WRITERS", "['JSONWriter']", "TEST.METRICS", "['Loss']",
+]  # fmt: skip
+CLIP = "SOLVER.CLIP_GRADIENTS"
+ALL = [
+    CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.5}", "SOLVER.ACCUMULATION_STEPS", "2",
+    "HOOKS", "[{'NAME': 'EMA', 'ARGS': {'decay': 0.5}}]", "TEST.EVAL_PERIOD", "4", "SOLVER.CHECKPOINT_PERIOD", "4",
+    "CHECKPOINT.BEST.METRIC", "meshes:test/loss", "CHECKPOINT.ASYNC", "True", "SOLVER.MAX_ITER", "8",
+]  # fmt: skip
+RUNS = {
+    "all": ALL,
+    "value": [CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'value', 'CLIP_VALUE': 0.01}", "LOG.GRAD_NORM", "True"],
+    "param_norm": [CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'param_norm', 'CLIP_VALUE': 0.01}"],
+    "inf": [CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.01}", f"{CLIP}.NORM_TYPE", float("inf")],
+    "autocast": ["SOLVER.AMP.ENABLED", "True"],
+    "bfloat16": [],
+    "sequence": [CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'value', 'CLIP_VALUE': 0.01}", "LOG.GRAD_NORM", "True"],
+    "loss_parallel": [],
+    "plain": [],
+    "items": ["MODEL.LOSS.NAME", "meshes:Items", "SOLVER.ACCUMULATION_STEPS", "2"],
+    "tied": ["MODEL.ARGS.tied", "True"],
+}
+
+
+def config(folder, *options):
+    cfg = get_cfg()
+    cfg.merge_from_list([*BASE, "OUTPUT_DIR", str(folder), *options])
+    return cfg
+
+
+def mesh_options(mesh, name):
+    """The options of a mesh, (replicate, shard, tensor)."""
+    if mesh is None:
+        return []
+    args = dict(zip(("replicate", "shard", "tensor"), mesh, strict=True), min_params=500)
+    if name == "bfloat16":
+        args |= {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
+    if name == "sequence":
+        args["plan"] = SEQUENCE
+    if name == "loss_parallel" and mesh[2] > 1:
+        args["loss_parallel"] = True
+    return ["PARALLEL.NAME", "mesh", "PARALLEL.ARGS", repr(args)]
+
+
+def run(folder, mesh, name, *more, resume=False):
+    given = config(folder, *RUNS[name], *mesh_options(mesh, name), *more)
+    trainer = DefaultTrainer(given)
+    trainer.resume_or_load(resume=resume)
+    trainer.train()
+    return trainer
+
+
+def parse(text):
+    return tuple(map(int, text.split("x"))) if text != "one" else None
+
+
+def combinations(folder, names, *meshes):
+    """Run each mesh with each of ``names``. Resume each run "all" at iteration 3 in each other mesh.
+
+    "one" is a run that another launch has left in ``folder``, unless there is one rank.
+    """
+    logging.disable(logging.WARNING)
+    names = names.split(",")
+    for text in meshes:
+        if text == "one" and comm.get_world_size() > 1:
+            continue
+        for name in names:
+            trainer = run(folder / text / name, parse(text), name)
+            if name == "all":
+                loader = trainer.build_test_loader(trainer.cfg, "meshes:test")
+                predict_dataset(trainer.model, loader, str(folder / text / "predicted"), predict=lambda m, b: m(b[0]))
+    if len(meshes) > 3:
+        for first in meshes:
+            for then in meshes:
+                if then != "one":
+                    resume(folder, first, then)
+
+
+def resume_in_one(folder, first):
+    logging.disable(logging.WARNING)
+    resume(folder, first, "one")
+
+
+def resume(folder, first, then):
+    """Resume a copy of a run at iteration 3 in another mesh."""
+    copy = folder / f"{first}-{then}"
+    if comm.is_main_process():
+        shutil.copytree(folder / first / "all", copy)
+        (copy / "last_checkpoint").write_text("model_0000003.pth")
+    comm.synchronize()
+    run(copy, parse(then), "all", resume=True)
+
+
+class Untouched(nn.Sequential):
+    """Has no plan."""
+
+    def __init__(self):
+        super().__init__(nn.Embedding(12, 16), nn.Linear(16, 12))
+
+    def forward(self, tokens):
+        return super().forward(tokens).transpose(1, 2)
+
+
+def errors(folder):
+    logging.disable(logging.WARNING)
+    found = {}
+    split = {"shard": 1, "tensor": 2}
+    cases = {
+        "product": {"replicate": 3, "shard": 1, "tensor": 1},
+        "left": {"shard": 3, "replicate": -1},
+        "pattern": {**split, "plan": {"atention.q": "colwise"}},
+        "incomplete": {**split, "plan": {name: word for name, word in SEQUENCE.items() if name != "norm2"}},
+        "twice": {**split, "plan": {"mlp": "colwise", "ml?": "rowwise"}},
+        "kind": {**split, "plan": {"norm1": "colwise"}},
+        "tied": {**split, "plan": {"tokens": "colwise->replicate", "head": "colwise->replicate"}},
+        "scores": {**split, "plan": {"mlp": "colwise", "mlp_proj": "rowwise"}, "loss_parallel": True},
+        "none": split,
+        "forgotten": {**split, "plan": {"mlp": "colwise"}},
+    }
+    for name, args in cases.items():
+        more = ["MODEL.NAME", "meshes:Untouched"] if name == "none" else ["MODEL.ARGS.tied", str(name == "tied")]
+        try:
+            made = DefaultTrainer(config(folder / name, "PARALLEL.NAME", "mesh", "PARALLEL.ARGS", repr(args), *more))
+            made.train()
+        except (ConfigError, RuntimeError) as error:
+            found[name] = str(error)
+    write_result(folder, found)

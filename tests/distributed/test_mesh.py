@@ -1,0 +1,128 @@
+"""Every mesh of ranks trains like one rank, with every feature, and resumes the runs of every other."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from ranks import ROOT, finish, fork, rows, run_ranks
+
+pytestmark = pytest.mark.timeout(900)
+
+TWO = ["2x1x1", "1x2x1", "1x1x2"]
+FOUR = ["4x1x1", "1x4x1", "1x1x4", "2x2x1", "2x1x2", "1x2x2"]
+# Runs of programs/meshes.py. "all" has accumulation, clipping by norm, EMA, evaluations, best checkpoints and
+# asynchronous saves. The reference of the last ones is a run of one rank without them.
+RUNS = ["all", "value", "param_norm", "inf", "sequence", "tied", "items"]
+REFERENCE = {"autocast": "autocast", "bfloat16": "autocast", "loss_parallel": "plain"}
+# Relative differences; computing in bfloat16 rounds to 8 bits.
+TOLERANCE = {"autocast": 0.01, "bfloat16": 0.02}
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """The runs of one rank."""
+    folder = tmp_path_factory.mktemp("one")
+    names = [*RUNS, "autocast", "plain"]
+    code, output, _ = run_ranks("meshes:combinations", 1, folder, ",".join(names), "one")
+    assert code == 0, output
+    return folder / "one"
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory, one):
+    return launch(2, TWO, tmp_path_factory.mktemp("two"), one)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory, one):
+    return launch(4, FOUR, tmp_path_factory.mktemp("four"), one)
+
+
+def launch(ranks, meshes, folder, one):
+    shutil.copytree(one, folder / "one")
+    code, output, _ = run_ranks(
+        "meshes:combinations", ranks, folder, ",".join([*RUNS, *REFERENCE]), "one", *meshes, timeout=800
+    )
+    assert code == 0, output
+    return folder
+
+
+def assert_same(run, other, rel=1e-5):
+    ours, theirs = rows(run), rows(other)
+    assert [row["iteration"] for row in ours] == [row["iteration"] for row in theirs]
+    for our, their in zip(ours, theirs, strict=True):
+        assert our == pytest.approx(their, rel=rel, abs=1e-6), our["iteration"]
+
+
+def test_two_ranks_that_split_layers_train_like_one(one, tmp_path):
+    code, output, _ = run_ranks("meshes:combinations", 2, tmp_path, "all,sequence", "1x1x2")
+    assert code == 0, output
+    for name in ("all", "sequence"):
+        assert_same(tmp_path / "1x1x2" / name, one / name)
+    assert (tmp_path / "1x1x2/all/model_best.pth").is_dir()
+
+
+def folder_of(mesh, request):
+    return request.getfixturevalue("two" if mesh in TWO else "four")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*RUNS, *REFERENCE])
+@pytest.mark.parametrize("mesh", [*TWO, *FOUR])
+def test_a_mesh_trains_like_one_rank(one, mesh, name, request):
+    run = folder_of(mesh, request) / mesh / name
+    assert_same(run, one / REFERENCE.get(name, name), TOLERANCE.get(name, 1e-5))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("then", ["one", *FOUR])
+@pytest.mark.parametrize("first", ["one", *FOUR])
+def test_a_run_of_one_mesh_resumes_in_another(one, four, first, then):
+    if then == "one":
+        if first == "one":
+            return
+        code, output, _ = run_ranks("meshes:resume_in_one", 1, four, first)
+        assert code == 0, output
+    assert_same(four / f"{first}-{then}", one / "all")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [*TWO, *FOUR])
+def test_predictions_of_a_mesh_are_those_of_one_rank(one, mesh, request):
+    ours = folder_of(mesh, request) / mesh / "predicted/predictions.jsonl"
+    theirs = one / "predicted/predictions.jsonl"
+    for our, their in zip(*(map(json.loads, path.read_text().splitlines()) for path in (ours, theirs)), strict=True):
+        assert our["index"] == their["index"]
+        assert torch.allclose(torch.tensor(our["prediction"]), torch.tensor(their["prediction"]), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", FOUR)
+def test_a_checkpoint_of_a_mesh_is_exported_and_evaluated_on_one_rank(one, four, mesh, tmp_path):
+    import sys
+
+    saved = four / mesh / "all"
+    export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", saved / "model_final.pth"]
+    code, out = finish(fork([*export, "--output", tmp_path / "whole.pth"], tmp_path))
+    assert code == 0, out
+    ours = torch.load(tmp_path / "whole.pth", weights_only=True)["model"]
+    theirs = torch.load(one / "all/model_final.pth", weights_only=True)["model"]
+    assert ours.keys() == theirs.keys()
+    assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
+    evaluate = [sys.executable, ROOT / "tools/train_net.py", "--config-file", saved / "config.yaml", "--eval-only"]
+    weights = ["MODEL.WEIGHTS", saved / "model_final.pth", "MODEL.WEIGHTS_FROM", "model", "OUTPUT_DIR", tmp_path / "e"]
+    code, out = finish(fork([*evaluate, *weights], tmp_path))
+    assert code == 0, out
+    assert "meshes:test" in out
+
+
+def test_errors_of_a_mesh_name_the_key_and_the_remedy(tmp_path):
+    code, output, results = run_ranks("meshes:errors", 2, tmp_path)
+    assert code == 0, output
+    for found in results:
+        assert found["product"] == "PARALLEL.ARGS: replicate 3 x shard 1 x tensor 1 needs 3 ranks, and there are 2. Set replicate to 2"  # fmt: skip
+        assert found["left"].startswith("PARALLEL.ARGS: shard 3 x tensor 1 does not divide the number of ranks, 2")
+        assert "no submodule and no class that matches 'atention.q'; did you mean 'attention.q'?" in found["pattern"]
+        assert "Net has no tensor_parallel_plan" in found["none"]
+        assert "attention (Attention)" not in found["incomplete"]
