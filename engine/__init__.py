@@ -26,10 +26,10 @@ from .trainer import Trainer
 __all__ = [
     "DEFAULT_TIMEOUT",
     "FSDP2",
-    "Mesh",
     "AMPTrainer",
     "DefaultPredictor",
     "DefaultTrainer",
+    "Mesh",
     "SimpleTrainer",
     "TrainResult",
     "Trainer",

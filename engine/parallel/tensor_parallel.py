@@ -226,7 +226,7 @@ def _style(name: str, model: nn.Module, word: Any, ranks: int, sharded_scores: b
     if not style:
         return PrepareModuleInput(input_layouts=layouts[before], desired_input_layouts=layouts[after])
     _check_split(name, model, module, style, ranks)
-    given = {"input_layouts": layouts[before], "output_layouts": layouts[after]}
+    given: dict[str, Any] = {"input_layouts": layouts[before], "output_layouts": layouts[after]}
     if style == "rowwise" and isinstance(module, nn.Embedding) and not before:
         given["input_layouts"] = Replicate()
     given = {key: layout for key, layout in given.items() if layout is not None}

@@ -55,11 +55,11 @@ def assert_same(run, other, rel=1e-5):
         assert our == pytest.approx(their, rel=rel, abs=1e-6), our["iteration"]
 
 
-def test_two_ranks_that_split_layers_train_like_one(one, tmp_path):
-    code, output, _ = run_ranks("meshes:combinations", 2, tmp_path, "all,sequence", "1x1x2")
-    assert code == 0, output
-    for name in ("all", "sequence"):
-        assert_same(tmp_path / "1x1x2" / name, one / name)
+def test_two_ranks_that_split_layers_train_like_one(tmp_path):
+    for ranks, mesh in ((1, "one"), (2, "1x1x2")):
+        code, output, _ = run_ranks("meshes:combinations", ranks, tmp_path, "all", mesh)
+        assert code == 0, output
+    assert_same(tmp_path / "1x1x2/all", tmp_path / "one/all")
     assert (tmp_path / "1x1x2/all/model_best.pth").is_dir()
 
 
@@ -120,9 +120,16 @@ def test_a_checkpoint_of_a_mesh_is_exported_and_evaluated_on_one_rank(one, four,
 def test_errors_of_a_mesh_name_the_key_and_the_remedy(tmp_path):
     code, output, results = run_ranks("meshes:errors", 2, tmp_path)
     assert code == 0, output
+    product = "PARALLEL.ARGS: replicate 3 x shard 1 x tensor 1 needs 3 ranks, and there are 2. Set replicate to 2"
     for found in results:
-        assert found["product"] == "PARALLEL.ARGS: replicate 3 x shard 1 x tensor 1 needs 3 ranks, and there are 2. Set replicate to 2"  # fmt: skip
-        assert found["left"].startswith("PARALLEL.ARGS: shard 3 x tensor 1 does not divide the number of ranks, 2")
+        assert found["product"] == product
+        assert found["left"].endswith("shard 3 x tensor 1 does not divide the number of ranks, 2. Set shard to 2")
         assert "no submodule and no class that matches 'atention.q'; did you mean 'attention.q'?" in found["pattern"]
-        assert "Net has no tensor_parallel_plan" in found["none"]
-        assert "attention (Attention)" not in found["incomplete"]
+        assert "needs a plan, and Untouched has no tensor_parallel_plan" in found["none"]
+        assert "norm2 (LayerNorm) has none" in found["incomplete"]
+        assert "'mlp' and 'ml?' both match mlp" in found["twice"]
+        assert 'norm1 is a LayerNorm, and "colwise" splits Linear and Embedding only' in found["kind"]
+        assert "tokens.weight and head.weight are one parameter" in found["tied"]
+        assert 'needs one Linear in the plan, the last layer, with "colwise->replicate"; there are 0' in found["scores"]
+        assert 'mlp is "colwise", which leaves its output split, and no "rowwise" layer' in found["forgotten"]
+        assert "2 ranks cannot split the heads of attention, 3, evenly" in found["heads"]

@@ -208,13 +208,15 @@ def errors(folder):
         "pattern": {**split, "plan": {"atention.q": "colwise"}},
         "incomplete": {**split, "plan": {name: word for name, word in SEQUENCE.items() if name != "norm2"}},
         "twice": {**split, "plan": {"mlp": "colwise", "ml?": "rowwise"}},
-        "kind": {**split, "plan": {"norm1": "colwise"}},
+        "kind": {**split, "plan": {"norm1": "colwise->replicate"}},
         "tied": {**split, "plan": {"tokens": "colwise->replicate", "head": "colwise->replicate"}},
         "scores": {**split, "plan": {"mlp": "colwise", "mlp_proj": "rowwise"}, "loss_parallel": True},
         "none": split,
+        "heads": {"shard": 1, "tensor": 2, "heads": 3},
         "forgotten": {**split, "plan": {"mlp": "colwise"}},
     }
     for name, args in cases.items():
+        Attention.heads = args.pop("heads", 4)
         more = ["MODEL.NAME", "meshes:Untouched"] if name == "none" else ["MODEL.ARGS.tied", str(name == "tied")]
         try:
             made = DefaultTrainer(config(folder / name, "PARALLEL.NAME", "mesh", "PARALLEL.ARGS", repr(args), *more))
