@@ -6,46 +6,19 @@ after a resume. Here the three generators are seeded before each sample, from th
 A sample then gets the same random numbers in every process.
 """
 
-import random
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import numpy as np
-import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate, get_worker_info
 
 from ...hooks.common.rng import preserve_rng
 from .batch_sampler import PlacedBatch
+from .generators import GENERATORS, Generator
 from .reading import identity, make_batch, read_sample
 from .workers import WorkerLoader, swapped
 
 __all__ = ["SeededLoader", "is_deterministic", "isolated_generators", "seed_generators", "stream_key"]
-
-
-class _Generator(NamedTuple):
-    """One of the global generators: how its state is read, set and compared, and how it is seeded."""
-
-    get: Callable[[], Any]
-    set: Callable[[Any], Any]
-    same: Callable[[Any, Any], bool]
-    seed: Callable[[int], Any]
-
-
-_PYTHON = _Generator(random.getstate, random.setstate, lambda a, b: a == b, random.seed)
-_NUMPY = _Generator(
-    np.random.get_state,
-    np.random.set_state,
-    lambda a, b: a[2:] == b[2:] and bool((a[1] == b[1]).all()),
-    lambda seed: np.random.seed(seed >> 32),
-)
-_TORCH = _Generator(
-    torch.default_generator.get_state,
-    torch.default_generator.set_state,
-    torch.equal,
-    lambda seed: torch.default_generator.manual_seed(seed >> 1),
-)
-_GENERATORS = (_PYTHON, _NUMPY, _TORCH)
 
 _MASK = 2**64 - 1
 # Separate random streams for reading, collating and transforming a sample.
@@ -69,10 +42,10 @@ def seed_generators(key: int, place: int) -> None:
         key: key of the stream, see :func:`stream_key`.
         place: position of a sample in it.
     """
-    _seed(_GENERATORS, key, place)
+    _seed(GENERATORS, key, place)
 
 
-def _seed(generators: Sequence[_Generator], key: int, place: int) -> None:
+def _seed(generators: Sequence[Generator], key: int, place: int) -> None:
     seed = _mix(key + place)
     for generator in generators:
         generator.seed(seed)
@@ -132,7 +105,7 @@ class _SeededReader(Dataset[Any]):
         self._collate = collate
         self._seed = seed
         self._read_batch = getattr(dataset, "__getitems__", None) if _reads_batches(dataset) else None
-        self._drawn: list[int] = []  # generators that the data set draws from, by their numbers in _GENERATORS
+        self._drawn: list[int] = []  # generators that the data set draws from, by their numbers in GENERATORS
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         batch, drawn = self._read(indices)
@@ -143,18 +116,18 @@ class _SeededReader(Dataset[Any]):
 
     def _read(self, indices: Sequence[int]) -> tuple[Any, set[int]]:
         """Return a batch, and the generators it drew from. They are restored, since the model draws from them too."""
-        before = [generator.get() for generator in _GENERATORS]
+        before = [generator.get() for generator in GENERATORS]
         drawn: set[int] = set()
         try:
-            batch = self._read_seeded(indices, [_GENERATORS[number] for number in self._drawn])
+            batch = self._read_seeded(indices, [GENERATORS[number] for number in self._drawn])
         finally:
-            for number, (generator, state) in enumerate(zip(_GENERATORS, before, strict=True)):
-                if not generator.same(state, generator.get()):
+            for number, (generator, state) in enumerate(zip(GENERATORS, before, strict=True)):
+                if not generator.unchanged(state):
                     drawn.add(number)
                     generator.set(state)
         return batch, drawn
 
-    def _read_seeded(self, indices: Sequence[int], generators: Sequence[_Generator]) -> Any:
+    def _read_seeded(self, indices: Sequence[int], generators: Sequence[Generator]) -> Any:
         epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
         dataset, key = self._dataset, stream_key(self._seed, epoch, SAMPLE)
         if self._read_batch is not None:
@@ -163,7 +136,8 @@ class _SeededReader(Dataset[Any]):
         else:
             samples = []
             for place, index in zip(places, indices, strict=True):
-                _seed(generators, key, place)
+                if generators:
+                    _seed(generators, key, place)
                 samples.append(read_sample(dataset, index))
         _seed(generators, stream_key(self._seed, epoch, COLLATE), places[0])
         return make_batch(dataset, lambda _: samples, self._collate, indices)

@@ -1,0 +1,104 @@
+"""The three global generators of random numbers on the CPU, as loaders use them for each batch and each sample.
+
+``get`` returns a generator's state, ``unchanged`` compares it with the present one, ``set`` restores it, and ``seed``
+takes an int of 64 bits.
+"""
+
+import ctypes
+import pickle
+import random
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+__all__ = ["GENERATORS", "Generator"]
+
+
+class Generator(Protocol):
+    """A global generator."""
+
+    def get(self) -> Any: ...
+    def unchanged(self, state: Any) -> bool: ...
+    def set(self, state: Any) -> None: ...
+    def seed(self, seed: int) -> None: ...
+
+
+class _Python:
+    def get(self) -> Any:
+        return random.getstate()
+
+    def unchanged(self, state: Any) -> bool:
+        return bool(random.getstate() == state)
+
+    def set(self, state: Any) -> None:
+        random.setstate(state)
+
+    def seed(self, seed: int) -> None:
+        random.seed(seed)
+
+
+class _Torch:
+    def get(self) -> torch.Tensor:
+        return torch.default_generator.get_state()
+
+    def unchanged(self, state: torch.Tensor) -> bool:
+        return torch.equal(torch.default_generator.get_state(), state)
+
+    def set(self, state: torch.Tensor) -> None:
+        torch.default_generator.set_state(state)
+
+    def seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed >> 1)
+
+
+class _Numpy:
+    """NumPy's generator. ``np.random.get_state()`` takes 40 µs, so its memory is read where it has the usual type.
+
+    NumPy keeps every second normal number for the next call, outside of that memory. One can be there only after the
+    memory has changed, so only then the whole state is asked for.
+    """
+
+    _SIZE = 625 * 4  # MT19937: 624 words, and the position in them
+
+    def __init__(self) -> None:
+        self._seen = b""
+        self._kept: Any = None  # the whole state, if a normal number was kept when _seen was read
+
+    def _address(self) -> int:
+        """Return the address of the state; 0 for another type of generator."""
+        generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        return generator.ctypes.state_address if type(generator) is np.random.MT19937 else 0
+
+    def get(self) -> tuple[bytes, Any]:
+        address = self._address()
+        if not address:
+            return b"", np.random.get_state(legacy=False)
+        memory = ctypes.string_at(address, self._SIZE)
+        if memory != self._seen:
+            whole: Any = np.random.get_state(legacy=False)
+            self._seen, self._kept = memory, whole if whole["has_gauss"] else None
+        return memory, self._kept
+
+    def unchanged(self, state: tuple[bytes, Any]) -> bool:
+        memory, whole = state
+        address = self._address()
+        if not address or whole is not None:
+            now: Any = np.random.get_state(legacy=False)
+            return bool(memory) == bool(address) and pickle.dumps(now) == pickle.dumps(whole)
+        return ctypes.string_at(address, self._SIZE) == memory
+
+    def set(self, state: tuple[bytes, Any]) -> None:
+        memory, whole = state
+        address = self._address()
+        if whole is not None or not address:
+            np.random.set_state(whole)
+            return
+        np.random.seed(0)  # forgets a number that is kept
+        ctypes.memmove(address, memory, self._SIZE)
+
+    def seed(self, seed: int) -> None:
+        np.random.seed(seed >> 32)
+
+
+GENERATORS: tuple[Generator, ...] = (_Python(), _Numpy(), _Torch())
