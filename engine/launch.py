@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ..config import ConfigError
+from .ranks.failures import ends_without_answer
 from .ranks.local_ranks import GRACE, run_local_ranks
 from .ranks.process import Place, uses_gpus
 from .ranks.torchrun import join_torchrun, launched_by_torchrun
@@ -130,7 +131,7 @@ def _open_until_all_end(store: dist.TCPStore, machine_rank: int) -> Iterator[Non
     try:
         yield
     finally:
-        with suppress(RuntimeError):  # machine 0 has ended
+        with suppress(RuntimeError), ends_without_answer("the launcher"):  # RuntimeError: machine 0 has ended
             store.add(done, 1)
             end = time.monotonic() + GRACE + 2
             while machine_rank == 0 and store.add(done, 0) < store.add(here, 0) and time.monotonic() < end:

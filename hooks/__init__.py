@@ -22,7 +22,7 @@ from .watching.memory import MemoryMonitor, MemorySnapshot, TorchMemoryStats
 from .watching.profilers import AutogradProfiler, TorchProfiler
 from .watching.samples import SamplePredictions
 from .watching.throughput import Throughput
-from .watching.timing import IterationTimer
+from .watching.timing import ForwardTimer, IterationTimer
 from .weights.averaging import WeightAveraging
 from .weights.ema import EMA, EMAHook
 from .weights.freezing import ModelFreezer
@@ -61,6 +61,7 @@ __all__ = [
     "Every",
     "ExceptionCheckpointer",
     "FlopsCounter",
+    "ForwardTimer",
     "FunctionHook",
     "GarbageCollection",
     "GradientAccumulationScheduler",

@@ -11,9 +11,11 @@ import contextlib
 import json
 import os
 import re
+import sys
+import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -26,6 +28,7 @@ __all__ = [
     "LOG_FILE",
     "Failure",
     "busy_ranks",
+    "ends_without_answer",
     "failure_behind",
     "has_left",
     "shown_stack",
@@ -44,6 +47,8 @@ _FAILURE = "hookline/failure"
 _STATUS_REQUEST = "hookline/status_request"
 # Seconds within which a rank answers a status request, unless its process has ended or is blocked.
 _ANSWER = 3.0
+# Seconds for all exchanges with the store after a failure. Usually they take less than _ANSWER.
+_NO_ANSWER = 20.0
 # Number of lines of a stack trace in an error message.
 _FRAMES = 12
 
@@ -99,6 +104,28 @@ class Failure:
     def how(self) -> str:
         """A verb, such as "failed"."""
         return {"interrupted": "was interrupted", "left": "left", "hung": "hung"}.get(self.kind, "failed")
+
+
+@contextlib.contextmanager
+def ends_without_answer(who: str) -> Iterator[None]:
+    """Exit with code 1 if the body takes longer than 20 s: calls of a store behind a broken network never return.
+
+    Args:
+        who: what ends, for the message.
+    """
+
+    def end() -> None:
+        sys.stderr.write(f"{who} is ended: the run's store does not answer. Machine 0 or the network to it is lost\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    timer = threading.Timer(_NO_ANSWER, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 # ---------------------------------------------------------------------- the status of the ranks

@@ -22,7 +22,7 @@ from torch.multiprocessing import ProcessExitedException, ProcessRaisedException
 
 from ...config import ConfigError
 from ...hooks.control.interruption import EXIT_AGAIN, announce_exit_to_workers
-from .failures import CLEAN_EXIT_CODES, LOG_FILE, Failure, busy_ranks, has_left
+from .failures import CLEAN_EXIT_CODES, LOG_FILE, Failure, busy_ranks, ends_without_answer, has_left
 from .process import DUMP_SIGNAL, Place, run_rank, watch_parent
 
 __all__ = ["GRACE", "run_local_ranks"]
@@ -66,7 +66,8 @@ def run_local_ranks(
         if stopped:  # before or after training, when ranks have no signal handlers
             again = {getattr(signal, name, 0) for name in ("SIGTERM", "SIGUSR1")}
             raise SystemExit(EXIT_AGAIN if -stopped[0] in again else 128 - stopped[0])
-        _raise_failure(processes, places, codes, store)
+        with ends_without_answer("the launcher"):
+            _raise_failure(processes, places, codes, store)
         return pickle.loads(result.read_bytes()) if result.exists() else None
 
 
@@ -234,7 +235,8 @@ def _wait(processes: Sequence[Any], places: Sequence[Place], store: dist.TCPStor
             if code is None:
                 continue
             codes[index] = code
-            _report_for(processes[index], places[index].rank, store)
+            with ends_without_answer("the launcher"):
+                _report_for(processes[index], places[index].rank, store)
             if code not in CLEAN_EXIT_CODES and failed_at is None:
                 failed_at = time.monotonic()
         if failed_at is not None and time.monotonic() - failed_at > GRACE:
@@ -280,6 +282,10 @@ def _raise_failure(
         return
     first = Failure.first(store)
     if first is None:
+        try:
+            store.check([LOG_FILE])
+        except RuntimeError:
+            sys.stderr.write("error: machine 0 has ended, and the run's store with it\n")
         worst = [code for code in bad.values() if code not in CLEAN_EXIT_CODES]
         raise SystemExit((worst or list(bad.values()))[0])
     if first.kind == "config":

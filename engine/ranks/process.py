@@ -30,6 +30,7 @@ from .failures import (
     CLEAN_EXIT_CODES,
     LOG_FILE,
     Failure,
+    ends_without_answer,
     failure_behind,
     shown_stack,
     status_is_requested,
@@ -149,9 +150,10 @@ def run_rank(
         Failure.of(error, place.rank).report(store)
         raise
     except BaseException as error:
-        write_status(store, place.rank, "fails")
         seconds = place.timeout.total_seconds()
-        with _sigterm_ignored():  # torchrun sends SIGTERM at once, and waits 30 s
+        # torchrun sends SIGTERM at once, and waits 30 s.
+        with _sigterm_ignored(), ends_without_answer(f"rank {place.rank}"):
+            write_status(store, place.rank, "fails")
             first = failure_behind(error, store, place.rank, place.world_size, seconds).report(store)
         if first.rank != place.rank and first.kind != "config":
             # The first failure is the last entry of the log, after the errors that follow from it.

@@ -11,6 +11,7 @@ from ...hooks.storage.event_storage import EventStorage, get_event_storage
 from .. import comm
 from .agreement import Agreement, HookList, StopRequest
 from .shared_metrics import share_metrics
+from .stragglers import Stragglers
 
 __all__ = ["OPEN_STORAGE", "RunState"]
 
@@ -48,6 +49,7 @@ class RunState(HookHost):
         self._stop: StopRequest | None = None
         self._requests: set[str] = set()
         self._agreement: Agreement | None = None  # with other ranks, during training
+        self._stragglers = Stragglers()
         self._at_last_save = False  # the checkpoint that is saved now is the final one
         self._ends_together = False  # all ranks end the run, with the same hooks
         self._hook_changes = 0
@@ -132,7 +134,7 @@ class RunState(HookHost):
 
     def _start_requests(self, stop: StopRequest | None) -> None:
         """Clear the requests of an earlier run. ``stop``: the request that had stopped it, to repeat only its end."""
-        self._stop, self._agreement = stop, None
+        self._stop, self._agreement, self._stragglers = stop, None, Stragglers()
         self._requests.clear()
         self._began = time.monotonic()
 
@@ -208,14 +210,14 @@ class RunState(HookHost):
         if stop is not None:
             self._stop_with(stop)
         if self._requests and agreement.same_hooks:
-            share_metrics(self.storage, self._finished)
+            share_metrics(self.storage, self._finished, self._stragglers, self.hook_costs())
 
     def _end_requests(self) -> None:
         """After the loop: average the last metrics over ranks. A rank that failed leaves the others."""
         agreement, self._agreement = self._agreement, None
         self._ends_together = False
         if agreement is not None and agreement.same_hooks and not self.failed:
-            share_metrics(self.storage, self._finished)
+            share_metrics(self.storage, self._finished, self._stragglers, self.hook_costs())
             self._ends_together = True
 
     def _hook_list(self) -> HookList:

@@ -1,39 +1,51 @@
 """Averages losses over ranks, and compares the times of ranks."""
 
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from ...hooks.storage.event_storage import EventStorage
 from .. import comm
+from .stragglers import RankTimes, Stragglers
 
 __all__ = ["share_metrics"]
 
 
-def share_metrics(storage: EventStorage, iteration: int) -> None:
+def share_metrics(
+    storage: EventStorage, iteration: int, stragglers: Stragglers, hook_costs: Mapping[str, tuple[float, int]]
+) -> None:
     """Replace this rank's losses since the last call by the means over all ranks, in one exchange.
 
     Every rank must call it at the same step. It also puts ``ranks/time_max``, ``ranks/time_mean``,
     ``ranks/data_time_max`` and ``ranks/data_time_mean`` (seconds per step: the maximum and the mean over ranks), and
-    ``ranks/slowest``, the rank that waits longest for its data.
+    ``ranks/slowest``, the rank that waits longest for its data. It logs a straggler.
 
     Args:
         storage: its ``over_ranks`` has the names of the losses.
         iteration: the last finished iteration.
+        stragglers: compares the ranks.
+        hook_costs: seconds and calls of each hook.
     """
     mine = {name: {it: value for value, it in _unshared(storage, name)} for name in sorted(storage.over_ranks)}
-    times = {name: _mean(points) for name in ("time", "data_time") if (points := _unshared(storage, name))}
-    parts: list[tuple[dict[str, dict[int, float]], dict[str, float]]] = comm.all_gather((mine, times))
+    names = ("time", "data_time", "forward_time")
+    times = {name: _mean(points) for name in names if (points := _unshared(storage, name))}
+    costs = {name: seconds for name, (seconds, _) in hook_costs.items()}
+    own_times = stragglers.measure(time.perf_counter(), iteration, times, costs)
+    parts: list[tuple[dict[str, dict[int, float]], dict[str, float], RankTimes]]
+    parts = comm.all_gather((mine, times, own_times))
     for name, own in mine.items():
         # A loss that a rank did not have in a step counts as 0 there, like its gradient.
-        means = {it: sum(part.get(name, {}).get(it, 0.0) for part, _ in parts) / len(parts) for it in own}
+        means = {it: sum(part.get(name, {}).get(it, 0.0) for part, *_ in parts) / len(parts) for it in own}
         if means:
             storage.replace(name, means)
     storage.shared_until = iteration
     values: dict[str, Any] = {}
     for name in times:
-        seconds = [part.get(name, 0.0) for _, part in parts]
+        seconds = [part.get(name, 0.0) for _, part, _ in parts]
         values |= {f"ranks/{name}_max": max(seconds), f"ranks/{name}_mean": sum(seconds) / len(seconds)}
         if name == "data_time":
             values["ranks/slowest"] = seconds.index(max(seconds))
+    stragglers.compare([one for *_, one in parts], iteration)
     if values:
         storage.put_scalars(smoothing_hint=False, cur_iter=iteration, **values)
 

@@ -3,10 +3,13 @@
 import datetime
 import logging
 import time
+from typing import Any
+
+import torch
 
 from ..base import HOOK_REGISTRY, HookBase
 
-__all__ = ["IterationTimer"]
+__all__ = ["ForwardTimer", "IterationTimer"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +87,48 @@ class IterationTimer(HookBase):
             logger.info("Time spent in hooks (above %.0f%%):\n%s", 100 * _LARGE, "\n".join([title, *large]))
         if len(large) < len(lines):
             logger.debug("Time spent in all hooks:\n%s", "\n".join([title, *(line for _, line in lines)]))
+
+
+@HOOK_REGISTRY.register()
+class ForwardTimer(HookBase):
+    """Puts the seconds of each step's forward passes as ``forward_time``.
+
+    With several ranks, the log then also names a rank with a slow forward pass (docs/distributed.md, Stragglers). On
+    a GPU the time is that between two CUDA events, which are read one step later and only if they are complete, so no
+    step waits. With FSDP2 the forward pass includes waiting for other ranks' shards.
+    """
+
+    single = True
+
+    def before_train(self) -> None:
+        self._cuda = next((p.device for p in self.trainer.model.parameters() if p.is_cuda), None)
+        self._seconds, self._start = 0.0, 0.0
+        self._events: list[tuple[Any, Any]] = []
+        self._earlier: list[tuple[Any, Any]] = []
+
+    def before_forward(self, batch: Any) -> None:
+        if self._cuda is None:
+            self._start = time.perf_counter()
+        else:
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record(torch.cuda.current_stream(self._cuda))
+            self._events.append((begin, end))
+
+    def before_backward(self, losses: torch.Tensor) -> None:
+        if self._cuda is None:
+            self._seconds += time.perf_counter() - self._start
+        else:
+            self._events[-1][1].record(torch.cuda.current_stream(self._cuda))
+
+    def after_step(self) -> None:
+        if self._cuda is None:
+            self.trainer.storage.put_scalar("forward_time", self._seconds)
+            self._seconds = 0.0
+            return
+        if self._earlier and all(end.query() for _, end in self._earlier):
+            milliseconds = sum(begin.elapsed_time(end) for begin, end in self._earlier)
+            self.trainer.storage.put_scalar("forward_time", milliseconds / 1000)
+        self._earlier, self._events = self._events, []
 
 
 def format_seconds(seconds: float) -> str:

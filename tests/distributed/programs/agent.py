@@ -1,9 +1,11 @@
-"""torchrun on one of several machines, except that its rank is forked."""
+"""torchrun on one of several machines, except that its ranks are forked. It can be in a network namespace."""
 
+import os
 import runpy
 import sys
 
 import torch
+from namespace import enter
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 
@@ -18,17 +20,21 @@ def main(tool, *arguments):
 
 
 if __name__ == "__main__":
-    port, least, most, restarts, *command = sys.argv[1:]
+    endpoint, least, most, ranks, restarts, *command = sys.argv[1:]
+    configs = {"last_call_timeout": 1, "join_timeout": 60, "keep_alive_interval": 1}
+    enter()
+    if "ADDRESS" in os.environ:
+        configs["is_host"] = endpoint.startswith(f"{os.environ['ADDRESS']}:")
     config = LaunchConfig(
         int(least),
         int(most),
-        1,
+        int(ranks),
         run_id="test",
         rdzv_backend="c10d",
-        rdzv_endpoint=f"localhost:{port}",
+        rdzv_endpoint=endpoint,
         max_restarts=int(restarts),
         start_method="fork",
-        local_addr="127.0.0.1",
-        rdzv_configs={"last_call_timeout": 1, "join_timeout": 60, "keep_alive_interval": 1},
+        local_addr=os.environ.get("ADDRESS", "127.0.0.1"),
+        rdzv_configs=configs,
     )
     elastic_launch(config, main)(*command)

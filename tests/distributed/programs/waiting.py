@@ -1,5 +1,6 @@
 """Hooks that wait for the test, or kill a rank."""
 
+import json
 import os
 import signal
 import time
@@ -23,3 +24,26 @@ class KillOnce(HookBase):
         if self.trainer.comm.get_rank() == 1 and self.trainer.iter == 40 and not Path("killed").exists():
             Path("killed").write_text("")
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Record(HookBase):
+    """Appends a line to "samples.jsonl" for each step: which samples this rank had, and the learning rate."""
+
+    def before_train(self):
+        trainer = self.trainer
+        self._start = trainer.comm.broadcast_object(time.time()), trainer.start_iter
+        data = trainer.data_loader.dataset
+        self._numbers = {data[i][0].numpy().tobytes(): i for i in range(len(data))}
+        assert len(self._numbers) == len(data)
+
+    def after_fetch(self, batch):
+        trainer = self.trainer
+        line = {
+            "start": self._start,
+            "iteration": trainer.iter,
+            "ranks": trainer.comm.get_world_size(),
+            "samples": [self._numbers[x.numpy().tobytes()] for x in batch[0]],
+            "lr": trainer.optimizer.param_groups[0]["lr"],
+        }
+        with open("samples.jsonl", "a") as file:
+            file.write(json.dumps(line) + "\n")
