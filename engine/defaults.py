@@ -32,7 +32,8 @@ from .evaluation.training_metrics import training_metrics
 from .evaluation.trial import sanity_check_batches, trial
 from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
-from .parallel.base import build_strategy, share_weights
+from .parallel.base import build_strategy
+from .parallel.deferred_init import build_wrapped
 from .resume.lengths import loader_length, resolve_lengths, scale_config
 from .resume.optimizer_state import load_optimizer
 from .resume.resumable import ResumableTrainer
@@ -87,9 +88,7 @@ class DefaultTrainer(ResumableTrainer):
         if strategy.data_size < comm.get_world_size():  # ranks that share a batch need equal random numbers
             seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
         cfg = self.auto_scale_workers(cfg, strategy.data_size)
-        model = self.build_model(cfg)
-        share_weights(model)
-        model = strategy.wrap(model, device)
+        model = build_wrapped(partial(self.build_model, cfg), strategy, device)
         optimizer = self._optimizer_of(cfg, unwrap_model(model))
         data_loader = self.build_train_loader(cfg)
         iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)

@@ -36,9 +36,12 @@ class Strategy:
     Attributes:
         averages: whether each rank has the mean of all ranks' gradients after a backward pass. Losses are then
             weighted so that this mean is the gradient of the loss over the global batch.
+        shards_weights: whether :meth:`wrap` shards parameters. A :class:`DefaultTrainer` then builds the model on
+            torch's meta device, :meth:`wrap` gets it without values, and the trainer fills the shards.
     """
 
     averages: bool = False
+    shards_weights: bool = False
 
     @property
     def data_rank(self) -> int:
@@ -75,6 +78,10 @@ class Strategy:
             device: the device.
         """
         return model
+
+    def weights_device(self, device: torch.device) -> torch.device:
+        """Return where the weights of a sharded model are. By default on its device."""
+        return device
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         """Return a context in which backward passes do not exchange gradients: for all micro-batches but the last.
@@ -281,7 +288,7 @@ def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> No
 
 
 def share_weights(model: nn.Module) -> None:
-    """Copy rank 0's parameters and buffers to all ranks."""
+    """Copy rank 0's parameters and buffers to all ranks, except for those without values."""
     if comm.get_world_size() == 1:
         return
     tensors = (*model.parameters(), *model.buffers())

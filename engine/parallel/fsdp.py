@@ -45,6 +45,7 @@ class FSDP2(Strategy):
     """
 
     averages = True
+    shards_weights = True
 
     def __init__(
         self,
@@ -103,6 +104,9 @@ class FSDP2(Strategy):
     def _needs_shards(self) -> bool:
         """Whether there are options that only sharded models have."""
         return bool(self._param_dtype or self._reduce_dtype or self._cpu_offload)
+
+    def weights_device(self, device: torch.device) -> torch.device:
+        return torch.device("cpu") if self._cpu_offload else device
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         return _no_sync(model)
