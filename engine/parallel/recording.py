@@ -154,7 +154,8 @@ class Recording(TorchDispatchMode):
                 kwargs = {**kwargs, "device": torch.device("cpu")}
             if tensors or device == "cuda" or not self._makes_large_tensor(func, args, kwargs):
                 return self._call(func, args, kwargs)
-        if name in ("resize_", "resize_as_") or (name == "set_" and (len(tensors) < 2 or not all(map(_is_meta, tensors)))):
+        other_memory = name == "set_" and (len(tensors) < 2 or not all(map(_is_meta, tensors)))
+        if other_memory or name in ("resize_", "resize_as_"):
             self.refuse(f"it calls Tensor.{name}")
         if torch.Tag.inplace_view in func.tags:  # another view of the same storage, such as t_()
             return func(*args, **kwargs)

@@ -155,6 +155,13 @@ def test_units_are_chosen_by_class_name_or_size_and_ranks_start_with_equal_weigh
         assert result["equal"]
         assert result["dtypes"] == ["torch.bfloat16", "torch.float32", "torch.float32"]
         assert "did you mean 'TransformerBlock'?" in result["error"]
+        # Built shard by shard, with rank 0's values and each rank's later random numbers.
+        made = ("small_gpt", "Tied", "Normed", "Peeking", "still tied")
+        assert result["deferred"] == dict.fromkeys(made, True)
+        assert result["warnings"] == [
+            "Each rank built Peeking as a whole before it was sharded, which takes memory: "
+            "on rank 0, it calls Tensor.data_ptr"
+        ]
 
 
 def test_the_metrics_have_each_iteration_once(sharded):

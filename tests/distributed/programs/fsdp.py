@@ -12,9 +12,11 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import SimpleTrainer, comm
 from hookline.engine.data import ArrayDataset, EpochSampler, GlobalBatchSampler
 from hookline.engine.modeling import GPT, MODEL_REGISTRY, ModelAdapter, build_model
-from hookline.engine.parallel import Strategy
+from hookline.engine.parallel import Strategy, recording
+from hookline.engine.parallel.deferred_init import build_wrapped
 from hookline.engine.parallel.fsdp import FSDP2
 from hookline.engine.solver import build_optimizer
+from hookline.hooks.common.tensors import is_sharded
 
 
 def units(**options):
@@ -36,7 +38,39 @@ def chosen_units(folder):
         units(modules=["TransformerBlok"])
     except ConfigError as error:
         result["error"] = str(error)
-    write_result(folder, result)
+    write_result(folder, {**result, **deferred()})
+
+
+class Peeking(nn.Linear):
+    def __init__(self):
+        super().__init__(8, 8)
+        self.address = self.weight.data_ptr()
+
+
+def deferred():
+    """Models that are built shard by shard, compared with rank 0's whole ones. Each rank has its own seed."""
+    keep, logger = Keep(), logging.getLogger("hookline.engine.parallel.deferred_init")
+    logger.addHandler(keep)
+    recording.SMALL = 100
+    found = {}
+    for make, modules in ((small_gpt, ["TransformerBlock"]), (Tied, []), (Normed, ["Conv2d"]), (Peeking, [])):
+        torch.manual_seed(comm.get_rank())
+        whole = make()
+        state = torch.get_rng_state()
+        expected = comm.broadcast_object(whole.state_dict())
+        torch.manual_seed(comm.get_rank())
+        model = build_wrapped(make, FSDP2(modules=modules, min_params=20), torch.device("cpu"))
+        values = {
+            name: value.full_tensor() if is_sharded(value) else value for name, value in model.state_dict().items()
+        }
+        equal = values.keys() == expected.keys() and all(torch.equal(values[name], expected[name]) for name in values)
+        found[make.__name__] = equal and torch.equal(torch.get_rng_state(), state)
+        found["still tied"] = found.get("still tied") or (make is Tied and model.encoder.weight is model.middle.weight)
+    return {"deferred": found, "warnings": keep.messages}
+
+
+def small_gpt():
+    return GPT(width=32, depth=2, heads=2, block_size=16)
 
 
 generator = torch.Generator().manual_seed(0)
@@ -53,6 +87,13 @@ class Items(nn.Module):
         mask = batch[0][:, 0] > -0.5
         losses = nn.functional.cross_entropy(self.layer(batch[0]), batch[1], reduction="none")
         return {"loss": (losses * mask).sum() / mask.sum().clamp(min=1), "num_items": mask.sum()}
+
+
+class Normed(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last), nn.BatchNorm2d(8), nn.Flatten())
+        self.register_buffer("angles", torch.rand(50), persistent=False)
+        self.register_buffer("table", torch.rand(50))
 
 
 class Tied(nn.Module):

@@ -1,4 +1,4 @@
-"""A recorded construction gives the values of an ordinary one, bit for bit. tests/distributed/test_fsdp.py shards them."""
+"""A recorded construction gives the values of an ordinary one, bit for bit."""
 
 import copy
 import random
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from hookline.engine.modeling import GPT, ConvNet, MLP
+from hookline.engine.modeling import GPT, MLP, ConvNet
 from hookline.engine.parallel.recording import CannotRecordError, Place, Recording
 from hookline.hooks.common.rng import capture_rng
 
@@ -27,7 +27,7 @@ class Reading(nn.Module):
         super().__init__()
         rates = [rate.item() for rate in torch.linspace(0, 0.1, 40)] + torch.rand(20).tolist()
         self.rates = nn.Parameter(torch.tensor(rates) + float(torch.rand(30).sum()) + random.random())
-        self.cut = nn.Parameter(nn.init.trunc_normal_(torch.empty(20, 10), std=0.5, a=-0.5, b=0.5))  # draws until it fits
+        self.cut = nn.Parameter(nn.init.trunc_normal_(torch.empty(20, 10), std=0.5, a=-0.5, b=0.5))  # draws again
         self.turned = nn.utils.parametrizations.orthogonal(nn.Linear(6, 6))
         self.wide = nn.Parameter(nn.init.orthogonal_(torch.empty(4, 7)))
         self.sparse = nn.Parameter(nn.init.sparse_(torch.empty(8, 8), 0.5))
