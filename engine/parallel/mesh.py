@@ -107,6 +107,10 @@ class Mesh(FSDP2):
     def averages(self) -> bool:  # type: ignore[override]
         return self.data_size > 1
 
+    @property
+    def shards_weights(self) -> bool:  # type: ignore[override]
+        return self._own_sizes()[0] < comm.get_world_size() or self._needs_shards
+
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         replicate, shard, tensor = self._own_sizes()
         if comm.get_world_size() == 1:
