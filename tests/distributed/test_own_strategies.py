@@ -6,14 +6,9 @@ from snippets import Page
 
 pytestmark = pytest.mark.timeout(400)
 
-STRATEGIES = {
-    "tensor_parallel": "TensorParallel",
-    "hsdp": "HSDP",
-    "local_sgd": "LocalSGD",
-    "by_hand": "ByHand",
-    "engine_step": "EngineStrategy",
-    "schedule": "OneByOne",
-}
+QUICK = {"tensor_parallel": "TensorParallel", "local_sgd": "LocalSGD", "pipeline": "Pipeline"}
+SLOW = {"hsdp": "HSDP", "by_hand": "ByHand", "engine_step": "EngineStrategy", "schedule": "OneByOne"}
+EACH = pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
 
 
 def write_page(folder):
@@ -22,16 +17,30 @@ def write_page(folder):
             (folder / snippet.file).write_text(snippet.text)
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("own")
+def train(folder, strategies):
+    """Train with each strategy on two ranks, then on one; return the folder and what the ranks report."""
     write_page(folder)
-    names = ",".join(f"{module}:{cls}" for module, cls in STRATEGIES.items())
+    names = ",".join(f"{module}:{cls}" for module, cls in strategies.items())
     code, output, results = run_ranks("own_strategies:train", 2, folder, names)
     assert code == 0, output
-    code, output, (alone,) = run_ranks("own_strategies:alone", 1, folder, *STRATEGIES)
+    code, output, (alone,) = run_ranks("own_strategies:alone", 1, folder, *strategies)
     assert code == 0, output
     return folder, results, alone
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("quick"), QUICK)
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory):
+    return train(tmp_path_factory.mktemp("slow"), SLOW)
+
+
+@pytest.fixture
+def ran(request, name):
+    return request.getfixturevalue("quick" if name in QUICK else "slow")
 
 
 def assert_same(run, other):
@@ -41,42 +50,52 @@ def assert_same(run, other):
         assert our == pytest.approx(their, rel=1e-4, abs=1e-6), our["iteration"]
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "local_sgd"])
+@EACH
 def test_a_strategy_of_the_page_trains_like_one_rank(ran, name):
     folder = ran[0]
-    assert_same(folder / name, folder / "alone")
+    if name == "local_sgd":  # each rank has its own weights
+        assert len(rows(folder / name)) == len(rows(folder / "alone"))
+        return
+    alone = folder / ("alone_pipeline" if name == "pipeline" else "alone")
+    assert_same(folder / name, alone)
+    assert_same(folder / f"{name}-alone", alone)  # resumed
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
+@EACH
 def test_it_resumes_exactly(ran, name):
     folder, results, _ = ran
-    assert [ranks[f"{name}:{STRATEGIES[name]}"] for ranks in results] == [True, True]
-    assert rows(folder / f"{name}_resumed") == rows(folder / name)
+    assert [ranks[name] for ranks in results] == [True, True]
+    assert rows(folder / f"{name}-resumed") == rows(folder / name)
 
 
-@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "local_sgd"])
-def test_it_resumes_on_one_rank(ran, name):
-    folder = ran[0]
-    assert_same(folder / f"{name}_alone", folder / "alone")
-
-
-@pytest.mark.parametrize("name", STRATEGIES)
+@EACH
 def test_one_rank_evaluates_its_checkpoint(ran, name):
     folder, _, found = ran
     assert found[name] == pytest.approx(rows(folder / name)[-1]["synthetic/accuracy"], abs=1e-6)
 
 
 @pytest.mark.slow
-def test_four_ranks_in_two_groups_train_like_one_rank(ran, tmp_path):
+def test_the_engine_makes_every_update(slow):
+    assert [ranks["engine's steps"] for ranks in slow[1]] == [5, 5]  # of the resumed run
+
+
+@pytest.mark.slow
+def test_four_ranks_in_two_groups_train_like_one_rank(slow, tmp_path):
     write_page(tmp_path)
     code, output, results = run_ranks("own_strategies:train", 4, tmp_path, "hsdp:HSDP")
     assert code == 0, output
-    assert results == [{"hsdp:HSDP": True}] * 4
-    assert_same(tmp_path / "hsdp", ran[0] / "alone")
+    assert results == [{"hsdp": True}] * 4
+    assert_same(tmp_path / "hsdp", slow[0] / "alone")
 
 
-def test_the_engine_makes_every_update(ran):
-    assert [ranks["engine's steps"] for ranks in ran[1]] == [5, 5]  # of the resumed run
+@pytest.mark.slow
+def test_a_gpt_in_a_pipeline_trains_like_one_rank(tmp_path):
+    write_page(tmp_path)
+    for ranks in (2, 1):
+        code, output, _ = run_ranks("own_strategies:gpts", ranks, tmp_path)
+        assert code == 0, output
+    for name in ("gpt", "gpt_interleaved"):
+        assert_same(tmp_path / name, tmp_path / "gpt_alone")
 
 
 def test_what_does_not_work_with_own_methods_is_refused(tmp_path):
@@ -91,4 +110,5 @@ def test_what_does_not_work_with_own_methods_is_refused(tmp_path):
         "of the strategy OneByOne: remove the hook",
         "PARALLEL.NAME: the hook Reading uses the model's outputs, which forward_backward() of the strategy OneByOne "
         "does not return: remove the hook",
+        "Pipeline: 61 samples cannot be split into 2 equal micro-batches",
     ]

@@ -12,27 +12,38 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, comm
 from hookline.hooks import HookBase
 
-# What a run may need besides its strategy. With 61 samples the shares of two ranks differ.
+ROOT = Path(__file__).parents[3]
+# What a run needs besides its strategy. Elsewhere, with 61 samples, the shares of two ranks differ.
+PIPELINE = [*("DATALOADER.BATCH_SIZE", 64, "SOLVER.ACCUMULATION_STEPS", 4, "HOOKS", "['EMA']")]
 OPTIONS = {
-    "tensor_parallel:TensorParallel": ["HOOKS", "['strategies:DrawnSame']"],
-    "local_sgd:LocalSGD": [
+    "tensor_parallel": ["HOOKS", "['strategies:DrawnSame']"],
+    "local_sgd": [
         *("HOOKS", "[{'NAME': 'local_sgd:AverageWeights', 'ARGS': {'period': 2}}]", "DATALOADER.BATCH_SIZE", 62),
         *("SOLVER.OPTIMIZER.NAME", "SGD", "SOLVER.OPTIMIZER.ARGS.momentum", 0.9),
     ],
-    "by_hand:ByHand": ["SOLVER.ACCUMULATION_STEPS", 2],
+    "by_hand": ["SOLVER.ACCUMULATION_STEPS", 2],
+    "pipeline": PIPELINE,
+    "alone_pipeline": PIPELINE,
 }
+GPT = [
+    *("MODEL.ARGS", "{'width': 32, 'block_size': 16, 'depth': 3}", "DATALOADER.BATCH_SIZE", 8, "HOOKS", "[]"),
+    *("CHECKPOINT.BEST.METRIC", "", "SOLVER.ACCUMULATION_STEPS", 4),
+    *("DATASETS.TRAIN", "[{'NAME': 'python_docs_test', 'ARGS': {'block_size': 16}}]", "DATASETS.TEST", "[]"),
+]
 
 
-def make(folder, name, strategy, *options, resume=False):
+def make(folder, name, strategy, *options, resume=False, config="synthetic/mlp.yaml"):
     cfg = get_cfg()
-    cfg.merge_from_file(str(Path(__file__).parents[3] / "configs/synthetic/mlp.yaml"))
+    cfg.merge_from_file(str(ROOT / "configs" / config))
     given = [
-        *("MODEL.DEVICE", "cpu", "MODEL.ARGS.hidden", "[32, 16]", "OUTPUT_DIR", folder / name, "SEED", 3),
+        *("MODEL.DEVICE", "cpu", "OUTPUT_DIR", folder / name, "SEED", 3),
         *("DATALOADER.BATCH_SIZE", 61, "SOLVER.MAX_ITER", 8, "SOLVER.CHECKPOINT_PERIOD", 3, "LOG.PERIOD", 1),
         *("TEST.EVAL_PERIOD", 4, "PARALLEL.NAME", strategy, "LOG.WRITERS", "['JSONWriter']"),
         *("SOLVER.CLIP_GRADIENTS", "{'ENABLED': True, 'CLIP_TYPE': 'norm', 'CLIP_VALUE': 0.2}"),
     ]
-    cfg.merge_from_list([str(value) for value in (*given, *OPTIONS.get(strategy, []), *options)])
+    if config == "synthetic/mlp.yaml":
+        given += ["MODEL.ARGS.hidden", "[32, 16]", *OPTIONS.get(name.split("-")[0], [])]
+    cfg.merge_from_list([str(value) for value in (*given, *options)])
     trainer = DefaultTrainer(cfg)
     trainer.resume_or_load(resume=resume)
     return trainer
@@ -60,11 +71,11 @@ def train(folder, strategies):
         name = strategy.partition(":")[0]
         through = make(folder, name, strategy)
         through.train()
-        copy(folder, name, f"{name}_resumed")
-        resumed = make(folder, f"{name}_resumed", strategy, resume=True)
+        copy(folder, name, f"{name}-resumed")
+        resumed = make(folder, f"{name}-resumed", strategy, resume=True)
         assert resumed.start_iter == 3
         resumed.train()
-        same[strategy] = all(map(torch.equal, weights(resumed), weights(through)))
+        same[name] = all(map(torch.equal, weights(resumed), weights(through)))
         if hasattr(resumed.strategy, "engine"):
             same["engine's steps"] = resumed.strategy.engine.steps
     write_result(folder, same)
@@ -73,15 +84,26 @@ def train(folder, strategies):
 def alone(folder, *others):
     """Train on one rank, resume the runs of several, and evaluate their last checkpoints."""
     logging.disable(logging.WARNING)
-    make(folder, "alone", "auto").train()
+    for name in ("alone", "alone_pipeline"):
+        make(folder, name, "auto").train()
     results = {}
     for name in others:
         if name != "local_sgd":
-            copy(folder, name, f"{name}_alone")
-            make(folder, f"{name}_alone", "auto", resume=True).train()
+            copy(folder, name, f"{name}-alone")
+            make(folder, f"{name}-alone", "auto", resume=True).train()
         last = make(folder, "evaluated", "auto", "MODEL.WEIGHTS", folder / name / "model_final.pth")
         results[name] = last.evaluate()["synthetic"]["accuracy"]
     write_result(folder, results)
+
+
+def gpts(folder):
+    """Train a GPT in a pipeline: a strategy for two ranks, none on one."""
+    sys.path.insert(0, str(folder))
+    logging.disable(logging.WARNING)
+    strategy = "gpt_pipeline:GPTPipeline"
+    runs = {"gpt": [strategy], "gpt_interleaved": [strategy, "PARALLEL.ARGS.stages_per_rank", 2]}
+    for name, options in runs.items() if comm.get_world_size() > 1 else [("gpt_alone", ["auto"])]:
+        make(folder, name, *options, *GPT, config="language/gpt.yaml").train()
 
 
 class Listening(HookBase):
@@ -103,6 +125,7 @@ def refusals(folder):
         ["by_hand:ByHand", "SOLVER.COMPILE_STEP", True],
         ["schedule:OneByOne", "HOOKS", "['own_strategies:Listening']"],
         ["schedule:OneByOne", "HOOKS", "['own_strategies:Reading']"],
+        ["pipeline:Pipeline", "SOLVER.ACCUMULATION_STEPS", 2],
     ):
         try:
             make(folder, "refused", *options).train()
