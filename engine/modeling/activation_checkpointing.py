@@ -33,7 +33,7 @@ def checkpoint_activations(
         ConfigError: a pattern matches nothing, or what it matches is never called.
     """
     for child in outermost_matches(model, patterns, key):
-        child.forward = _Checkpointed(child)  # type: ignore[method-assign]  # on the instance: the class stays
+        child.forward = _Checkpointed(child)  # on the instance: the class stays
 
 
 def outermost_matches(model: nn.Module, patterns: Sequence[str], key: str) -> list[nn.Module]:

@@ -108,7 +108,8 @@ class GPT(nn.Module):
 
         Attention is split by heads if ``kv_heads`` is given; a fused layer of queries, keys and values is not.
         """
-        plan = {"blocks.*.mlp": "colwise", "blocks.*.mlp_proj": "rowwise"}
+        plan = {"tokens": "rowwise", "head": "colwise->replicate"}  # both split the vocabulary, so they can be tied
+        plan |= {"blocks.*.mlp": "colwise", "blocks.*.mlp_proj": "rowwise"}
         if self.gated:
             plan["blocks.*.gate"] = "colwise"
         if self.separate:
@@ -163,7 +164,7 @@ class TransformerBlock(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        self.head_size = width // heads
+        self.heads, self.kv_heads, self.head_size = heads, kv_heads or heads, width // heads
         mlp_width = mlp_width or 4 * width
         self.norm1 = _NORMS[norm](width)
         self.qkv = nn.Linear(width, 3 * width, bias) if kv_heads is None else None

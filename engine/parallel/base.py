@@ -69,6 +69,10 @@ class Strategy:
     def check_ranks(self, ranks: int) -> None:
         """Raise ConfigError if the strategy cannot train on this number of ranks. Called before they start."""
 
+    def sizes(self, ranks: int) -> tuple[int, int, int]:
+        """Return over how many ranks the model is copied, sharded, and split by layers; the product is ``ranks``."""
+        return ranks, 1, 1
+
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         """Wrap the model for training. The optimizer is built from the returned module.
 

@@ -162,6 +162,8 @@ def memory_per_rank(
     reduce: int | None = None,
     autocast: bool = False,
     units: Sequence[int] = (),
+    resharded: bool = True,
+    accumulates: bool = False,
     activations: float | None = None,
 ) -> Memory:
     """Return the memory of one rank.
@@ -177,6 +179,8 @@ def memory_per_rank(
         autocast: autocast keeps copies of all weights in two bytes until the backward pass has used them.
         units: parameters in each unit of a sharded model; the last one is the rest of the model, which stays gathered
             during a pass. Others are gathered in turn, the next one while one is computed.
+        resharded: units are freed after the forward pass.
+        accumulates: there are several micro-batches, whose sharded gradients are whole until the last one.
         activations: bytes; see :func:`activation_bytes`.
     """
     parts = layout.shard * layout.tensor
@@ -186,7 +190,9 @@ def memory_per_rank(
         *inner, rest = units or (parameters,)
         largest = max(inner, default=0)
         gradient = compute if reduce is None else reduce
-        gathered += ((rest + 2 * largest) * compute + (rest + largest) * gradient) / layout.tensor
+        whole = rest + 2 * largest if resharded else parameters
+        gradients = trainable if accumulates else rest + largest
+        gathered += (whole * compute + gradients * gradient) / layout.tensor
     return Memory(
         weights=number * parameters / parts,
         gradients=number * trainable / parts,

@@ -7,6 +7,7 @@ from typing import Any
 from ...command_line import default_argument_parser
 from ...config import CfgNode, ConfigError, Duration, locate
 from ...config.slots import errors_at
+from ...hooks.common.models import unwrap_model
 from .. import comm
 from ..defaults import DefaultTrainer
 from ..launch import launch
@@ -17,6 +18,7 @@ from ..setup.report import describe_run
 from ..setup.start import begin_run, default_setup
 from .look import evaluate, load_weights, looking, predict
 from .options import check_options, merge_options
+from .plan import describe_cost, describe_unbuilt
 
 __all__ = ["run", "run_trainer"]
 
@@ -51,8 +53,11 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
         cfg = merge_options(args, cfg)
         check_options(args, cfg, trainer)
         cfg.freeze()
-        if args.num_gpus * args.num_machines > 1:
+        if args.num_gpus * args.num_machines > 1 or args.dry_run:
             check_config(cfg, overridden_builders(trainer, DefaultTrainer))  # once, before processes start
+        if args.dry_run and (text := describe_unbuilt(trainer, cfg, args)):
+            print(text)
+            return text
         return launch(
             _run_rank,
             args.num_gpus,
@@ -79,7 +84,8 @@ def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode
     if args.dry_run:
         trainer = kind(cfg)
         trainer.resume_or_load(resume=args.resume)  # raises the errors that a run would raise
-        description = describe_run(trainer)
+        cost = describe_cost(cfg, unwrap_model(trainer.model), comm.get_world_size(), args)
+        description = f"{describe_run(trainer)}\n{cost}"
         if comm.is_main_process():
             print(description)
         return description

@@ -123,7 +123,7 @@ def _address_space(memory: int | None, extra: int) -> Iterator[None]:
     except (ImportError, OSError) as error:
         raise ConfigError("find_batch_size: memory can be limited on Linux only") from error
     virtual, resident = _kilobytes(status, "VmSize"), _kilobytes(status, "VmRSS")
-    budget = _available() if memory is None else memory - resident
+    budget = available_memory() if memory is None else memory - resident
     if budget <= 0:
         raise ConfigError(f"find_batch_size: the process uses {resident / 2**20:.0f} MB already; allow it more memory")
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -137,8 +137,12 @@ def _address_space(memory: int | None, extra: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def _available() -> int:
-    """Return the free memory of the machine, or of the container if that is less."""
+def available_memory() -> int:
+    """Return the free memory of the machine, or of the container if that is less, in bytes.
+
+    Raises:
+        OSError: it is known on Linux only.
+    """
     free = _kilobytes(Path("/proc/meminfo").read_text(), "MemAvailable")
     group = Path("/sys/fs/cgroup")
     with suppress(OSError, ValueError):  # no limit

@@ -1,11 +1,12 @@
 """Options that a script parses and then ignores: an error, instead of a run that nobody asked for."""
 
+import math
 from typing import Any
 
 from ...config import ConfigError
 from .. import comm
 
-__all__ = ["check_processes", "check_resumes", "check_trains"]
+__all__ = ["check_dry_run", "check_processes", "check_resumes", "check_trains"]
 
 _REMEDY = "end the script with run(Trainer, args), which handles all options"
 
@@ -22,6 +23,20 @@ def check_processes(args: Any) -> None:
             f"--num-gpus {gpus} --num-machines {machines}: the processes were not started; {_REMEDY}, or call "
             "launch(main, args.num_gpus, ...)"
         )
+
+
+def check_dry_run(args: Any) -> None:
+    """Check the options that only a dry run uses.
+
+    Raises:
+        ConfigError: one is given without ``--dry-run``, or is out of range.
+    """
+    for name, most in (("mfu", 1), ("peak_flops", math.inf)):
+        value, option = getattr(args, name, None), f"--{name.replace('_', '-')}"
+        if value is not None and not getattr(args, "dry_run", False):
+            raise ConfigError(f"{option}: is used by --dry-run only; add it, or leave {option} out")
+        if value is not None and not 0 < value <= most:
+            raise ConfigError(f"{option} {value:g}: must be above 0{' and at most 1' if most == 1 else ''}")
 
 
 def check_trains(args: Any, resume: bool | None, is_trial: bool) -> None:

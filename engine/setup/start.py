@@ -30,7 +30,7 @@ from ..ranks.same_config import check_same_config
 from ..ranks.torchrun import launched_by_torchrun, restarted
 from .check import check_config, unknown_parts
 from .fast_dev_run import choose_fast_dev_run, shortened
-from .ignored import check_processes, check_trains
+from .ignored import check_dry_run, check_processes, check_trains
 from .lazy_start import folder_of, lazy_run
 from .logger import LOGGERS, hold_logs, open_logs, release_logs, set_console_level, setup_logger
 from .next_steps import Program, program_of
@@ -72,6 +72,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     options = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only", "predict", "dry_run")}
     look = options["eval_only"] or options["predict"]
     check_processes(args)
+    check_dry_run(args)
     if again := restarted(folder_of(cfg)) and hasattr(args, "resume") and not look:
         args.resume = options["resume"] = True
     choose_fast_dev_run(cfg, args)

@@ -16,7 +16,7 @@ from ..common.rng import gpus_of, preserve_rng
 from ..storage.event_storage import EventStorage
 from .throughput import Window
 
-__all__ = ["FlopsCounter"]
+__all__ = ["FlopsCounter", "known_peak"]
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class FlopsCounter(HookBase):
 
     def before_train(self) -> None:
         trainer: Any = self.trainer
-        self._peak = self._given_peak or _peak_flops(_device(trainer.model))
+        self._peak = self._given_peak or known_peak(_device(trainer.model))
         self._window.begin(trainer.start_iter)
         setting = [trainer.iters_per_epoch, trainer.comm.get_data_size()]
         self._counted = self._counted and setting == self._counted_for
@@ -139,7 +139,7 @@ def _device(model: nn.Module) -> torch.device:
     return torch.device("cpu") if parameter is None else parameter.device
 
 
-def _peak_flops(device: torch.device) -> float | None:
+def known_peak(device: torch.device) -> float | None:
     """Return the peak of a known GPU; None for other devices and for a part of a GPU (MIG)."""
     if device.type != "cuda":
         return None

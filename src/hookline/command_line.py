@@ -32,9 +32,12 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
         epilog=epilog or _EXAMPLES.format(prog=sys.argv[0]), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.remembers = True
-    add_options(parser, "config_file", "resume", "eval_only", "predict", "dry_run", "fast_dev_run", *PROCESSES, "opts")
+    add_options(parser, "config_file", "resume", "eval_only", "predict", *DRY_RUN, "fast_dev_run", *PROCESSES, "opts")
     return parser
 
+
+DRY_RUN = ("dry_run", "mfu", "peak_flops")
+"""The options of dry runs."""
 
 PROCESSES = ("num_gpus", "num_machines", "machine_rank", "dist_url")
 """The options for runs of several processes."""
@@ -48,6 +51,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "eval_only": {"action": "store_true", "help": "evaluate MODEL.WEIGHTS on DATASETS.TEST and exit"},
     "predict": {"action": "store_true", "help": "write predictions of MODEL.WEIGHTS for DATASETS.TEST"},
     "dry_run": {"action": "store_true", "help": "print what a run would do, write nothing"},
+    "mfu": {"type": float, "metavar": "X", "help": "with --dry-run: part of the peak that is reached (default: 0.4)"},
+    "peak_flops": {"type": float, "metavar": "X", "help": "with --dry-run: peak FLOP/s of a GPU, such as 989e12"},
     "fast_dev_run": {"action": "store_true", "help": "try one batch of each data set, write nothing"},
     "num_gpus": {"type": int, "default": 1, "metavar": "N", "help": "processes per machine: one per GPU, or on CPU"},
     "num_machines": {"type": int, "default": 1, "metavar": "N", "help": "machines that train together"},

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from hookline.engine import SimpleTrainer
 from hookline.hooks import get_event_storage
-from hookline.hooks.watching.flops import FlopsCounter, _peak_flops
+from hookline.hooks.watching.flops import FlopsCounter, known_peak
 
 
 class Linear(nn.Module):
@@ -212,8 +212,8 @@ def test_a_compiled_model_is_counted_in_eager_mode():
 )
 def test_the_peak_of_common_gpus_is_known(monkeypatch, name, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-    assert _peak_flops(torch.device("cuda")) == peak
-    assert _peak_flops(torch.device("cpu")) is None
+    assert known_peak(torch.device("cuda")) == peak
+    assert known_peak(torch.device("cpu")) is None
 
 
 @pytest.mark.gpu
