@@ -31,16 +31,16 @@ from .estimate import (
     tokens_per_second,
 )
 
-__all__ = ["describe_cost", "describe_unbuilt"]
+__all__ = ["describe_cost", "estimate_run"]
 
 _MFU = 0.4
 _H100 = 989e12  # dense bfloat16 operations per second, from NVIDIA's data sheet
 
 
-def describe_unbuilt(trainer: type[DefaultTrainer], cfg: CfgNode, args: argparse.Namespace) -> str:
-    """Return the cost of a run that this machine cannot build, and why not; empty if it can build the run.
+def estimate_run(trainer: type[DefaultTrainer], cfg: CfgNode, args: argparse.Namespace) -> tuple[str, str]:
+    """Return the cost of a run before anything is built, and why this machine cannot build it (empty if it can).
 
-    The model is built on torch's meta device, which takes no memory. A model that needs values there is not counted.
+    The model is built on torch's meta device, which takes no memory. For one that cannot be, both are empty.
 
     Args:
         trainer: the class that would train.
@@ -48,20 +48,13 @@ def describe_unbuilt(trainer: type[DefaultTrainer], cfg: CfgNode, args: argparse
         args: the parsed command line.
     """
     if launched_by_torchrun() or "build_model" in overridden_builders(trainer, DefaultTrainer):
-        return ""
+        return "", ""
     try:
         with preserve_rng(), torch.device("meta"):
             model = MODEL_SLOT.build(cfg)
     except Exception:
-        return ""
-    ranks = args.num_gpus * args.num_machines
-    reason = _obstacle(cfg, model, args)
-    if not reason:
-        return ""
-    return (
-        f"{describe_cost(cfg, model, ranks, args)}\n"
-        f"The run was not built: {reason}. Its config is valid; data, weights and hooks were not tried."
-    )
+        return "", ""
+    return describe_cost(cfg, model, args.num_gpus * args.num_machines, args), _obstacle(cfg, model, args)
 
 
 def _obstacle(cfg: CfgNode, model: nn.Module, args: argparse.Namespace) -> str:
@@ -72,13 +65,14 @@ def _obstacle(cfg: CfgNode, model: nn.Module, args: argparse.Namespace) -> str:
     devices = torch.cuda.device_count() if gpus else max(os.cpu_count() or 1, 8)
     if args.num_gpus > devices:
         return f"{args.num_gpus} ranks are too many for this machine ({devices} {'GPUs' if gpus else 'on its CPU'})"
+    strategy: Strategy = STRATEGY_SLOT.build(cfg)
+    copies = strategy.sizes(args.num_gpus)[0] if strategy.shards_weights else args.num_gpus
     weights = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     with suppress(OSError):  # known on Linux only
-        if weights * args.num_gpus > (free := available_memory()):
-            needed = _size(weights * args.num_gpus)
-            return f"the weights of its ranks need {needed}, and this machine has {_size(free)} of free memory"
+        if weights * copies > (free := available_memory()):
+            return f"the weights need {_size(weights * copies)}, and this machine has {_size(free)} of free memory"
     if gpus and args.num_gpus == 1 and weights > (total := torch.cuda.get_device_properties(0).total_memory):
-        return f"its weights need {_size(weights)}, and the GPU has {_size(total)}"
+        return f"the weights need {_size(weights)}, and the GPU has {_size(total)}"
     return ""
 
 

@@ -18,7 +18,7 @@ from ..setup.report import describe_run
 from ..setup.start import begin_run, default_setup
 from .look import evaluate, load_weights, looking, predict
 from .options import check_options, merge_options
-from .plan import describe_cost, describe_unbuilt
+from .plan import describe_cost, estimate_run
 
 __all__ = ["run", "run_trainer"]
 
@@ -55,16 +55,19 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
         cfg.freeze()
         if args.num_gpus * args.num_machines > 1 or args.dry_run:
             check_config(cfg, overridden_builders(trainer, DefaultTrainer))  # once, before processes start
-        if args.dry_run and (text := describe_unbuilt(trainer, cfg, args)):
-            print(text)
-            return text
+        cost, obstacle = estimate_run(trainer, cfg, args) if args.dry_run else ("", "")
+        if cost:
+            print(cost)
+        if obstacle:
+            print(f"The run was not built: {obstacle}. Its config is valid; data, weights and hooks were not tried.")
+            return cost
         return launch(
             _run_rank,
             args.num_gpus,
             num_machines=args.num_machines,
             machine_rank=args.machine_rank,
             dist_url=args.dist_url,
-            args=(trainer, args, cfg),
+            args=(trainer, args, cfg, cost),
             timeout=timedelta(seconds=Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds),
             device=cfg.MODEL.DEVICE,
         )
@@ -78,17 +81,18 @@ def run_trainer(args: argparse.Namespace) -> Any:
         return run(trainer, args)
 
 
-def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> Any:
-    """One process of the run."""
+def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode, cost: str) -> Any:
+    """One process of the run. ``cost`` is what a dry run has printed."""
     default_setup(cfg, args)
     if args.dry_run:
         trainer = kind(cfg)
         trainer.resume_or_load(resume=args.resume)  # raises the errors that a run would raise
-        cost = describe_cost(cfg, unwrap_model(trainer.model), comm.get_world_size(), args)
-        description = f"{describe_run(trainer)}\n{cost}"
+        description = describe_run(trainer)
+        if not cost:  # the model could not be counted before it was built
+            description += f"\n{describe_cost(cfg, unwrap_model(trainer.model), comm.get_world_size(), args)}"
         if comm.is_main_process():
             print(description)
-        return description
+        return f"{cost}\n{description}" if cost else description
     if args.eval_only or args.predict:
         trainer = looking(kind)(cfg)
         load_weights(trainer, args.resume)
