@@ -7,6 +7,7 @@ reported. docs/performance.md explains the numbers.
 import argparse
 import json
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "loader": loader,
     "checkpoint": checkpoint,
     "length": steps.length,
+    "ranks": lambda args: import_module(".ranks", __name__).ranks(args),  # imports torch.distributed
 }
 
 

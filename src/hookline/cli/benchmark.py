@@ -5,7 +5,7 @@ import argparse
 EXAMPLE = """hookline benchmark overhead       # time per step: lean, default, compiled
   hookline benchmark --compare all  # other installed trainers"""
 
-WHAT = ("overhead", "hooks", "storage", "loader", "checkpoint", "length")
+WHAT = ("overhead", "hooks", "storage", "loader", "checkpoint", "length", "ranks")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
