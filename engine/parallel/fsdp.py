@@ -40,7 +40,8 @@ class FSDP2(Strategy):
             Empty: the dtype of the parameters.
         reduce_dtype: sum gradients in this dtype. Empty: ``param_dtype``.
         reshard_after_forward: free a unit's parameters after the forward pass, and gather them again for the backward
-            pass. False: more memory, less traffic. A number: keep them sharded over this number of ranks only.
+            pass. The last unit, the rest of the model, keeps its parameters: the backward pass begins with it. False:
+            all keep them (more memory, less traffic). A number: keep them sharded over this number of ranks only.
         cpu_offload: keep parameters, gradients and optimizer state in CPU memory.
     """
 
@@ -100,7 +101,10 @@ class FSDP2(Strategy):
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         for unit in units:
             fully_shard(unit, **options)
-        fully_shard(model, **options)
+        root = False if self._reshard_after_forward is True else self._reshard_after_forward
+        fully_shard(model, **options | {"reshard_after_forward": root})
+        for unit in (*units, model):
+            unit.register_forward_hook(_reshard_without_backward)
         return model
 
     @property
@@ -164,6 +168,13 @@ class FSDP2(Strategy):
         if unused:
             raise ConfigError(f"PARALLEL.ARGS.modules: {describe_no_match(model, min(unused))}")
         return found
+
+
+def _reshard_without_backward(unit: Any, inputs: Any, output: Any) -> None:
+    """Free a unit's parameters after an evaluation. Otherwise the next forward pass would use them again, although the
+    shards may have changed: averaged weights, for example, are put there for an evaluation only."""
+    if not torch.is_grad_enabled():
+        unit.reshard()
 
 
 def _sharded_tensor() -> Any:

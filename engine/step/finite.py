@@ -24,41 +24,49 @@ class GradientCheck:
 
     Attributes:
         optimizer: the optimizer.
-        differs_by_rank: whether each rank has only a part of the gradients, so that ranks must exchange what they find.
+        differs_by_rank: whether each rank has only a part of the gradients, so that ranks may find different things.
     """
 
     def __init__(self, optimizer: Any) -> None:
         self.optimizer = optimizer
         parameters = (p for group in optimizer.param_groups for p in group["params"])
-        self._one_call = not any(map(is_sharded, parameters))
+        self._sharded, self._one_call = any(map(is_sharded, parameters)), True
         size = comm.get_world_size()
-        self.differs_by_rank = size > 1 and not (self._one_call and comm.get_data_size() == size)
+        self.differs_by_rank = size > 1 and (self._sharded or comm.get_data_size() != size)
         self._flag = torch.zeros(())
         self._one = _ONE
 
     def gradients(self) -> list[torch.Tensor]:
-        """Return the gradients of the present step."""
+        """Return the gradients of the present step; of sharded ones this rank's part."""
         groups = self.optimizer.param_groups
-        return [gradient for group in groups for p in group["params"] if (gradient := p.grad) is not None]
+        found = [gradient for group in groups for p in group["params"] if (gradient := p.grad) is not None]
+        if self._sharded:
+            with torch.no_grad():  # otherwise autograd records the conversion, which takes most of the time
+                return list(map(local_part, found))
+        return found
 
-    def any_bad(self) -> bool:
-        """Return whether a gradient is NaN or infinite, on any rank. Waits for the result."""
+    def any_bad(self, exchange: bool) -> bool:
+        """Return whether a gradient is NaN or infinite. Waits for the result.
+
+        Args:
+            exchange: whether the ranks exchange what they find, if their gradients differ.
+        """
         flag = self._flag
         self._mark(self.gradients(), flag, _ONE)
-        if self.differs_by_rank:
+        if exchange and self.differs_by_rank:
             flag = comm.all_reduce_sum(flag)
         if not flag.item():
             return False
         self._flag.zero_()
         return True
 
-    def find(self, tensors: list[torch.Tensor], device: torch.device, gradients: bool) -> torch.Tensor:
+    def find(self, tensors: list[torch.Tensor], device: torch.device, exchange: bool) -> torch.Tensor:
         """Check tensors without waiting for the device.
 
         Args:
             tensors: the tensors to check.
             device: the device of the result.
-            gradients: whether gradients are among the tensors; the ranks then exchange what they find if they have to.
+            exchange: whether the ranks exchange what they find, if their gradients differ.
 
         Returns:
             A flag: 1 if a tensor has a NaN or an infinity, otherwise 0.
@@ -67,7 +75,7 @@ class GradientCheck:
             self._one = torch.ones((), device=device)
         found = torch.zeros((), device=device)
         self._mark(tensors, found, self._one)
-        if self.differs_by_rank and gradients:
+        if exchange and self.differs_by_rank:
             found = (comm.all_reduce_sum(found) > 0).to(torch.float32)
         return found
 

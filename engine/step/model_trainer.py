@@ -327,7 +327,7 @@ class ModelTrainer(TrainerBase):
         super().after_train()
 
     def _check_state(self, requests: set[str]) -> None:
-        self.nonfinite.settle(self)
+        self.nonfinite.settle(self, self.ranks_in_sync)
         if not requests.isdisjoint({"on_eval", "on_save"}):
             self.nonfinite.check_weights(self, self.ranks_in_sync)
 

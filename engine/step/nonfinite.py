@@ -2,8 +2,8 @@
 
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -33,6 +33,10 @@ class NonFinitePolicy:
     the update by themselves, and the result is read before metrics are written and before anything is evaluated or
     saved. With "raise", an optimizer that is not fused may have updated the weights by then; they are not saved.
 
+    Ranks that hold shards check their own. With "skip" and "stop" they exchange what they find in each step. With
+    "raise" a rank that finds something sets its gradients to zero and asks the others to stop: all raise the same error
+    at the end of the same step, within about a second, and before anything is written, evaluated or saved.
+
     Args:
         policy: "raise" a FloatingPointError; "skip" the update; "stop" training, without the update.
         limit: this many iterations in a row without an update are an error, with any policy. Updates that a gradient
@@ -58,6 +62,7 @@ class NonFinitePolicy:
         self._gradients: GradientCheck | None = None
         self._waits = True  # on the CPU, reading a result waits for nothing else
         self._buffers: Buffers | None = None
+        self._finding: _Finding | None = None  # the first of this rank, which all ranks will raise
 
     # ------------------------------------------------------------------ in a step
 
@@ -90,12 +95,21 @@ class NonFinitePolicy:
             return
         # A rank that averages gradients with others skips a step only if all do: if the gradients are not finite.
         skip = error is not None and trainer._averaging_ranks == 1
+        late = gradients.differs_by_rank and self._raises_later(trainer)
         if self.found is not None:
             skip = bool(self.found)
         elif trainer.grad_scaler is None:
-            skip = gradients.any_bad() or skip
+            skip = gradients.any_bad(exchange=not late) or skip
+        if late and (skip or error is not None):
+            self._note(trainer, self._finding or self._describe(trainer, losses, error))
+            for gradient in gradients.gradients() if skip else ():  # the update exchanges norms, so all ranks make it
+                gradient.zero_()
+            return
         if skip:
-            self._skip(trainer, trainer.iter, self._describe(trainer, losses, error))
+            found = [self._describe(trainer, losses, error)]
+            if trainer._averaging_ranks > 1:
+                found = comm.all_gather(found[0])
+            self._skip(trainer, trainer.iter, _first_error(trainer, found))
             return
         if error is not None:
             self._report_own_losses(trainer, error)
@@ -115,7 +129,9 @@ class NonFinitePolicy:
                 tensors += own
             else:
                 unread.append((iteration, find_nonfinite(own, torch.zeros((), device=device)), _OWN_LOSSES))
-            found = gradients.find(tensors, device, unscaled)
+            # A norm for clipping would carry the NaN to ranks that do not skip the update.
+            alone = trainer.clip_gradients is None and gradients.differs_by_rank and self._raises_later(trainer)
+            found = gradients.find(tensors, device, exchange=unscaled and not alone)
             unread.append((iteration, found, _STEP))
             if unscaled:
                 skip_on_device(optimizers_of(trainer.optimizer), found, self.policy)
@@ -141,14 +157,28 @@ class NonFinitePolicy:
 
     # ------------------------------------------------------------------ between steps
 
-    def settle(self, trainer: Any) -> None:
+    def settle(self, trainer: Any, all_ranks: bool = False) -> None:
         """Read the flags on the device and apply the policy.
+
+        Args:
+            trainer: the trainer.
+            all_ranks: whether all ranks call this, so that they can exchange what they found.
 
         Raises:
             FloatingPointError: something is NaN or infinite and the policy is "raise", or the limit is reached.
         """
-        if not self._unread:
-            return
+        if self._unread:
+            self._read_flags(trainer)
+        finding = self._finding
+        if all_ranks and self._raises_later(trainer):
+            if comm.all_reduce_sum(int(finding is not None)):
+                self._finding = None
+                raise _first_error(trainer, comm.all_gather(finding))
+        elif finding is not None:
+            self._finding = None
+            raise FloatingPointError(finding.text)
+
+    def _read_flags(self, trainer: Any) -> None:
         unread, self._unread = self._unread, []
         flags = torch.stack([flag.reshape(()).to(unread[0][1].device) for _, flag, _ in unread]).tolist()
         for (iteration, _, kind), bad in zip(unread, flags, strict=True):
@@ -159,7 +189,9 @@ class NonFinitePolicy:
                 is_loss = kind is _OWN_LOSSES or trainer.grad_scaler is not None or _bad_total_loss(trainer, iteration)
                 what = "the loss" if is_loss else "a gradient"
                 error = FloatingPointError(f"{what} is NaN or infinite at iteration {iteration}")
-                if kind is _OWN_LOSSES:
+                if self._raises_later(trainer):
+                    self._note(trainer, _Finding(iteration, is_loss, str(error)))
+                elif kind is _OWN_LOSSES:
                     self._report_own_losses(trainer, error)
                 else:
                     self._skip(trainer, iteration, error, late=True)
@@ -188,6 +220,23 @@ class NonFinitePolicy:
         )
 
     # ------------------------------------------------------------------ the policy
+
+    def _raises_later(self, trainer: Any) -> bool:
+        """Whether ranks find different things, and raise an error together at the end of a later step."""
+        gradients = self._gradients
+        return (
+            self.policy == "raise"
+            and gradients is not None
+            and gradients.differs_by_rank
+            and trainer.grad_scaler is None
+            and trainer.ranks_in_sync
+        )
+
+    def _note(self, trainer: Any, finding: "_Finding") -> None:
+        """Note what this rank has found, perhaps alone, and ask all ranks to raise it."""
+        if self._finding is None:
+            self._finding = finding
+            trainer.request_write()  # the ranks settle before they write
 
     def _skip(self, trainer: Any, iteration: int, error: FloatingPointError, late: bool = False) -> None:
         """Apply the policy to a step; ``late``: the update was due, and skipped on the device."""
@@ -232,9 +281,10 @@ class NonFinitePolicy:
 
     def _describe(
         self, trainer: Any, losses: Mapping[str, torch.Tensor], error: FloatingPointError | None
-    ) -> FloatingPointError:
-        """Return the error of a skipped step. Ranks that average gradients exchange theirs, so that all report one."""
+    ) -> "_Finding":
+        """Return what was found in the present step, for the error message."""
         is_loss = error is not None
+        text = str(error)
         if error is None:
             which = _name_bad(trainer, lambda parameter: parameter.grad) or "some parameter"
             values = {name: loss.item() for name, loss in losses.items()}
@@ -244,15 +294,7 @@ class NonFinitePolicy:
                     ". If num_items is 0 for a part of the batch (of a rank, or a micro-batch), have the model divide "
                     "by max(num_items, 1)"
                 )
-            error = FloatingPointError(text)
-        if trainer._averaging_ranks == 1:
-            return error
-        messages: list[tuple[bool, str]] = comm.all_gather((is_loss, str(error)))
-        bad = [(rank, message) for rank, (is_loss, message) in enumerate(messages) if is_loss]
-        if not bad:
-            return FloatingPointError(messages[0][1])
-        others = f" (and on {len(bad) - 1} other ranks)" if len(bad) > 1 else ""
-        return FloatingPointError(f"on rank {bad[0][0]}{others} {bad[0][1]}")
+        return _Finding(trainer.iter, is_loss, text)
 
     # ------------------------------------------------------------------ state
 
@@ -261,6 +303,25 @@ class NonFinitePolicy:
 
     def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
         self.steps, self.in_a_row = state_dict.get("steps", 0), state_dict.get("in_a_row", 0)
+
+
+class _Finding(NamedTuple):
+    """What is NaN or infinite on a rank: at which iteration, whether it is a loss of this rank, and the message."""
+
+    iteration: int
+    is_loss: bool
+    text: str
+
+
+def _first_error(trainer: Any, findings: Sequence[_Finding | None]) -> FloatingPointError:
+    """Return the first error of all ranks. A loss names its rank, and comes before gradients, which it causes."""
+    found = [(finding, rank) for rank, finding in enumerate(findings) if finding is not None]
+    first, rank = min(found, key=lambda pair: (pair[0].iteration, not pair[0].is_loss, pair[1]))
+    if trainer._averaging_ranks == 1 or not first.is_loss:
+        return FloatingPointError(first.text)
+    count = sum(finding.is_loss and finding.iteration == first.iteration for finding, _ in found)
+    others = f" (and on {count - 1} other ranks)" if count > 1 else ""
+    return FloatingPointError(f"on rank {rank}{others} {first.text}")
 
 
 def _bad_total_loss(trainer: Any, iteration: int) -> bool:

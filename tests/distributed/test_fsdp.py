@@ -225,3 +225,7 @@ def test_tied_weights_stay_tied_and_train_as_in_one_process(models):
 def test_channels_last_weights_are_sharded_in_row_major_order_with_a_warning(models):
     assert models["channels last"] < 1e-5
     assert sum("MODEL.CHANNELS_LAST has no effect" in text for text in models["logged"]) == 1
+
+
+def test_a_forward_pass_after_an_evaluation_uses_the_present_weights(models):
+    assert models["stale, root"] == models["stale, all"] == 0

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -63,6 +64,19 @@ def test_all_ranks_handle_a_nan_loss_of_one_rank(trained):
         assert result["skipped"] == 1
         assert result["finite"]
         assert result["raised"].startswith("on rank 1 the loss is NaN or infinite at iteration 5")
+
+
+def test_a_nan_in_one_shard_is_raised_on_all_ranks_and_not_saved(trained):
+    for result in trained[1]:
+        assert result["raised alone"].startswith("the gradient of 1.weight is NaN or infinite at iteration 6")
+        assert result["left"]
+        assert [name for name in result["saved"] if "best" not in name] == ["model_0000002.pth", "model_0000005.pth"]
+
+
+def test_ranks_do_not_exchange_flags_in_every_step(trained):
+    for result in trained[1]:
+        before = result["exchanges"]
+        assert any(first == then for first, then in pairwise(before))
 
 
 def test_a_loss_scale_accumulation_and_clipping_work_together(trained):

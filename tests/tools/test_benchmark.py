@@ -98,6 +98,18 @@ def test_loader(benchmark):
     assert all(set(numbers) == {"plain_per_s", "hookline_per_s", "time_ratio"} for numbers in results.values())
 
 
+@pytest.mark.slow
+def test_ranks_measures_both_strategies_and_counts_the_collectives_of_a_step(benchmark):
+    results = benchmark("ranks", "--steps", 20, "--rounds", 1)
+    assert set(results) == {
+        f"{strategy}, {model}" for strategy in ("ddp", "fsdp2") for model in ("MLP", "ConvNet", "GPT")
+    }
+    for rows in results.values():
+        assert list(rows) == ["by hand", "lean", "default"]
+        assert rows["by hand"]["collectives"] == rows["lean"]["collectives"] == rows["default"]["collectives"] > 0
+        assert all(numbers["ratio"] > 0 and numbers["calls"] > 0 for numbers in rows.values())
+
+
 def test_checkpoint(benchmark, tmp_path):
     results = benchmark("checkpoint", "--size", "20k", "--rounds", 1, "--folder", tmp_path)
     assert results["size"]["parameters"] == 20_000

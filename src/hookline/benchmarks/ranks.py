@@ -6,6 +6,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,8 +30,10 @@ MODELS: dict[str, tuple[list[Any], int]] = {
     "MLP": (["MODEL.NAME", "MLP", "MODEL.ARGS", {"in_features": 64, "num_classes": 10, "hidden": [256, 256]}], 200),
     "ConvNet": ([], 40),
     "GPT": (
-        ["MODEL.NAME", "GPT", "MODEL.ARGS", {"block_size": 64, "width": 128, "depth": 2, "heads": 4}]
-        + ["DATASETS.TRAIN", ({"NAME": "hookline.benchmarks.ranks:tokens"},), "DATALOADER.BATCH_SIZE", 16],
+        [
+            *("MODEL.NAME", "GPT", "MODEL.ARGS", {"block_size": 64, "width": 128, "depth": 2, "heads": 4}),
+            *("DATASETS.TRAIN", ({"NAME": "hookline.benchmarks.ranks:tokens"},), "DATALOADER.BATCH_SIZE", 16),
+        ],
         40,
     ),
 }
@@ -171,7 +174,7 @@ class _Counter:
         self._marks: list[tuple[int, int]] = []
 
     def mark(self) -> None:
-        groups = {dist.group.WORLD, comm.object_group()}
+        groups: set[Any] = {dist.group.WORLD, comm.object_group()}
         self._marks.append((sum(group._get_sequence_number_for_group() for group in groups), self._calls))
         if len(self._marks) == 1:
             sys.setprofile(self._count)
@@ -182,10 +185,7 @@ class _Counter:
     def medians(self) -> dict[str, float]:
         """Return the medians of the steps, and stop to count."""
         sys.setprofile(None)
-        steps = [
-            [after - before for before, after in zip(*pair, strict=True)]
-            for pair in zip(self._marks, self._marks[1:])
-        ]
+        steps = [[then - first for first, then in zip(*pair, strict=True)] for pair in pairwise(self._marks)]
         collectives, calls = (statistics.median(counts) for counts in zip(*steps, strict=True))
         return {"collectives": collectives, "calls": calls}
 

@@ -195,4 +195,11 @@ def models(folder):
     x = torch.randn(11, 2, 8, 8, generator=generator)
     _, found["channels last"] = compare(images, config(), data=ArrayDataset(x, DATA.tensors[1]))
     found["logged"] = keep.messages
+    for name, reshard in (("root", True), ("all", False)):
+        model = FSDP2(min_params=20, reshard_after_forward=reshard).wrap(plain(), torch.device("cpu"))
+        with torch.no_grad():
+            model(DATA.tensors[0])
+            for parameter in model.parameters():
+                parameter.to_local().zero_()
+            found[f"stale, {name}"] = model(DATA.tensors[0]).abs().max().item()
     write_result(folder, found)

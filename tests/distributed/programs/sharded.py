@@ -51,6 +51,20 @@ class Nan(HookBase):
             batch[0][0] = float("nan")
 
 
+class NanShard(HookBase):
+    """A gradient that is NaN in rank 1's shard only; counts the exchanges that are not the model's."""
+
+    def __init__(self):
+        self.exchanges = []
+
+    def before_step(self):
+        self.exchanges.append(comm.object_group()._get_sequence_number_for_group())
+
+    def after_backward(self):
+        if self.trainer.iter == 6 and comm.get_rank() == 1:
+            next(self.trainer.model.parameters()).grad.to_local().fill_(float("nan"))
+
+
 OPTIONS = [
     "CHECKPOINT.ASYNC", "True", "CHECKPOINT.MAX_TO_KEEP", "1", "CHECKPOINT.BEST.KEEP", "2",
     "CHECKPOINT.LOAD_BEST_AT_END", "True", "HOOKS", "[{'NAME': 'EMA', 'ARGS': {'decay': 0.5}}]",
@@ -87,6 +101,17 @@ def training(folder):
         raising.train()
     except FloatingPointError as error:
         result["raised"] = str(error)
+    clip = ["SOLVER.CLIP_GRADIENTS.ENABLED", "True", "SOLVER.CLIP_GRADIENTS.CLIP_TYPE", "norm"]
+    alone = trainer(folder, "alone", *clip, "LOG.PERIOD", "20")
+    hook = NanShard()
+    alone.register_hooks([hook])
+    try:
+        alone.train()
+    except FloatingPointError as error:
+        result["raised alone"] = str(error)
+    result["left"] = all(bool(weight.isfinite().all()) for weight in whole(alone.model.state_dict()).values())
+    result["saved"] = sorted(path.name for path in (folder / "alone").glob("*.pth"))
+    result["exchanges"] = hook.exchanges
     # bfloat16, a loss scale, accumulation and clipping together.
     scaled = trainer(
         folder, "scaled", "SOLVER.AMP.ENABLED", "True", "SOLVER.AMP.DTYPE", "float16",
