@@ -10,7 +10,7 @@ from ...config.errors import MismatchError, suggest
 from ...config.signatures import Taken, what_it_takes
 from ...hooks.common.batches import fields_of
 from ...hooks.common.models import unwrap_model
-from ...hooks.common.tensors import local_part
+from ...hooks.common.tensors import is_sharded, local_part
 from .call_plan import CallPlan, all_but_last, check_step_name, compose, first, keys, keys_of_first, through_forward
 from .explain import check_forward, check_output, check_own_step, raise_clearer
 from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions
@@ -123,7 +123,7 @@ class ModelAdapter:
             if plan.target is None:
                 return self._own_losses(output) if self._maps_loss else losses_of(output)
             target = plan.target(batch)
-        if self.output_mapping or (self._takes_tensor and type(output) is not Tensor):
+        if self.output_mapping or (type(output) is not Tensor and (self._takes_tensor or is_sharded(output))):
             loss = self._compute_loss(output, target)
         else:
             loss = self.loss(output, target)  # type: ignore[misc]
@@ -360,8 +360,11 @@ class ModelAdapter:
     def _compute_loss(self, output: Any, target: Any) -> Any:
         assert self.loss is not None
         if self.output_mapping:
-            return self.loss(**self._rename_outputs(output), **{self._target_parameter: target})
-        return local_part(self.loss(self._select_output(output), target))  # of sharded scores: the whole loss
+            loss = self.loss(**self._rename_outputs(output), **{self._target_parameter: target})
+        else:
+            loss = self.loss(self._select_output(output), target)
+        # The loss of scores that are split over ranks is a whole number on each of them.
+        return tuple(map(local_part, loss)) if isinstance(loss, tuple) else local_part(loss)
 
     def _rename_outputs(self, output: Any, only: str = "") -> dict[str, Any]:
         entries = entries_of(output)

@@ -106,7 +106,8 @@ class GPT(nn.Module):
     def tensor_parallel_plan(self) -> dict[str, str]:
         """How tensor parallelism splits the layers, by patterns of their names.
 
-        Attention is split by heads if ``kv_heads`` is given; a fused layer of queries, keys and values is not.
+        Attention is split by heads if ``kv_heads`` is given; a fused layer of queries, keys and values is not. The
+        embedding and the output layer are split by tokens of the vocabulary.
         """
         plan = {"tokens": "rowwise", "head": "colwise->replicate"}  # both split the vocabulary, so they can be tied
         plan |= {"blocks.*.mlp": "colwise", "blocks.*.mlp_proj": "rowwise"}
@@ -169,6 +170,7 @@ class TransformerBlock(nn.Module):
         self.norm1 = _NORMS[norm](width)
         self.qkv = nn.Linear(width, 3 * width, bias) if kv_heads is None else None
         if kv_heads is not None:
+            self.heads, self.kv_heads = heads, kv_heads
             self.query = nn.Linear(width, width, bias)
             self.key = nn.Linear(width, kv_heads * self.head_size, bias)
             self.value = nn.Linear(width, kv_heads * self.head_size, bias)

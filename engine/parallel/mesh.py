@@ -176,7 +176,8 @@ def _mismatch(given: Mapping[str, int], left: Sequence[str], ranks: int) -> str:
         rest = math.prod(size for key, size in given.items() if key != name)
         if name in given and ranks % rest == 0:
             return f"{text}. Set {name} to {ranks // rest if not left else _divisor(given[name], ranks // rest)}"
-    return f"{text}. Start {product} ranks, or a multiple, or set replicate 1, shard -1, tensor 1"
+    more = ", or a multiple" if left else ""
+    return f"{text}. Start {product} ranks{more}, or set replicate 1, shard -1, tensor 1"
 
 
 def _divisor(size: int, of: int) -> int:

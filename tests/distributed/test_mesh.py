@@ -2,10 +2,11 @@
 
 import json
 import shutil
+import sys
 
 import pytest
 import torch
-from ranks import ROOT, finish, fork, rows, run_ranks
+from ranks import ROOT, finish, fork, rows, run_ranks, tool
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -13,7 +14,7 @@ TWO = ["2x1x1", "1x2x1", "1x1x2"]
 FOUR = ["4x1x1", "1x4x1", "1x1x4", "2x2x1", "2x1x2", "1x2x2"]
 # Runs of programs/meshes.py. "all" has accumulation, clipping by norm, EMA, evaluations, best checkpoints and
 # asynchronous saves. The reference of the last ones is a run of one rank without them.
-RUNS = ["all", "value", "param_norm", "inf", "sequence", "tied", "items"]
+RUNS = ["all", "value", "param_norm", "inf", "sequence", "tied", "items", "token_loss"]
 REFERENCE = {"autocast": "autocast", "bfloat16": "autocast", "loss_parallel": "plain"}
 # Relative differences; computing in bfloat16 rounds to 8 bits.
 TOLERANCE = {"autocast": 0.01, "bfloat16": 0.02}
@@ -97,24 +98,25 @@ def test_predictions_of_a_mesh_are_those_of_one_rank(one, mesh, request):
         assert torch.allclose(torch.tensor(our["prediction"]), torch.tensor(their["prediction"]), atol=1e-5)
 
 
+def exported(run, folder):
+    export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", run / "model_final.pth"]
+    code, out = finish(fork([*export, "--output", folder / "whole.pth"], folder))
+    assert code == 0, out
+    return torch.load(folder / "whole.pth", weights_only=True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mesh", FOUR)
 def test_a_checkpoint_of_a_mesh_is_exported_and_evaluated_on_one_rank(one, four, mesh, tmp_path):
-    import sys
-
     saved = four / mesh / "all"
-    export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", saved / "model_final.pth"]
-    code, out = finish(fork([*export, "--output", tmp_path / "whole.pth"], tmp_path))
-    assert code == 0, out
-    ours = torch.load(tmp_path / "whole.pth", weights_only=True)["model"]
-    theirs = torch.load(one / "all/model_final.pth", weights_only=True)["model"]
+    ours, theirs = exported(saved, tmp_path), exported(one / "all", tmp_path)
     assert ours.keys() == theirs.keys()
-    assert all(torch.allclose(ours[name], theirs[name], atol=1e-5) for name in theirs)
-    evaluate = [sys.executable, ROOT / "tools/train_net.py", "--config-file", saved / "config.yaml", "--eval-only"]
-    weights = ["MODEL.WEIGHTS", saved / "model_final.pth", "MODEL.WEIGHTS_FROM", "model", "OUTPUT_DIR", tmp_path / "e"]
-    code, out = finish(fork([*evaluate, *weights], tmp_path))
+    for name, weight in theirs.items():
+        assert torch.allclose(ours[name], weight, atol=1e-5), name
+    evaluate = [*tool("--config-file", saved / "config.yaml", "--eval-only"), "OUTPUT_DIR", tmp_path / "evaluated"]
+    code, out = finish(fork([*evaluate, "MODEL.WEIGHTS", saved / "model_final.pth"], tmp_path))
     assert code == 0, out
-    assert "meshes:test" in out
+    assert f"{rows(saved)[-1]['meshes:test/loss']:.5g}" in out
 
 
 def test_errors_of_a_mesh_name_the_key_and_the_remedy(tmp_path):

@@ -31,7 +31,8 @@ class Attention(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16)
+        # Without a bias of keys: its gradient is 0 up to rounding, which AdamW would turn into steps.
+        self.q, self.k, self.v = nn.Linear(16, 16), nn.Linear(16, 16, bias=False), nn.Linear(16, 16)
         self.proj = nn.Linear(16, 16)
 
     def forward(self, x):
@@ -113,6 +114,7 @@ RUNS = {
     "bfloat16": [],
     "sequence": [CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'value', 'CLIP_VALUE': 0.01}", "LOG.GRAD_NORM", "True"],
     "loss_parallel": [],
+    "token_loss": ["MODEL.LOSS.NAME", "TokenCrossEntropyLoss"],
     "plain": [],
     "items": ["MODEL.LOSS.NAME", "meshes:Items", "SOLVER.ACCUMULATION_STEPS", "2"],
     "tied": ["MODEL.ARGS.tied", "True"],
@@ -134,7 +136,7 @@ def mesh_options(mesh, name):
         args |= {"param_dtype": "bfloat16", "reduce_dtype": "float32"}
     if name == "sequence":
         args["plan"] = SEQUENCE
-    if name == "loss_parallel" and mesh[2] > 1:
+    if name in ("loss_parallel", "token_loss") and mesh[2] > 1:
         args["loss_parallel"] = True
     return ["PARALLEL.NAME", "mesh", "PARALLEL.ARGS", repr(args)]
 
