@@ -41,7 +41,7 @@ class TrainingMetrics(HookBase):
         self._evaluator.process(trainer.batch, trainer.adapter.predictions(trainer.outputs, training=True))
         values = flatten_names(self._evaluator.evaluate(local=True))
         if trainer.ranks_in_sync:
-            trainer.storage.over_ranks |= values.keys()
+            trainer.storage.average_over_ranks(values)
         trainer.storage.put_scalars(**values)
 
     def _targets(self, batch: Any) -> Any:

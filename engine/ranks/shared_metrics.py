@@ -1,10 +1,11 @@
-"""Averages losses over ranks, and compares the times of ranks."""
+"""Combines metrics over ranks, and compares the times of ranks."""
 
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from ...hooks.storage.event_storage import EventStorage
+from ...hooks.storage.over_ranks import combine
 from .. import comm
 from .stragglers import RankTimes, Stragglers
 
@@ -14,14 +15,15 @@ __all__ = ["share_metrics"]
 def share_metrics(
     storage: EventStorage, iteration: int, stragglers: Stragglers, hook_costs: Mapping[str, tuple[float, int]]
 ) -> None:
-    """Replace this rank's losses since the last call by the means over all ranks, in one exchange.
+    """Replace this rank's losses since the last call by the means over all ranks, in one exchange; other metrics by
+    the sum or maximum, as ``put_scalar(..., over_ranks=...)`` says.
 
     Every rank must call it at the same step. It also puts ``ranks/time_max``, ``ranks/time_mean``,
     ``ranks/data_time_max`` and ``ranks/data_time_mean`` (seconds per step: the maximum and the mean over ranks), and
     ``ranks/slowest``, the rank that waits longest for its data. It logs a straggler.
 
     Args:
-        storage: its ``over_ranks`` has the names of the losses.
+        storage: its ``over_ranks`` has the names of the losses and other metrics.
         iteration: the last finished iteration.
         stragglers: compares the ranks.
         hook_costs: seconds and calls of each hook.
@@ -34,10 +36,10 @@ def share_metrics(
     parts: list[tuple[dict[str, dict[int, float]], dict[str, float], RankTimes]]
     parts = comm.all_gather((mine, times, own_times))
     for name, own in mine.items():
-        # A loss that a rank did not have in a step counts as 0 there, like its gradient.
-        means = {it: sum(part.get(name, {}).get(it, 0.0) for part, *_ in parts) / len(parts) for it in own}
-        if means:
-            storage.replace(name, means)
+        there = [part.get(name, {}) for part, *_ in parts]
+        how, ranks = storage.over_ranks[name], len(parts)
+        if own:
+            storage.replace(name, {it: combine(how, [one[it] for one in there if it in one], ranks) for it in own})
     storage.shared_until = iteration
     values: dict[str, Any] = {}
     for name in times:

@@ -256,7 +256,7 @@ class ModelTrainer(TrainerBase):
         try:
             if (iteration + 1) % self.gather_metric_period == 0:
                 if self._averaging_ranks > 1:
-                    storage.over_ranks |= {prefix + name for name in (*loss_dict, "total_loss")}
+                    storage.average_over_ranks(prefix + name for name in (*loss_dict, "total_loss"))
                 self.write_metrics(loss_dict, data_time, iteration, prefix, storage)
             else:
                 on_cpu = {name: loss.item() for name, loss in loss_dict.items() if loss.device.type == "cpu"}

@@ -74,7 +74,14 @@ class _Puts:
         self._refuse = refuse
         self.values: list[tuple[str, Any, bool]] = []
 
-    def put_scalar(self, name: str, value: Any, smoothing_hint: bool = True, cur_iter: int | None = None) -> None:
+    def put_scalar(
+        self,
+        name: str,
+        value: Any,
+        smoothing_hint: bool = True,
+        cur_iter: int | None = None,
+        over_ranks: str | None = None,  # there is one rank
+    ) -> None:
         if cur_iter is not None:
             self._refuse(f"the metric {name} is put with a cur_iter", "leave cur_iter out")
         self.values.append((name, value, smoothing_hint))

@@ -95,7 +95,7 @@ class Turns:
 
     def _put(self, trainer: Any, losses: Mapping[str, torch.Tensor], data_time: float) -> None:
         if trainer._averaging_ranks > 1:
-            trainer.storage.over_ranks |= {*losses, "total_loss"}
+            trainer.storage.average_over_ranks((*losses, "total_loss"))
         values: dict[str, Any] = {
             name: loss.item() if loss.device.type == "cpu" else loss.detach() for name, loss in losses.items()
         }

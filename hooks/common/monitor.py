@@ -6,6 +6,7 @@ from typing import Any
 
 from ...config import ConfigError
 from ...config.registry import locate
+from ..storage.over_ranks import combine
 
 __all__ = ["Monitor", "names_function"]
 
@@ -63,9 +64,14 @@ def names_function(metric: str) -> bool:
 
 
 def _value(trainer: Any, name: str, window: int) -> float:
-    """The median of the last values, each of them the mean over ranks."""
-    values = [value for value, _ in trainer.storage.history(name).values()[-window:]]
-    if name in trainer.storage.over_ranks and getattr(trainer, "ranks_in_sync", False):
-        ranks = trainer.comm.all_gather(values)  # perhaps not averaged over ranks yet
-        values = [sum(one) / len(ranks) for one in zip(*ranks, strict=True)]
+    """The median of the last values, each of them combined over ranks."""
+    storage = trainer.storage
+    points, how = storage.history(name).values()[-window:], storage.over_ranks.get(name)
+    if how is None or not getattr(trainer, "ranks_in_sync", False):
+        return float(median(value for value, _ in points))
+    ranks = trainer.comm.all_gather({iteration: value for value, iteration in points})
+    values = []
+    for iteration in sorted(set().union(*ranks))[-window:]:
+        there = [one[iteration] for one in ranks if iteration in one]
+        values.append(there[0] if iteration <= storage.shared_until else combine(how, there, len(ranks)))
     return float(median(values))

@@ -3,10 +3,9 @@
 Putting a metric appends it to a list. Values are copied from the GPU, smoothed and sorted only when they are read.
 """
 
-import math
 from bisect import bisect_left, insort
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -14,6 +13,7 @@ from ...config.errors import loading, suggest
 from .history_buffer import HistoryBuffer
 from .media import MediaStorage
 from .metric import Metric
+from .over_ranks import OverRanks
 from .pending import as_scalar, by_name, fetch_tensors
 from .tables import Tables
 
@@ -49,7 +49,7 @@ def has_event_storage() -> bool:
     return bool(_STORAGES) and _STORAGES[-1].of_run
 
 
-class EventStorage(MediaStorage, Tables):
+class EventStorage(MediaStorage, OverRanks, Tables):
     """Collects the scalars, images, histograms and texts of a run, by name and iteration (:attr:`iter`).
 
     Writers report a scalar that was put with ``smoothing_hint=True`` (a loss: noisy, put at every step) as its median
@@ -63,7 +63,8 @@ class EventStorage(MediaStorage, Tables):
     of_run = True  # False: opened for an evaluation or prediction outside of training
 
     def __init__(self, start_iter: int = 0) -> None:
-        super().__init__(start_iter)
+        MediaStorage.__init__(self, start_iter)
+        OverRanks.__init__(self, int(start_iter))
         # Values that nobody has read yet: (iteration, values, smoothing hint), in the order they were put.
         self._pending: list[tuple[int, dict[str, Any], bool]] = []
         self._on_device = False  # whether some of them are tensors on a device
@@ -73,20 +74,21 @@ class EventStorage(MediaStorage, Tables):
         self._smoothed: tuple[Any, dict[str, tuple[float, int]]] = (None, {})
         # Values with a row of their own, by ascending number: (number, iteration, name, value).
         self._points: list[tuple[int, int, str, float]] = []
-        self.nonfinite: dict[str, int] = {}
-        """The first iteration at which a metric was NaN or infinite, by name."""
         self.evaluated: set[str] = set()
         """Names of metrics that are results of evaluations."""
-        self.over_ranks: set[str] = set()
-        """Names of metrics that are averaged over ranks. Until :meth:`replace` they hold this rank's values."""
         self.loaded = 0
         """The number of the last value that :meth:`load_state_dict` loaded; see :meth:`rows`."""
-        self.shared_until = int(start_iter) - 1
-        """The last iteration whose values are averaged over ranks."""
 
     # ------------------------------------------------------------------ put
 
-    def put_scalar(self, name: str, value: Any, smoothing_hint: bool = True, cur_iter: int | None = None) -> None:
+    def put_scalar(
+        self,
+        name: str,
+        value: Any,
+        smoothing_hint: bool = True,
+        cur_iter: int | None = None,
+        over_ranks: Literal["mean", "sum", "max", "min"] | None = None,
+    ) -> None:
         """Add a scalar.
 
         Args:
@@ -94,6 +96,8 @@ class EventStorage(MediaStorage, Tables):
             value: a number, or a tensor with one element. A tensor on a GPU stays there until it is read.
             smoothing_hint: whether writers report the median over a window (True) or the value itself.
             cur_iter: the iteration it belongs to. Default: the current one.
+            over_ranks: combine the ranks' values before metrics are written or saved, without a collective per step.
+                A rank that put none in an iteration does not count. Rank 0, which writes, must put one.
 
         Raises:
             TypeError: ``value`` is not one number.
@@ -106,6 +110,8 @@ class EventStorage(MediaStorage, Tables):
             name = self._prefix + name
         elif name == "iteration":
             raise ValueError(_RESERVED)
+        if over_ranks is not None:
+            self._combine_over_ranks(name, over_ranks)
         self._pending.append((self._iter if cur_iter is None else int(cur_iter), {name: value}, smoothing_hint))
         if len(self._pending) >= _MAX_PENDING:
             self._resolve()
@@ -210,20 +216,6 @@ class EventStorage(MediaStorage, Tables):
         self._rows = (key, sorted(rows.items()))
         return self._rows[1], self._seq
 
-    # ------------------------------------------------------------------ several ranks
-
-    def replace(self, name: str, values: Mapping[int, float]) -> None:
-        """Replace the latest values of a metric, given by iteration.
-
-        Raises:
-            KeyError: there is no such metric.
-        """
-        self.history(name).replace(values)
-        self._metrics[name].seq = self._next_seq()  # writers and medians take the new values
-        if self.nonfinite.get(name) in values:
-            del self.nonfinite[name]
-        self._note_nonfinite(name, list(values.values()), list(values))
-
     # ------------------------------------------------------------------ state
 
     def state_dict(self, most: int = 2000) -> dict[str, Any]:
@@ -279,12 +271,6 @@ class EventStorage(MediaStorage, Tables):
             self._note_nonfinite(name, values, iters)
         if len(self._points) > 2 * _MAX_POINTS:
             del self._points[:-_MAX_POINTS]
-
-    def _note_nonfinite(self, name: str, values: list[float], iters: list[int]) -> None:
-        total = sum(values)
-        if total - total != 0.0:  # only if a value is NaN or infinite
-            bad = (iteration for value, iteration in zip(values, iters, strict=True) if not math.isfinite(value))
-            self.nonfinite.setdefault(name, next(bad, iters[-1]))
 
     def __enter__(self) -> "EventStorage":
         _STORAGES.append(self)

@@ -125,10 +125,22 @@ def test_writers_and_checkpointers_on_rank_0_only_work_as_in_detectron2(both):
     assert both[1]["detectron2's way"] == []
 
 
+def test_a_rank_that_put_no_value_does_not_count(both):
+    assert both[0]["own"]["own/some"] == [0, 5, 0, 5, 0, 5, 0]
+    assert both[1]["own"]["own/some"] == [5, 5, 5]
+
+
 def test_hooks_of_all_ranks_see_the_mean_losses_over_ranks(both):
     for results in both:
         assert results["means"] < 1e-6
         assert results["losses of all ranks"] == [7, True]
+        # Iterations 0 to 6: the values of the ranks are the iteration, and one more.
+        assert results["own"]["own/mean"] == [0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5]
+        assert results["own"]["own/sum"] == [1, 3, 5, 7, 9, 11, 13]
+        assert results["own"]["own/max"] == [1, 2, 3, 4, 5, 6, 7]
+        assert results["own"]["own/min"] == [0, 1, 2, 3, 4, 5, 6]
+        assert results["monitored"] == {"mean": 6.5, "sum": 13, "max": 7, "min": 6}
+        assert results["own"]["own/rare"] == [3, 11, 13]
         assert results["times"] == [
             "ranks/data_time_max",
             "ranks/data_time_mean",

@@ -17,6 +17,7 @@ from hookline.engine.parallel import DDP, STRATEGY_REGISTRY, Strategy, build_str
 from hookline.engine.ranks import agreement
 from hookline.engine.train_loop import TrainerBase
 from hookline.hooks import CallbackHook, EventWriter, Every, StopTraining, get_event_storage
+from hookline.hooks.common.monitor import Monitor
 
 
 class Steps(TrainerBase):
@@ -176,6 +177,15 @@ def shared_losses(results):
         def before_backward(self, losses):
             own.append(losses.item())
 
+        def after_step(self):
+            rank, storage = comm.get_rank(), self.trainer.storage
+            for how in ("mean", "sum", "max", "min"):
+                storage.put_scalar(f"own/{how}", self.trainer.iter + rank, over_ranks=how)
+            if rank == 0 or self.trainer.iter % 2:  # rank 1 puts none in even iterations
+                storage.put_scalar("own/some", 10.0 * rank, over_ranks="mean")
+            if self.trainer.iter in (1, 5, 6):
+                storage.put_scalar("own/rare", self.trainer.iter + rank, smoothing_hint=False, over_ranks="sum")
+
     trainer.register_hooks([Own(), hooks.IterationTimer(warmup_iter=0), hooks.PeriodicWriter([recorder], period=2)])
     trainer.train(0, 7)
     both = comm.all_gather(own)
@@ -185,6 +195,10 @@ def shared_losses(results):
     all_same(shown)
     results["means"] = max(abs(a - b) for a, b in zip(means, shown, strict=True))
     results["losses of all ranks"] = [len(shown), recorder.rows[0][1]["total_loss"] == shown[1]]
+    own_values = trainer.storage.histories("own/")
+    results["own"] = {name: [value for value, _ in history.values()] for name, history in own_values.items()}
+    monitored = {how: Monitor(f"own/{how}").value(trainer)[0] for how in ("mean", "sum", "max", "min")}
+    results["monitored"] = monitored
     results["times"] = sorted(name for name in recorder.rows[0][1] if name.startswith("ranks/"))
 
 

@@ -313,6 +313,22 @@ def test_replaced_values_are_read_and_checked():
         assert storage.nonfinite == {"loss": 2}
 
 
+def test_replaced_values_without_smoothing_are_written():
+    with EventStorage() as storage:
+        for storage.iter in (0, 3, 7):
+            storage.put_scalar("rare", float(storage.iter), smoothing_hint=False, over_ranks="mean")
+        storage.put_scalar("other", 1.0, smoothing_hint=False)
+        assert storage.over_ranks == {"rare": "mean"}
+        assert storage.rows()[0][1] == (3, {"rare": 3.0})
+        storage.replace("rare", {3: 5.0, 7: 6.0})
+        assert storage.rows()[0] == [(0, {"rare": 0.0}), (3, {"rare": 5.0}), (7, {"rare": 6.0, "other": 1.0})]
+
+
+def test_an_unknown_way_to_combine_ranks_is_an_error():
+    with EventStorage() as storage, pytest.raises(ValueError, match="must be one of mean, sum, max, min, not 'avg'"):
+        storage.put_scalar("accuracy", 0.5, over_ranks="avg")
+
+
 def test_values_from_a_device_are_not_rounded():
     values = {"num_items": torch.tensor(2**24 + 1), "loss": torch.tensor(0.5), "double": torch.tensor(0.1).double() / 3}
     expected = {name: value.item() for name, value in values.items()}
