@@ -94,19 +94,28 @@ def _is_resumable_name(path: str) -> bool:
 def _age(path: str) -> tuple[int, int, str]:
     name = os.path.basename(path)
     try:
-        return _iteration(path), os.stat(path).st_mtime_ns, name
+        return iteration_of(path), os.stat(path).st_mtime_ns, name
     except OSError:
         numbers = re.findall(r"\d+", name)
         return int(numbers[-1]) if numbers else -1, 0, name
 
 
-def _iteration(path: str) -> int:
+def iteration_of(path: str) -> int:
     """Return the iteration in a local checkpoint; -1 if it has none."""
     os.stat(path)
     try:
         return max(iterations(load_torch_file(_state_file(path), mmap=True)), default=-1)
     except ConfigError:
         return -1
+
+
+def saved_ranks(path: str) -> int:
+    """Return the number of ranks of the run that saved a local checkpoint; 0 if it is not known."""
+    try:
+        content = load_torch_file(_state_file(path), mmap=True)
+        return int(content["trainer"]["run"]["world_size"])
+    except (ConfigError, KeyError, TypeError, ValueError):
+        return 0
 
 
 def iterations(content: Any) -> list[int]:

@@ -11,7 +11,7 @@ from .iterate import iterate
 from .stream_reader import has_state
 from .workers import swapped
 
-__all__ = ["IndexStream"]
+__all__ = ["IndexStream", "reason_without_indices"]
 
 
 class IndexStream:
@@ -30,7 +30,7 @@ class IndexStream:
     """
 
     def __init__(self, loader: Any) -> None:
-        reason = _without_indices(loader)
+        reason = reason_without_indices(loader)
         if reason:
             raise ConfigError(
                 f"a hook has uses_indices = True, and the training data has no indices: {reason}. Indices are known "
@@ -88,7 +88,7 @@ def _keep(source: Iterator[Any], queue: deque[Any]) -> Iterator[Any]:
         yield indices
 
 
-def _without_indices(loader: Any) -> str:
+def reason_without_indices(loader: Any) -> str:
     """Why a loader has no indices; empty if it has."""
     name = type(loader).__name__
     if not isinstance(loader, DataLoader):

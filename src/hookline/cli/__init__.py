@@ -20,6 +20,8 @@ COMMANDS = {
     "inspect": "inspect",
     "plot": "plot",
     "compare": "compare",
+    "replay": "replay",
+    "samples": "samples",
     "config": "config",
     "tokenize": "tokenize",
     "check-data": "check_data",

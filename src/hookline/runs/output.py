@@ -12,7 +12,7 @@ from .figure import NO_MATPLOTLIB, draw_curves
 from .page import write_page
 from .reading import Run
 
-__all__ = ["write_curves"]
+__all__ = ["claim_files", "write_curves"]
 
 _PAGES = (".html", ".htm")
 
@@ -49,7 +49,7 @@ def write_curves(
     if not ending and find_spec("matplotlib") is None:
         files.pop()
     if not out and len(runs) == 1:
-        _claim(runs[0].path, files)
+        claim_files(runs[0].path, map(os.path.basename, files))
     for file in files:
         if file.lower().endswith(_PAGES):
             table = compare_runs(runs, metrics) if len(runs) > 1 else None
@@ -64,13 +64,13 @@ def missing_image(out: str, files: Iterable[str]) -> str:
     return "" if os.path.splitext(out)[1] or any(file.endswith(".png") for file in files) else NO_MATPLOTLIB
 
 
-def _claim(path: str, files: Iterable[str]) -> None:
-    """Record the files as the run's, so that the next run in this folder moves them away with the others."""
+def claim_files(path: str, names: Iterable[str]) -> None:
+    """Record files as those of a run, so that the next run in its folder moves them away with the others."""
     if os.path.isdir(os.path.join(path, RECORDS)):
         try:
             folder = run_folder(path)
             folder.join()
-            for file in files:
-                folder.claim(os.path.basename(file))
+            for name in names:
+                folder.claim(name)
         except OSError as error:
             raise ConfigError(f"{path} is not writable ({error}); name a file elsewhere by --out") from error

@@ -1,0 +1,203 @@
+"""``StepRecorder``: the hook that measures one step."""
+
+import copy
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...hooks.base import HookBase
+from ...hooks.common.models import unwrap_model
+from ...hooks.common.tensors import local_part
+from ...hooks.control.interruption import EXIT_AGAIN
+from .statistics import statistics
+
+__all__ = ["StepRecorder"]
+
+_MAX_IMAGES = 64
+
+
+class StepRecorder(HookBase):
+    """Records a step: samples, losses, the outputs and gradients of each module, and the updates of the weights.
+
+    Training stops after the step.
+
+    Args:
+        iteration: the step.
+        debug: start Python's debugger before the step.
+        profile: a file for a Chrome trace of the step; empty: none.
+        save: a file for model, optimizer and batch before the step; empty: none.
+
+    Attributes:
+        report: what was recorded, as plain data.
+        images: the batch's images, (N, 1 or 3, H, W), if it has some.
+    """
+
+    uses_outputs = True
+
+    def __init__(self, iteration: int, debug: bool = False, profile: str = "", save: str = "") -> None:
+        self._iteration = iteration
+        self._debug, self._profile, self._save = debug, profile, save
+        self._handles: list[Any] = []
+        self._modules: dict[str, dict[str, Any]] = {}
+        self._before: list[torch.Tensor] = []
+        self._profiler: Any = None
+        self.report: dict[str, Any] = {"iteration": iteration, "samples": [], "losses": {}, "modules": []}
+        self.images: torch.Tensor | None = None
+
+    # ------------------------------------------------------------------ the step
+
+    def before_step(self) -> None:
+        if self.trainer.iter != self._iteration:
+            return
+        for name, module in unwrap_model(self.trainer.model).named_modules():
+            self._handles.append(module.register_forward_hook(self._watch(name or "(model)")))
+        if self._debug:
+            breakpoint()
+        if self._profile:
+            self._profiler = torch.profiler.profile(with_stack=False)
+            self._profiler.__enter__()
+
+    def after_fetch(self, batch: Any) -> None:
+        trainer = self.trainer
+        if trainer.iter != self._iteration:
+            return
+        self._note_samples(batch)
+        self.images = next((one for one in _tensors(batch) if _is_images(one)), None)
+        if self.images is not None:
+            self.images = self.images[:_MAX_IMAGES].detach().float().cpu()
+        if self._save:
+            content = {
+                "model": unwrap_model(trainer.model).state_dict(),
+                "optimizer": trainer.optimizer.state_dict(),
+                "batch": batch,
+                "iteration": self._iteration,
+            }
+            torch.save(content, self._save)
+
+    def after_forward(self, batch: Any, outputs: Any) -> None:
+        if self.trainer.iter != self._iteration:
+            return
+        for name, loss in outputs.items():
+            self.report["losses"].setdefault(name, []).append(float(loss.detach()))
+        self.report.setdefault("losses_per_sample", []).extend(self._losses_per_sample(batch))
+
+    def before_optimizer_step(self) -> None:
+        if self.trainer.iter == self._iteration:
+            self._before = [local_part(p.detach()).clone() for p in self._parameters()]
+
+    def after_optimizer_step(self) -> None:
+        if self.trainer.iter != self._iteration:
+            return
+        updates = []
+        names = {id(p): name for name, p in unwrap_model(self.trainer.model).named_parameters()}
+        for parameter, before in zip(self._parameters(), self._before, strict=True):
+            weight = float(before.float().norm())
+            update = float((local_part(parameter.detach()).float() - before.float()).norm())
+            name = names.get(id(parameter), "(not in the model)")
+            updates.append({"parameter": name, "weight": weight, "update": update, "ratio": _ratio(update, weight)})
+        self.report["updates"] = sorted(updates, key=lambda row: -row["ratio"])
+
+    def after_step(self) -> None:
+        if self.trainer.iter == self._iteration:
+            self._end()
+            self.trainer.request_stop("the step was replayed", exit_code=EXIT_AGAIN)
+
+    def on_exception(self, error: BaseException) -> None:
+        if self.trainer.iter == self._iteration:
+            self.report["error"] = f"{type(error).__name__}: {error}"
+            self.report["notes"] = list(getattr(error, "__notes__", ()))
+        self._end()
+
+    def _end(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._profiler is not None:
+            self._profiler.__exit__(None, None, None)
+            self._profiler.export_chrome_trace(self._profile)
+            self._profiler = None
+        self.report["modules"] = list(self._modules.values())
+        self.report["first_nonfinite"] = self._first_nonfinite()
+
+    # ------------------------------------------------------------------ parts
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [p for group in self.trainer.optimizer.param_groups for p in group["params"] if p.grad is not None]
+
+    def _watch(self, name: str) -> Any:
+        def see(module: nn.Module, inputs: Any, output: Any) -> None:
+            entry = self._modules.setdefault(name, {"module": name, "type": type(module).__name__})
+            tensors = [one for one in _tensors(output) if one.is_floating_point()]
+            if not tensors:
+                return
+            entry["output"] = statistics(tensors)
+            for tensor in tensors[:1]:
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda gradient: entry.update(gradient=statistics([gradient])))
+
+        return see
+
+    def _note_samples(self, batch: Any) -> None:
+        trainer = self.trainer
+        try:
+            indices = list(trainer.sample_indices)
+        except AttributeError as error:
+            self.report["samples_unknown"] = str(error)
+            return
+        dataset = getattr(trainer.data_loader, "dataset", None)
+        describe = getattr(dataset, "describe", None)
+        for index in map(int, indices):
+            self.report["samples"].append({"index": index, **({"is": str(describe(index))} if describe else {})})
+        for tensor in _tensors(batch):
+            if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(indices):
+                bad = (~tensor.isfinite()).flatten(1).sum(1) if tensor.dim() > 1 else (~tensor.isfinite()).long()
+                for number in bad.nonzero().flatten().tolist():
+                    self.report["samples"][number]["nonfinite"] = int(bad[number])
+
+    def _losses_per_sample(self, batch: Any) -> list[float]:
+        """Return the loss of each sample where the loss is a torch loss of outputs and targets."""
+        adapter = getattr(self.trainer, "adapter", None)
+        loss = getattr(adapter, "loss", None)
+        if not isinstance(loss, nn.Module) or getattr(loss, "reduction", "") not in ("mean", "sum"):
+            return []
+        alone = copy.copy(loss)
+        alone.reduction = "none"
+        try:
+            with torch.no_grad():
+                values = alone(self.trainer.outputs, adapter.targets(batch))
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            return []
+        return values.float().flatten(1).mean(1).tolist() if values.dim() > 1 else values.float().tolist()
+
+    def _first_nonfinite(self) -> dict[str, str] | None:
+        """Return the first module, in the order of the forward pass, with a NaN or an infinity in its output; or, if
+        there is none, the first in the backward pass with one in its gradient."""
+        entries = [entry for entry in self._modules.values() if "output" in entry]
+        for kind, order in (("output", entries), ("gradient", entries[::-1])):
+            for entry in order:
+                values = entry.get(kind)
+                if values and values["nan"] + values["inf"]:
+                    return {"module": entry["module"], "what": kind}
+        return None
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for one in value.values():
+            yield from _tensors(one)
+    elif isinstance(value, tuple | list):
+        for one in value:
+            yield from _tensors(one)
+
+
+def _is_images(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 4 and tensor.shape[1] in (1, 3) and min(tensor.shape[2:]) >= 4
+
+
+def _ratio(update: float, weight: float) -> float:
+    return update / weight if weight else (math.inf if update else 0.0)

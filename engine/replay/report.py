@@ -1,0 +1,137 @@
+"""The report of a replayed step: text for the console, JSON, and one HTML page."""
+
+import base64
+import html
+import json
+import os
+import struct
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...config.files.atomic import replace_text
+
+__all__ = ["report_text", "write_report"]
+
+_SHOWN = 12  # rows of a table on the console
+
+
+def write_report(report: Mapping[str, Any], images: torch.Tensor | None, folder: str) -> None:
+    """Write ``report.json`` and ``report.html`` into a folder."""
+    replace_text(os.path.join(folder, "report.json"), json.dumps(report, indent=1) + "\n")
+    replace_text(os.path.join(folder, "report.html"), _page(report, images))
+
+
+def report_text(report: Mapping[str, Any]) -> str:
+    """Return the report as text for the console."""
+    origin = f"checkpoint {report['checkpoint']}" if report["checkpoint"] else "the beginning"
+    lines = [f"Replayed iteration {report['iteration']} of {report['run']}, from {origin}."]
+    lines += _verdict(report)
+    if "error" in report:
+        lines.append(f"The step fails as in the run: {report['error']}")
+        lines += [f"  {note}" for note in report["notes"]]
+    for name, values in report["losses"].items():
+        lines.append(f"{name}: {', '.join(f'{value:.9g}' for value in values)}")
+    samples = report["samples"]
+    if samples:
+        each = report.get("losses_per_sample") or []
+        rows = list(zip(samples, each, strict=True)) if len(each) == len(samples) else [(one, None) for one in samples]
+        rows.sort(key=lambda row: (-row[0].get("nonfinite", 0), -_size(row[1])))
+        lines.append(f"Samples of this rank ({len(samples)}), highest loss first:")
+        for sample, loss in rows[:_SHOWN]:
+            described = f"  {sample['is']}" if "is" in sample else ""
+            if "nonfinite" in sample:
+                described += f"  {sample['nonfinite']} values of its input are NaN or infinite"
+            lines.append(f"  {sample['index']}" + ("" if loss is None else f"  loss {loss:.6g}") + described)
+    elif "samples_unknown" in report:
+        lines.append(f"Samples: not known ({report['samples_unknown']})")
+    if report["first_nonfinite"]:
+        where = report["first_nonfinite"]
+        lines.append(f"First NaN or infinity: the {where['what']} of {where['module']}")
+    lines += _table("Modules", report["modules"])
+    updates = report.get("updates", [])
+    if updates:
+        lines.append("Largest updates, relative to their weights:")
+        lines += [f"  {row['ratio']:.3g}  {row['parameter']}" for row in updates[:_SHOWN]]
+    return "\n".join(lines)
+
+
+def _size(loss: float | None) -> float:
+    return float("-inf") if loss is None else float("inf") if loss != loss else loss
+
+
+def _verdict(report: Mapping[str, Any]) -> list[str]:
+    compared = report["compared"]
+    difference = compared["first_difference"]
+    if difference is None:
+        if compared["values"]:
+            return [f"All {compared['values']} values on the way equal metrics.json to the bit."]
+        return ["metrics.json has no rows on the way to compare with."]
+    lines = [
+        f"The replay differs from the run: at iteration {difference['iteration']} {difference['metric']} is "
+        f"{difference['replay']!r}, and metrics.json has {difference['run']!r}."
+    ]
+    if report["overrides"]:
+        lines.append(f"  other config: {' '.join(report['overrides'])}")
+    there = report["environment"]
+    if there["then"] != there["now"]:
+        lines.append(f"  the run: {there['then'] or 'not known'}\n  now: {there['now']}")
+    return lines
+
+
+def _table(title: str, entries: list[Mapping[str, Any]]) -> list[str]:
+    rows = [entry for entry in entries if "output" in entry]
+    if not rows:
+        return []
+    lines = [f"{title}, output and gradient (min, max, mean, norm, zeros, NaN, infinite):"]
+    for entry in rows[: 4 * _SHOWN]:
+        lines.append(f"  {entry['module']} ({entry['type']})")
+        lines += [f"    {kind:<9}{_numbers(entry[kind])}" for kind in ("output", "gradient") if kind in entry]
+    if len(rows) > 4 * _SHOWN:
+        lines.append(f"  and {len(rows) - 4 * _SHOWN} more in report.json")
+    return lines
+
+
+def _numbers(values: Mapping[str, Any]) -> str:
+    shown = [values[name] for name in ("min", "max", "mean", "norm")]
+    text = "  ".join("-" if value is None else f"{value:.4g}" for value in shown)
+    zeros = "-" if values["zeros"] is None else f"{values['zeros']:.0%}"
+    return f"{text}  {zeros}  {values['nan']}  {values['inf']}"
+
+
+def _page(report: Mapping[str, Any], images: torch.Tensor | None) -> str:
+    pictures = ""
+    if images is not None:
+        each = report.get("losses_per_sample") or []
+        for number, image in enumerate(images):
+            index = report["samples"][number]["index"] if number < len(report["samples"]) else number
+            loss = f", loss {each[number]:.4g}" if number < len(each) else ""
+            data = base64.b64encode(_png(image)).decode()
+            pictures += (
+                f'<figure><img src="data:image/png;base64,{data}" alt="sample {index}">'
+                f"<figcaption>{index}{loss}</figcaption></figure>"
+            )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8">'
+        f"<title>Iteration {report['iteration']}</title>"
+        "<style>body{font-family:sans-serif;margin:2em}figure{display:inline-block;margin:.5em;text-align:center}"
+        "img{width:96px;image-rendering:pixelated}figcaption{font-size:.8em}</style>"
+        f"<h1>Iteration {report['iteration']}</h1><pre>{html.escape(report_text(report))}</pre>{pictures}</html>\n"
+    )
+
+
+def _png(image: torch.Tensor) -> bytes:
+    """Return an image (1 or 3, H, W) as PNG, its finite values scaled to the whole range; others are black."""
+    finite = image[image.isfinite()]
+    low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 1.0)
+    scaled = ((image - low) / ((high - low) or 1.0) * 255).nan_to_num(0.0, 0.0, 0.0).clamp(0, 255).byte()
+    rows = scaled.permute(1, 2, 0).contiguous().numpy()
+    height, width, channels = rows.shape
+    lines = b"".join(b"\0" + row.tobytes() for row in rows)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )

@@ -1,0 +1,96 @@
+"""Which samples a step of a run reads, from the sampler alone."""
+
+import os
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from ...config import CfgNode, ConfigError, get_cfg
+from ..data import build_train_loader
+from ..data.batch_sampler import GlobalBatchSampler, RankBatchSampler, takes_start
+from ..data.index_stream import reason_without_indices
+from ..resume.lengths import loader_length, resolve_lengths
+
+__all__ = ["iterations_of", "samples_at"]
+
+
+def samples_at(run: str, iteration: int, cfg: CfgNode | None = None) -> list[int]:
+    """Return the indices of the samples in the global batch of a step, which may be in the future.
+
+    Args:
+        run: the folder of the run.
+        iteration: the step.
+        cfg: see :func:`~hookline.engine.replay.replay`.
+
+    Raises:
+        ConfigError: there is no such run or step, or its data has no indices.
+    """
+    stream = _Stream(run, cfg)
+    return stream.at(iteration)
+
+
+def iterations_of(run: str, sample: int, cfg: CfgNode | None = None) -> list[int]:
+    """Return all steps of a run that read a sample.
+
+    Args:
+        run, cfg: see :func:`samples_at`.
+        sample: its index in the data set.
+
+    Raises:
+        ConfigError: as for :func:`samples_at`, or there is no such sample.
+    """
+    stream = _Stream(run, cfg)
+    if not 0 <= sample < stream.size:
+        raise ConfigError(f"sample {sample}: the data set has the samples 0 to {stream.size - 1}")
+    return [number for number, batch in enumerate(stream.all()) if sample in batch]
+
+
+class _Stream:
+    """The global batches of a run."""
+
+    def __init__(self, run: str, cfg: CfgNode | None) -> None:
+        path = os.path.join(run, "config.yaml")
+        if not os.path.isfile(path):
+            raise ConfigError(f"{run}: no run of hookline is here (it has no config.yaml)")
+        cfg = get_cfg() if cfg is None else cfg.clone()
+        cfg.merge_from_file(path)
+        cfg.DATALOADER.NUM_WORKERS = 0
+        loader: Any = build_train_loader(cfg)
+        sampler = getattr(loader, "batch_sampler", None)
+        if reason := reason_without_indices(loader):
+            raise ConfigError(f"{run}: its training data has no indices: {reason}")
+        if not isinstance(sampler, GlobalBatchSampler) or isinstance(sampler, RankBatchSampler):
+            raise ConfigError(
+                f"{run}: {type(sampler).__name__} chooses its samples, and no sampler of hookline: use hookline replay"
+            )
+        length = cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(loader)
+        self._sampler, self._own_length = sampler, loader_length(loader)
+        self._length = length if length is None or self._own_length is None else min(length, self._own_length)
+        self.max_iter: int = resolve_lengths(cfg, length).SOLVER.MAX_ITER
+        self.size = len(loader.dataset)
+
+    def at(self, iteration: int) -> list[int]:
+        if not 0 <= iteration < self.max_iter:
+            raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {self.max_iter - 1}")
+        if self._length is None or self._own_length is None:  # one stream
+            epoch, position = 0, iteration
+        else:
+            epoch, position = divmod(iteration, self._length)
+        return next(islice(self._batches(epoch, position), 0, None), [])
+
+    def all(self) -> Iterator[list[int]]:
+        left, epoch = self.max_iter, 0
+        whole = self._length is None or self._own_length is None
+        while left > 0:
+            count = left if whole else min(left, self._length or left)
+            yield from islice(self._batches(epoch, 0), count)
+            left, epoch = left - count, epoch + 1
+
+    def _batches(self, epoch: int, position: int) -> Iterator[list[int]]:
+        sampler = self._sampler
+        start = position * sampler.batch_size
+        if takes_start(sampler.sampler):
+            sampler.set_epoch(epoch, start)
+            return iter(sampler)
+        sampler.set_epoch(epoch)
+        return islice(iter(sampler), position, None)

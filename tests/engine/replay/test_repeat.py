@@ -1,0 +1,144 @@
+"""A replayed step equals the run's to the bit, names its samples, and leaves the run's files as they were."""
+
+import json
+import random
+
+import pytest
+import torch
+from small_runs import config_trainer
+from torch.utils.data import Dataset
+
+from hookline.config import ConfigError
+from hookline.engine.replay import iterations_of, replay, samples_at
+from hookline.engine.replay.report import report_text
+from hookline.hooks import HookBase
+
+RUN = (
+    *("LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 1, "LOG.PROGRESS_BAR", False, "SOLVER.MAX_ITER", 20),
+    *("TEST.EVAL_PERIOD", 5, "CHECKPOINT.BEST.METRIC", "synthetic/accuracy"),
+)
+POISONED = 11
+
+
+class Jittered(Dataset):
+    """Images with random noise, of which one has infinite pixels."""
+
+    def __init__(self, poisoned=-1):
+        generator = torch.Generator().manual_seed(0)
+        self.images, self.poisoned = torch.randn(40, 1, 4, 4, generator=generator), poisoned
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        image = self.images[index] + 0.1 * torch.randn(1, 4, 4) + random.random()
+        return torch.full_like(image, torch.inf) if index == self.poisoned else image, index % 4
+
+    def describe(self, index):
+        return f"image_{index}.png"
+
+
+def data(poisoned=-1):
+    return "DATASETS.TRAIN", [{"NAME": f"{__name__}:Jittered", "ARGS": {"poisoned": poisoned}}]
+
+
+def content(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and ".hookline" not in path.parts and "replay_" not in path.as_posix()
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        data(),
+        ("SOLVER.ACCUMULATION_STEPS", 2, "HOOKS", [{"NAME": "EMA", "ARGS": {"decay": 0.9}}]),
+        ("SOLVER.AMP.ENABLED", True, "SOLVER.AMP.DTYPE", "bfloat16", "CHECKPOINT.MAX_TO_KEEP", 1),
+    ],
+    ids=["augmentation", "accumulation-ema", "bfloat16"],
+)
+def test_a_replay_equals_the_run_to_the_bit_and_changes_none_of_its_files(tmp_path, options):
+    config_trainer(tmp_path, *RUN, *options).train()
+    before = content(tmp_path)
+    rows = {row["iteration"]: row for row in map(json.loads, (tmp_path / "metrics.json").read_text().splitlines())}
+    report = replay(str(tmp_path), 17)
+    assert report["checkpoint"] == "model_0000013.pth"
+    assert report["compared"]["first_difference"] is None
+    assert report["compared"]["values"] > 8
+    if "SOLVER.ACCUMULATION_STEPS" not in options:
+        assert report["losses"]["loss"] == [rows[17]["loss"]]
+    assert [sample["index"] for sample in report["samples"]] == samples_at(str(tmp_path), 17)
+    assert len(report["losses_per_sample"]) == 8
+    assert content(tmp_path) == before
+    assert {path.name for path in (tmp_path / "replay_17").iterdir()} == {"report.json", "report.html"}
+    assert "image/png" in (tmp_path / "replay_17" / "report.html").read_text()
+
+
+def test_a_replay_from_the_beginning_equals_the_run(tmp_path):
+    config_trainer(tmp_path, *RUN, *data()).train()
+    report = replay(str(tmp_path), 3, save=True)
+    assert report["checkpoint"] == ""
+    assert report["compared"]["first_difference"] is None
+    assert "All" in report_text(report)
+    saved = torch.load(tmp_path / "replay_3" / "step.pth", weights_only=True)
+    assert saved["iteration"] == 3
+    assert saved["batch"][0].shape == (8, 1, 4, 4)
+
+
+def test_a_changed_config_is_found_in_the_metrics(tmp_path):
+    config_trainer(tmp_path, *RUN).train()
+    report = replay(str(tmp_path), 3, overrides=["SOLVER.BASE_LR", 0.2])
+    difference = report["compared"]["first_difference"]
+    assert (difference["iteration"], difference["metric"]) == (0, "lr")
+    assert "SOLVER.BASE_LR 0.2" in report_text(report)
+
+
+def test_a_poisoned_sample_is_found_in_one_step(tmp_path):
+    options = ("SOLVER.CHECKPOINT_PERIOD", 1, "DATALOADER.NUM_WORKERS", 1)
+    with pytest.raises(FloatingPointError):
+        config_trainer(tmp_path, *RUN, *data(POISONED), *options).train()
+    step = iterations_of(str(tmp_path), POISONED)[0]
+    report = replay(str(tmp_path), step)
+    bad = [sample for sample in report["samples"] if "nonfinite" in sample]
+    assert bad == [{"index": POISONED, "is": f"image_{POISONED}.png", "nonfinite": 16}]
+    assert report["first_nonfinite"]["what"] == "output"
+    assert "FloatingPointError" in report["error"]
+    assert f"  {POISONED}  loss nan  image_{POISONED}.png  16 values of its input" in report_text(report)
+
+
+class Counts(HookBase):
+    steps = 0
+
+    def after_step(self):
+        Counts.steps += 1
+
+
+def test_a_hook_takes_part_in_the_replay_only(tmp_path):
+    config_trainer(tmp_path, *RUN).train()
+    replay(str(tmp_path), 16, extra_hooks=[Counts()])
+    assert Counts.steps == 3
+
+
+def test_a_step_that_the_run_does_not_have_is_refused(tmp_path):
+    config_trainer(tmp_path, *RUN).train()
+    for iteration in (-1, 20):
+        with pytest.raises(ConfigError, match="iteration"):
+            replay(str(tmp_path), iteration)
+    with pytest.raises(ConfigError, match="no run of hookline"):
+        replay(str(tmp_path / "other"), 3)
+    (tmp_path / "replay_2").mkdir()
+    (tmp_path / "replay_2" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"notes\.txt"):
+        replay(str(tmp_path), 2)
+
+
+def test_all_steps_that_read_a_sample_are_found(tmp_path):
+    config_trainer(tmp_path, *RUN).train()
+    run = str(tmp_path)
+    steps = iterations_of(run, 7)
+    assert len(steps) == 4  # 20 iterations of 8 samples are 4 epochs of 40
+    assert steps == [step for step in range(20) if 7 in samples_at(run, step)]
+    with pytest.raises(ConfigError, match="sample 40"):
+        iterations_of(run, 40)
