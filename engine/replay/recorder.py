@@ -159,11 +159,11 @@ class StepRecorder(HookBase):
 
     def _losses_per_sample(self, batch: Any) -> list[float]:
         """Return the loss of each sample where the loss is a torch loss of outputs and targets."""
-        adapter = getattr(self.trainer, "adapter", None)
+        adapter: Any = getattr(self.trainer, "adapter", None)
         loss = getattr(adapter, "loss", None)
         if not isinstance(loss, nn.Module) or getattr(loss, "reduction", "") not in ("mean", "sum"):
             return []
-        alone = copy.copy(loss)
+        alone: Any = copy.copy(loss)
         alone.reduction = "none"
         try:
             with torch.no_grad():

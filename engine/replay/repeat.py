@@ -17,6 +17,7 @@ from ..checkpoint import Checkpointer
 from ..checkpoint.candidates import check_resumable, iteration_of, newest_first
 from ..data.index_stream import reason_without_indices
 from ..defaults import DefaultTrainer
+from ..setup.logger import set_console_level
 from ..setup.report import describe_environment
 from ..setup.start import default_setup
 from .differences import compare_rows, environment_of
@@ -79,6 +80,7 @@ def replay(
         checkpoint = comm.on_main_process(lambda: _provide_checkpoint(run, iteration, scratch))
         replayed.OUTPUT_DIR = scratch
         default_setup(replayed, argparse.Namespace(resume=bool(checkpoint)))
+        set_console_level("CRITICAL")  # the report has the error of the step
         one = trainer(replayed)
         one.resume_or_load(resume=bool(checkpoint))
         if one.start_iter > iteration or iteration >= one.max_iter:

@@ -22,6 +22,7 @@ from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
 from ..setup.curves import draw_at_end
 from ..setup.ignored import check_resumes
+from ..setup.next_steps import name_replay
 from ..setup.screen import log_start
 from ..setup.seeding import set_seed
 from ..setup.start import RunStart, take_start
@@ -231,6 +232,11 @@ class ResumableTrainer(PortedTrainer):
             draw_at_end(self.cfg, time.monotonic() - begin)
         self._evaluate_best(result)
         return result
+
+    def _fail(self, error: BaseException) -> BaseException:
+        if self._error is None:
+            name_replay(self, error)
+        return super()._fail(error)
 
     # ------------------------------------------------------------------ a run that has ended
 

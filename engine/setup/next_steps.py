@@ -9,17 +9,38 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...config import CfgNode, Duration, component
+from ...config import CfgNode, ConfigError, Duration, component
 from ...config.objects import is_object_text
 from ..train_loop import TrainResult
 
-__all__ = ["Program", "best_checkpoint", "next_steps", "program_of"]
+__all__ = ["Program", "best_checkpoint", "name_replay", "next_steps", "program_of"]
 
 _WIDTH = 80
 _INDENT = len("  train longer: ")
 
 Words = tuple[str, ...]
 """A part of a command that stays in one line, such as an option and its value."""
+
+
+def name_replay(trainer: Any, error: BaseException) -> None:
+    """Add to an error of a step the command that repeats the step, if the run was started by a command."""
+    start = trainer._start
+    program = None if start is None else start.program
+    if (
+        program is None
+        or not isinstance(error, Exception)
+        or isinstance(error, ConfigError)
+        or trainer.cfg.FAST_DEV_RUN
+    ):
+        return
+    cls, name = type(trainer), ""
+    if not cls.__module__.startswith("hookline."):
+        module = cls.__module__
+        if module in ("__main__", "__mp_main__"):
+            module = os.path.basename(sys.argv[0]).removesuffix(".py")
+        name = f" --trainer {module}:{cls.__qualname__}"
+    command = " ".join((*_hookline(), "replay", shlex.quote(trainer.cfg.OUTPUT_DIR)))
+    error.add_note(f"look at this step: {command} --iter {trainer.iter}{name}")
 
 
 @dataclass(frozen=True)
