@@ -15,7 +15,7 @@ from ...hooks.common.tensors import is_sharded
 from .. import comm
 from .base import DDP, STRATEGY_REGISTRY, share_weights
 from .fsdp import FSDP2
-from .tensor_parallel import check_words, find_plan, parallelize, scores_layer
+from .tensor_parallel import check_words, differing_copies, find_plan, parallelize, scores_layer
 
 __all__ = ["Mesh"]
 
@@ -76,6 +76,7 @@ class Mesh(FSDP2):
             raise ConfigError(f"PARALLEL.ARGS: only one of {', '.join(_DIMS)} can be -1, what is left")
         self._plan = plan
         self._loss_parallel = loss_parallel
+        self._tensor_mesh: Any = None
         check_words(plan or {})
 
     def sizes(self, ranks: int) -> tuple[int, int, int]:
@@ -121,9 +122,10 @@ class Mesh(FSDP2):
         share_weights(model)
         mesh = _device_mesh(device, (replicate, shard, tensor))
         if tensor > 1:
+            self._tensor_mesh = mesh["tensor"]
             plan = find_plan(self._plan, model)
             scores = scores_layer(model, plan) if self._loss_parallel else ""
-            parallelize(model, mesh["tensor"], plan, scores)
+            parallelize(model, self._tensor_mesh, plan, scores)
             if scores:
                 self._split_loss(model)
         # With 1 x 1 ranks too, so that all parameters are of one kind, which optimizers need, and gradients are whole.
@@ -131,6 +133,17 @@ class Mesh(FSDP2):
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else super().no_sync(model)
+
+    def before_evaluation(self, model: nn.Module) -> None:
+        super().before_evaluation(model)
+        if self._tensor_mesh is not None and (names := differing_copies(model, self._tensor_mesh)):
+            logger.warning(
+                "PARALLEL.ARGS.plan: the ranks of the dimension tensor have different values of %s (%d parameters), "
+                "which are whole on each of them. Is a parameter used between a colwise and a rowwise layer, where "
+                "each rank has a part? Then its gradient is a part too; compute with it outside",
+                names[0],
+                len(names),
+            )
 
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
         if isinstance(model, nn.parallel.DistributedDataParallel):

@@ -8,8 +8,9 @@ from torch import nn
 
 from ...config import ConfigError, suggest
 from ...hooks.common.models import describe_no_match, matches
+from ...hooks.common.tensors import local_part
 
-__all__ = ["Plan", "find_plan", "parallelize", "scores_layer"]
+__all__ = ["Plan", "check_words", "differing_copies", "find_plan", "parallelize", "scores_layer"]
 
 Plan = Mapping[str, Any]
 """Words, or torch's ``ParallelStyle`` objects, by pattern of module names."""
@@ -108,6 +109,30 @@ def scores_layer(model: nn.Module, plan: Plan) -> str:
             f'"colwise->replicate"; there are {len(found)}'
         )
     return found[0]
+
+
+@torch.no_grad()
+def differing_copies(model: nn.Module, mesh: Any) -> list[str]:
+    """Return the names of parameters that the ranks of a mesh should have copies of, and that differ.
+
+    All ranks call it together.
+    """
+    (dim,) = mesh.mesh_dim_names
+    names, sums = [], []
+    for name, parameter in model.named_parameters():
+        placements = dict(zip(parameter.device_mesh.mesh_dim_names, parameter.placements, strict=True))  # type: ignore[attr-defined]
+        if dim not in placements or placements[dim].is_replicate():
+            part = local_part(parameter).double()
+            names.append(name)
+            sums += [part.sum(), part.abs().sum()]
+    if not sums:
+        return []
+    values = torch.stack(sums)
+    largest, smallest = values.clone(), values.clone()
+    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=mesh.get_group())
+    torch.distributed.all_reduce(smallest, torch.distributed.ReduceOp.MIN, group=mesh.get_group())
+    spread, size = (largest - smallest).view(-1, 2).amax(dim=1), largest.view(-1, 2)[:, 1]
+    return [name for name, differs in zip(names, (spread > 1e-3 * size).tolist(), strict=True) if differs]
 
 
 # ---------------------------------------------------------------------------- the plan

@@ -173,6 +173,8 @@ def _clip_value(parameters: list[nn.Parameter], limit: float) -> None:
     parameters = [parameter for parameter in parameters if parameter.grad is not None]
     if any(is_sharded(parameter.grad) for parameter in parameters):
         for parameter in parameters:
+            if _is_partial(parameter.grad):  # a sum over ranks that is still to be taken
+                parameter.grad = cast(Any, parameter.grad).redistribute(placements=cast(Any, parameter).placements)
             local_part(parameter.grad).clamp_(-limit, limit)
     elif parameters:
         nn.utils.clip_grad_value_(parameters, limit)
@@ -225,24 +227,48 @@ def _clip_each_norm(parameters: list[nn.Parameter], limit: float, norm_type: flo
 
 
 def _norms(grads: list[torch.Tensor], own: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """Return the norm of each gradient. Sharded gradients need one all-reduce; the host does not wait for it."""
+    """Return the norm of each gradient.
+
+    Sharded gradients need one all-reduce for each group of ranks over which some are sharded; the host does not wait.
+    """
     if own is grads:
         return torch.stack(torch._foreach_norm(own, norm_type))
-    group = cast(Any, grads[0]).device_mesh.get_group()
     exact = torch.promote_types(own[0].dtype, torch.float32)
     if norm_type == math.inf:
         # A rank may have an empty shard. The maximum over ranks would lose a NaN, so NaN becomes infinity.
         largest = [part.abs().max() if part.numel() else part.new_zeros(()) for part in own]
-        norms = torch.stack(largest).to(exact).nan_to_num(nan=math.inf, posinf=math.inf)
-        dist.all_reduce(norms, dist.ReduceOp.MAX, group=group)
-        return norms.to(own[0].dtype)
-    powers = torch.stack(torch._foreach_norm(own, norm_type)).to(exact).pow(norm_type)
-    dist.all_reduce(powers, group=group)
-    return powers.pow(1.0 / norm_type).to(own[0].dtype)
+        values = torch.stack(largest).to(exact).nan_to_num(nan=math.inf, posinf=math.inf)
+        return _reduce(values, grads, dist.ReduceOp.MAX).to(own[0].dtype)
+    values = torch.stack(torch._foreach_norm(own, norm_type)).to(exact).pow(norm_type)
+    return _reduce(values, grads, dist.ReduceOp.SUM).pow(1.0 / norm_type).to(own[0].dtype)
+
+
+def _reduce(values: torch.Tensor, grads: list[Any], op: Any) -> torch.Tensor:
+    """Reduce a value of each gradient over the ranks that have its shards."""
+    kinds: dict[Any, list[int]] = {}
+    for index, grad in enumerate(grads):
+        if is_sharded(grad):
+            kinds.setdefault((grad.device_mesh, grad.placements), []).append(index)
+    rows: dict[Any, list[int]] = {}
+    for (mesh, placements), indices in kinds.items():
+        for dim, placement in enumerate(placements):
+            if not placement.is_replicate() and mesh.size(dim) > 1:
+                rows.setdefault(mesh.get_group(dim), []).extend(indices)
+    for group, indices in rows.items():
+        if len(indices) == len(values):
+            dist.all_reduce(values, op, group=group)
+            continue
+        parts = list(values.unbind())
+        chosen = torch.stack([parts[index] for index in indices])
+        dist.all_reduce(chosen, op, group=group)
+        for index, value in zip(indices, chosen.unbind(), strict=True):
+            parts[index] = value
+        values = torch.stack(parts)
+    return values
 
 
 def _mixed_norms(grads: list[torch.Tensor], norm_type: float) -> torch.Tensor:
-    """Return the norm of each gradient if only some are sharded, as with tensor parallelism."""
+    """Return the norm of each gradient if their dtypes differ, or some are sums over ranks still to be taken."""
     exact = functools.reduce(torch.promote_types, (grad.dtype for grad in grads), torch.float32)
     norms: list[Any] = [torch.linalg.vector_norm(grad, norm_type, dtype=exact) for grad in grads]
     return torch.stack([norm.full_tensor() if is_sharded(norm) else norm for norm in norms])
@@ -256,21 +282,16 @@ def _uniform_tensors(grads: list[torch.Tensor]) -> list[torch.Tensor] | None:
     """Return the gradients, or this rank's shards of them, if one foreach call can process them.
 
     Returns:
-        None if there are no gradients, or they differ in type, device, dtype or sharding.
+        None if there are no gradients, or they differ in type, device or dtype.
     """
     kinds = {(type(grad), grad.device, grad.dtype) for grad in grads}
-    if len(kinds) != 1:
-        return None
-    if next(iter(kinds))[0] is torch.Tensor:
+    if len(kinds) == 1 and next(iter(kinds))[0] is torch.Tensor:
         return grads
-    if not all(is_sharded(grad) and _is_sharded_once(grad) for grad in grads):
+    if not any(map(is_sharded, grads)) or any(map(_is_partial, grads)):
         return None
-    sharded = cast(list[Any], grads)
-    if any(grad.device_mesh != sharded[0].device_mesh for grad in sharded):
-        return None
-    return [grad.to_local() for grad in sharded]
+    own = [local_part(grad) for grad in grads]
+    return own if len({(type(part), part.device, part.dtype) for part in own}) == 1 else None
 
 
-def _is_sharded_once(grad: Any) -> bool:
-    """Return whether the gradient is sharded over one mesh dimension, without copies on several ranks."""
-    return len(grad.placements) == 1 and bool(grad.placements[0].is_shard())
+def _is_partial(grad: Any) -> bool:
+    return is_sharded(grad) and any(placement.is_partial() for placement in grad.placements)

@@ -134,4 +134,6 @@ def test_errors_of_a_mesh_name_the_key_and_the_remedy(tmp_path):
         assert "tokens.weight and head.weight are one parameter" in found["tied"]
         assert 'needs one Linear in the plan, the last layer, with "colwise->replicate"; there are 0' in found["scores"]
         assert 'mlp is "colwise", which leaves its output split, and no "rowwise" layer' in found["forgotten"]
+        assert "scale" in found["differ"]
+        assert "norm2.weight" not in found["differ"]
         assert "2 ranks cannot split the heads of attention, 3, evenly" in found["heads"]

@@ -12,6 +12,7 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, comm
 from hookline.engine.data import ArrayDataset
 from hookline.engine.evaluation import predict_dataset
+from hookline.engine.parallel.tensor_parallel import differing_copies
 
 SEQUENCE = {
     "tokens": "rowwise->sequence",
@@ -200,6 +201,18 @@ class Untouched(nn.Sequential):
         return super().forward(tokens).transpose(1, 2)
 
 
+class Scaled(Net):
+    """Uses a parameter between two layers that are split, so each rank has a part of its gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, tokens):
+        x = self.tokens(tokens)
+        return self.head(x + self.mlp_proj(self.scale * self.mlp(self.norm2(x)))).transpose(1, 2).contiguous()
+
+
 def errors(folder):
     logging.disable(logging.WARNING)
     found = {}
@@ -225,4 +238,10 @@ def errors(folder):
             made.train()
         except (ConfigError, RuntimeError) as error:
             found[name] = str(error)
+    given = config(
+        folder / "scaled", "PARALLEL.NAME", "mesh", "PARALLEL.ARGS.tensor", "2", "MODEL.NAME", "meshes:Scaled"
+    )
+    made = DefaultTrainer(given)
+    made.train()
+    found["differ"] = differing_copies(made.model, made.strategy._tensor_mesh)
     write_result(folder, found)
