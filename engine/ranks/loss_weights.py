@@ -116,4 +116,6 @@ def _weighted(loss: torch.Tensor, weight: Any) -> torch.Tensor:
     """Return ``loss * weight``, or 0 for a weight of 0: the mean of nothing is NaN."""
     if isinstance(weight, torch.Tensor):
         return torch.where(weight > 0, loss * weight, 0.0)
+    if weight == 1.0:  # ranks with equal shares
+        return loss
     return loss * weight if weight else torch.where(torch.isnan(loss), 0.0, loss) * 0.0
