@@ -11,7 +11,7 @@ REPOSITORY = ""
 VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "src/hookline/__init__.py").read_text())[1]
 FOLDERS = ("config", "hooks", "engine", "configs")
 
-packages = ["hookline", "hookline.benchmarks", "hookline.cli", "hookline.detectron2", "hookline.runs"]
+packages = ["hookline", *(f"hookline.{name}" for name in ("benchmarks", "benchmarks.gpu", "cli", "detectron2", "runs"))]
 for folder in FOLDERS:
     packages.append(f"hookline.{folder}")
     packages += [

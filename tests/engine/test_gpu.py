@@ -3,11 +3,12 @@
 import pytest
 import torch
 
+from hookline.benchmarks.gpu.work import train_without_waiting
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
-from hookline.hooks import CallbackHook, LRScheduler, PeriodicCheckpointer
+from hookline.hooks import LRScheduler, PeriodicCheckpointer
 
 from .step.test_nonfinite import BAD_GRADIENT, GOOD, Net
 from .step.test_nonfinite import data as batches_of
@@ -29,28 +30,11 @@ def cfg(tmp_path):
     return cfg
 
 
-def train_without_waiting(cfg):
-    """Train; an error is raised if a step between 50 and 150 waits for the device."""
-
-    def watch(trainer):
-        if trainer.iter == 50:
-            torch.cuda.set_sync_debug_mode("error")
-        if trainer.iter == 150:
-            torch.cuda.set_sync_debug_mode("default")
-
-    trainer = DefaultTrainer(cfg)
-    trainer.register_hooks([CallbackHook(before_step=watch)])
-    try:
-        assert trainer.train().reason == "completed"
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-
-
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
 def test_no_step_between_two_writings_waits_for_the_device(cfg, precision):
     if precision != "float32":
         cfg.merge_from_list(["SOLVER.AMP.ENABLED", True, "SOLVER.AMP.DTYPE", precision])
-    train_without_waiting(cfg)
+    train_without_waiting(DefaultTrainer(cfg), first=50, last=149)
 
 
 def test_updates_of_losses_that_are_not_finite_are_skipped_on_the_device():
@@ -142,7 +126,7 @@ def test_losses_that_are_not_finite_are_skipped_in_a_replayed_step():
 
 def test_no_replayed_step_waits_for_the_device(cfg):
     cfg.SOLVER.CUDA_GRAPH = True
-    train_without_waiting(cfg)
+    train_without_waiting(DefaultTrainer(cfg), first=50, last=149)
 
 
 def test_code_that_waits_for_the_device_cannot_be_captured():

@@ -19,13 +19,13 @@ from .measure import Run, all_times, now
 PARTS = 20
 
 
-def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
+def checkpoint(args: argparse.Namespace, device: str = "cpu") -> dict[str, Any]:
     """Save and load a model of ``--size`` parameters with AdamW's state: three times the size of its weights.
 
     An asynchronous save is measured twice: the time that the caller is blocked, and the time until the file is
     complete. The memory is the peak beyond the state itself.
     """
-    model = nn.ParameterList(torch.randn(max(args.size // PARTS, 1)) for _ in range(PARTS))
+    model = nn.ParameterList(torch.randn(max(args.size // PARTS, 1), device=device) for _ in range(PARTS))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)
     for parameter in model:
         parameter.grad = torch.zeros_like(parameter)

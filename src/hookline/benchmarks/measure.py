@@ -8,12 +8,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 
+import torch
+
 from ..engine import SimpleTrainer
 from ..engine.setup.logger import setup_logger
 from ..hooks import HookBase
 
-CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time}
-"""Wall time, or CPU time of all threads of this process, which other processes disturb less."""
+
+def _after_gpu() -> float:
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+CLOCKS: dict[str, Callable[[], float]] = {"wall": time.perf_counter, "cpu": time.process_time, "gpu": _after_gpu}
+"""Wall time; CPU time of all threads of this process, which other processes disturb less; or wall time when the GPU has
+finished what it was given."""
 
 Run = Callable[[int], float]
 """Runs a number of steps and returns the seconds."""

@@ -2,6 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -35,8 +36,29 @@ class Span:
             self.seconds = now() - self._start
 
 
-def _parts(folder: str) -> tuple[nn.Module, DataLoader[Any], torch.optim.Optimizer]:
+Parts = tuple[nn.Module, DataLoader[Any], torch.optim.Optimizer]
+
+
+def _parts(folder: str) -> Parts:
     return plain_parts(tiny_config(folder), torch.optim.SGD)
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a peer trains.
+
+    Attributes:
+        parts: returns model, loader and optimizer; called with a folder.
+        cpu: on the CPU; otherwise on a GPU, where the model already is.
+        half: in mixed precision, bfloat16.
+    """
+
+    parts: Callable[[str], Parts] = _parts
+    cpu: bool = True
+    half: bool = False
+
+
+TINY = Task()
 
 
 def hookline(folder: str) -> dict[str, Run]:
@@ -45,7 +67,7 @@ def hookline(folder: str) -> dict[str, Run]:
     return {"lean": lean(cfg), "default": default(cfg)}
 
 
-def lightning(folder: str) -> dict[str, Run]:
+def lightning(folder: str, task: Task = TINY) -> dict[str, Run]:
     """``barebones=True``; all defaults and a logged loss."""
     from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -66,7 +88,7 @@ def lightning(folder: str) -> dict[str, Run]:
             return self._optimizer
 
     def run(steps: int, logs: bool, **options: Any) -> float:
-        model, loader, optimizer = _parts(folder)
+        model, loader, optimizer = task.parts(folder)
         module, span = Module(model, optimizer, logs), Span(steps)
         if logs:
 
@@ -77,13 +99,16 @@ def lightning(folder: str) -> dict[str, Run]:
             options["callbacks"] = [Clock()]
         else:  # barebones takes no callbacks
             module.on_train_batch_end = lambda *args: span.step()
-        Trainer(max_steps=span.total, accelerator="cpu", default_root_dir=folder, **options).fit(module, loader)
+        if task.half:
+            options["precision"] = "bf16-mixed"
+        where: Any = {"accelerator": "cpu"} if task.cpu else {"accelerator": "gpu", "devices": 1}
+        Trainer(max_steps=span.total, default_root_dir=folder, **where, **options).fit(module, loader)
         return span.seconds
 
     return {"lean": lambda steps: run(steps, False, barebones=True), "default": lambda steps: run(steps, True)}
 
 
-def accelerate(folder: str) -> dict[str, Run]:
+def accelerate(folder: str, task: Task = TINY) -> dict[str, Run]:
     """Model, optimizer and loader prepared; with ``accumulate``, a prepared schedule and a TensorBoard tracker too."""
     from accelerate import Accelerator
 
@@ -100,8 +125,8 @@ def accelerate(folder: str) -> dict[str, Run]:
                 span.step()
 
     def run_lean(steps: int) -> float:
-        accelerator = Accelerator(cpu=True)
-        model, loader, optimizer = _parts(folder)
+        accelerator = Accelerator(cpu=task.cpu, mixed_precision="bf16" if task.half else None)
+        model, loader, optimizer = task.parts(folder)
         model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
         span = Span(steps)
         for _, (x, y) in batches(loader, span):

@@ -2,10 +2,10 @@
 
 import argparse
 
-EXAMPLE = """hookline benchmark overhead       # time per step: lean, default, compiled
-  hookline benchmark --compare all  # other installed trainers"""
+EXAMPLE = """hookline benchmark --compare all  # other installed trainers
+  hookline benchmark gpu            # check and measure on a GPU"""
 
-WHAT = ("overhead", "hooks", "storage", "loader", "checkpoint", "length", "ranks")
+WHAT = ("overhead", "hooks", "storage", "loader", "checkpoint", "length", "ranks", "gpu")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--puts", type=number, default=1_000_000, metavar="N", help="length: puts whose memory is measured")
     add("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a machine shared with others")
     add("--backend", default="inductor", metavar="NAME", help="overhead: backend of torch.compile")
+    add("--only", default="", metavar="NAMES", help="gpu: these parts, comma-separated")
+    add("--list", action="store_true", help="gpu: list the parts")
+    add("--device", choices=("cuda", "cpu"), default="cuda", help=argparse.SUPPRESS)  # gpu: cpu tries its code
     add("--json", action="store_true", help="print one JSON object")
 
 
@@ -29,8 +32,13 @@ def number(text: str) -> int:
     return int(float(text[:-1] if factor > 1 else text) * factor)
 
 
-def main(args: argparse.Namespace) -> None:
-    """Measure, and print the results."""
+def main(args: argparse.Namespace) -> int:
+    """Measure, and print the results. Returns 1 if a check on a GPU failed."""
+    if args.what == "gpu":
+        from hookline.benchmarks.gpu import run
+
+        return run(args)
     from hookline.benchmarks import measure_and_show
 
     measure_and_show(args)
+    return 0

@@ -1,0 +1,21 @@
+"""Parts for the runner of ``hookline benchmark gpu``. A module, so that its processes can import them."""
+
+import os
+import time
+
+
+def crashing(report):
+    report.passed("before", ms=1.5)
+    print("the last words", flush=True)
+    os._exit(3)
+
+
+def hanging(report):
+    report.passed("before")
+    time.sleep(600)
+
+
+def raising(report):
+    with report.attempt("fails alone"):
+        raise RuntimeError("first line\nsecond line")
+    raise RuntimeError("fails the part")
