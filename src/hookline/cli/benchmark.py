@@ -2,8 +2,7 @@
 
 import argparse
 
-EXAMPLE = """hookline benchmark --compare all  # other installed trainers
-  hookline benchmark gpu            # check and measure on a GPU"""
+EXAMPLE = "hookline benchmark --compare all"
 
 WHAT = ("overhead", "hooks", "storage", "loader", "checkpoint", "length", "ranks", "gpu")
 
