@@ -33,6 +33,7 @@ EXTRAS = {
     "wandb": ["wandb>=0.17", "pillow>=10"],
 }
 EXTRAS["all"] = sorted({name for names in EXTRAS.values() for name in names})
+EXTRAS["float8"] = ["torchao>=0.9"]  # needs a GPU
 EXTRAS["docs"] = ["mkdocs>=1.6", "mkdocs-material>=9.5", "mkdocstrings[python]>=0.27"]
 EXTRAS["dev"] = [
     *(name for name in EXTRAS["all"] if not name.startswith("mlflow")),

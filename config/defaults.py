@@ -81,6 +81,9 @@ _C.MODEL.TARGET = ""
 _C.MODEL.CHANNELS_LAST = False
 # Use torch.nn.SyncBatchNorm: statistics over the batches of all processes (GPUs only).
 _C.MODEL.SYNC_BATCHNORM = False
+# Compute linear layers in float8 (torchao, GPUs of compute capability 8.9 or higher): "tensorwise", "rowwise",
+# "rowwise_with_gw_hp". Compile the model too, or it is slower.
+_C.MODEL.FLOAT8 = Typed("", one_of("", "tensorwise", "rowwise", "rowwise_with_gw_hp"))
 # Submodules that recompute their activations in the backward pass, to save memory: their names ("blocks.0",
 # "blocks.*") or class names ("TransformerBlock").
 _C.MODEL.ACTIVATION_CHECKPOINTING = []

@@ -71,6 +71,9 @@ class _MODEL(CfgNode):
     """Store the weights of convolutions in channels-last order, which is faster on most devices."""
     SYNC_BATCHNORM: bool
     """Use torch.nn.SyncBatchNorm: statistics over the batches of all processes (GPUs only)."""
+    FLOAT8: Literal["", "tensorwise", "rowwise", "rowwise_with_gw_hp"]
+    """Compute linear layers in float8 (torchao, GPUs of compute capability 8.9 or higher): "tensorwise", "rowwise",
+    "rowwise_with_gw_hp". Compile the model too, or it is slower."""
     ACTIVATION_CHECKPOINTING: list[Any]
     """Submodules that recompute their activations in the backward pass, to save memory: their names ("blocks.0",
     "blocks.*") or class names ("TransformerBlock")."""

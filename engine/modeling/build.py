@@ -17,6 +17,7 @@ from ...config.slots import Slot
 from .. import comm
 from .activation_checkpointing import checkpoint_activations, outermost_matches
 from .adapters import ModelAdapter
+from .float8 import check_float8, to_float8
 from .inputs import check_names
 from .mapped_adapter import MappedAdapter
 
@@ -129,6 +130,8 @@ def build_model(cfg: CfgNode) -> nn.Module:
         )
     device = resolve_device(cfg.MODEL.DEVICE)
     model: nn.Module = MODEL_SLOT.build(cfg)
+    if cfg.MODEL.FLOAT8:
+        model = to_float8(model, cfg.MODEL.FLOAT8, device)
     if cfg.MODEL.SYNC_BATCHNORM:
         model = _to_sync_batchnorm(model, device)
     model = model.to(device)
@@ -190,7 +193,7 @@ def check_model(cfg: CfgNode) -> None:
         ConfigError: the first problem found.
     """
     model = cfg.MODEL
-    resolve_device(model.DEVICE)
+    check_float8(model.FLOAT8, resolve_device(model.DEVICE))
     for slot, key in ((MODEL_SLOT, "INPUT_MAPPING"), (LOSS_SLOT, "OUTPUT_MAPPING")):
         _check_mapping(f"MODEL.{key}", model[key])
         for target in slot.check(cfg):

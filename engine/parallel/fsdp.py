@@ -43,6 +43,9 @@ class FSDP2(Strategy):
             pass. The last unit, the rest of the model, keeps its parameters: the backward pass begins with it. False:
             all keep them (more memory, less traffic). A number: keep them sharded over this number of ranks only.
         cpu_offload: keep parameters, gradients and optimizer state in CPU memory.
+        forward_prefetch: while a unit is computed, gather so many of the next ones, in the order of the model's
+            modules: more memory, less waiting. 0: torch's default.
+        backward_prefetch: the same for the backward pass.
     """
 
     averages = True
@@ -56,6 +59,8 @@ class FSDP2(Strategy):
         reduce_dtype: _Dtype = "",
         reshard_after_forward: bool | int = True,
         cpu_offload: bool = False,
+        forward_prefetch: int = 0,
+        backward_prefetch: int = 0,
     ) -> None:
         for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)):
             if dtype not in ("", "float32", "bfloat16", "float16"):
@@ -70,6 +75,10 @@ class FSDP2(Strategy):
         self._reduce_dtype = getattr(torch, reduce_dtype) if reduce_dtype else None
         self._reshard_after_forward = reshard_after_forward
         self._cpu_offload = cpu_offload
+        self._prefetch = {"forward_prefetch": forward_prefetch, "backward_prefetch": backward_prefetch}
+        for name, count in self._prefetch.items():
+            if count < 0:
+                raise ConfigError(f"PARALLEL.ARGS.{name}: must be a number of units, not {count}")
 
     def sizes(self, ranks: int) -> tuple[int, int, int]:
         return 1, ranks, 1
@@ -105,12 +114,22 @@ class FSDP2(Strategy):
         fully_shard(model, **options | {"reshard_after_forward": root})
         for unit in (*units, model):
             unit.register_forward_hook(_reshard_without_backward)
+        self._set_prefetch(model, units)
         return model
+
+    def _set_prefetch(self, model: nn.Module, units: list[nn.Module]) -> None:
+        place = {id(module): number for number, module in enumerate(model.modules())}
+        in_order = sorted(units, key=lambda unit: place[id(unit)])
+        # The rest of the model, a unit too, is gathered first in both passes.
+        for name, order in (("forward_prefetch", in_order), ("backward_prefetch", in_order[::-1])):
+            count, order = self._prefetch[name], [model, *order]
+            for number, unit in enumerate(order if count else []):
+                getattr(unit, f"set_modules_to_{name}")(order[number + 1 : number + 1 + count])
 
     @property
     def _needs_shards(self) -> bool:
         """Whether there are options that only sharded models have."""
-        return bool(self._param_dtype or self._reduce_dtype or self._cpu_offload)
+        return bool(self._param_dtype or self._reduce_dtype or self._cpu_offload or any(self._prefetch.values()))
 
     def weights_device(self, device: torch.device) -> torch.device:
         return torch.device("cpu") if self._cpu_offload else device

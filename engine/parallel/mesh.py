@@ -51,6 +51,8 @@ class Mesh(FSDP2):
         reduce_dtype: sum gradients in this dtype.
         reshard_after_forward: free a unit's parameters after the forward pass.
         cpu_offload: keep parameters, gradients and optimizer state in CPU memory.
+        forward_prefetch: how many units to gather ahead.
+        backward_prefetch: the same for the backward pass.
     """
 
     def __init__(
@@ -66,8 +68,11 @@ class Mesh(FSDP2):
         reduce_dtype: Literal["", "float32", "bfloat16", "float16"] = "",
         reshard_after_forward: bool | int = True,
         cpu_offload: bool = False,
+        forward_prefetch: int = 0,
+        backward_prefetch: int = 0,
     ) -> None:
-        super().__init__(modules, min_params, param_dtype, reduce_dtype, reshard_after_forward, cpu_offload)
+        options = (param_dtype, reduce_dtype, reshard_after_forward, cpu_offload, forward_prefetch, backward_prefetch)
+        super().__init__(modules, min_params, *options)
         self._asked = dict(zip(_DIMS, (replicate, shard, tensor), strict=True))
         for name, size in self._asked.items():
             if size < 1 and size != -1:
