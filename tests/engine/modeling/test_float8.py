@@ -24,7 +24,7 @@ def test_a_cpu_is_refused_before_anything_is_built():
 
 
 def test_an_unknown_recipe_is_refused():
-    with pytest.raises(ConfigError, match="MODEL.FLOAT8"):
+    with pytest.raises(ConfigError, match=r"MODEL\.FLOAT8"):
         config("MODEL.FLOAT8", "columnwise")
 
 
