@@ -2,6 +2,7 @@
 
 from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, HookBase, StopTraining
 from .checkpoints.best import BestCheckpointer
+from .checkpoints.in_memory import InMemoryCheckpointer
 from .checkpoints.periodic import ExceptionCheckpointer, PeriodicCheckpointer
 from .control.accumulation import GradientAccumulationScheduler
 from .control.early_stopping import EarlyStopping
@@ -69,6 +70,7 @@ __all__ = [
     "HookBase",
     "HookHost",
     "HookOrderError",
+    "InMemoryCheckpointer",
     "IterationTimer",
     "JSONWriter",
     "LRScheduler",

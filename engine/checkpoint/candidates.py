@@ -18,7 +18,15 @@ from .folder import is_local, read_tag
 from .matching import plain_name
 from .torch_files import load_torch_file
 
-__all__ = ["OtherModelError", "check_resumable", "find_resumable", "iterations", "newest_first", "saved_config"]
+__all__ = [
+    "OtherModelError",
+    "check_resumable",
+    "find_resumable",
+    "iteration_of",
+    "iterations",
+    "newest_first",
+    "saved_config",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +46,8 @@ def find_resumable(checkpointer: Any) -> str:
     Raises:
         ConfigError: ``last_checkpoint`` exists, and no checkpoint can be resumed from.
     """
+    for prepare in checkpointer.before_resume:
+        prepare()
     return comm.on_main_process(lambda: _find_resumable(checkpointer))
 
 

@@ -38,11 +38,14 @@ from .torch_files import load_torch_file
 
 __all__ = [
     "STATE_FILE",
+    "checksums",
+    "complete_folder",
     "fail_together",
     "is_sharded_folder",
     "read_folder",
     "verify_folder",
     "write_folder",
+    "write_parts",
 ]
 
 STATE_FILE = "state.pth"
@@ -78,18 +81,18 @@ def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group:
                 claim(path)
                 os.makedirs(temporary)
         with fail_together(group):
-            sums = _write_parts(temporary, state if main else None, shards, group)
+            sums = write_parts(temporary, state if main else None, shards, group)
         every: list[Any] = [None] * dist.get_world_size(group)
         dist.all_gather_object(every, sums, group=group)
         with fail_together(group):
             if main:
-                _complete(temporary, path, every)
+                complete_folder(temporary, path, every)
     finally:
         if main:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _write_parts(
+def write_parts(
     folder: str, state: Any, shards: Mapping[Keys, "DTensor"], group: "dist.ProcessGroup"
 ) -> dict[str, int]:
     """Write this rank's files, and return their checksums by name."""
@@ -101,7 +104,7 @@ def _write_parts(
     if rank == 0:
         names += [".metadata", STATE_FILE]
         replace_file(os.path.join(folder, STATE_FILE), lambda file: write_checkpoint(file, state))
-    return _checksums(folder, names)
+    return checksums(folder, names)
 
 
 class _FileSystem(FileSystem):
@@ -132,7 +135,7 @@ class _RawFile(io.FileIO):
             raise
 
 
-def _complete(temporary: str, path: str, sums: list[dict[str, int]]) -> None:
+def complete_folder(temporary: str, path: str, sums: list[dict[str, int]]) -> None:
     """Check that all files exist, write the checksums, and rename the folder."""
     for rank, names in enumerate(sums):
         for name in names:
@@ -201,7 +204,7 @@ def verify_folder(path: str) -> None:
         for name in sums:
             if os.path.basename(name) != name or not os.path.isfile(os.path.join(path, name)):
                 raise ConfigError(f"{path} is damaged: there is no file {name!r}")
-        for name, crc in _checksums(path, sums).items():
+        for name, crc in checksums(path, sums).items():
             if crc != sums[name]:
                 raise ConfigError(f"{path} is damaged: the checksum of {name} is wrong")
     except ConfigError:
@@ -254,7 +257,7 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
 # ---------------------------------------------------------------------------- helpers
 
 
-def _checksums(folder: str, names: Iterable[str]) -> dict[str, int]:
+def checksums(folder: str, names: Iterable[str]) -> dict[str, int]:
     """Return the CRC32 of files, computed on several threads."""
     names = list(names)
     with ThreadPoolExecutor(4) as pool:

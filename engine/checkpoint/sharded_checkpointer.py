@@ -54,7 +54,7 @@ class ShardedCheckpointer(Checkpointer):
         return self._saver.has_failed
 
     def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
-        rest, shards = self._split(further)
+        rest, shards = self.split(further)
         if self._saver.asynchronous:
             rest, parts = self._saver.keep([rest, list(local_parts(shards).values())])
             shards = with_parts(shards, dict(zip(shards, parts, strict=True)))
@@ -72,7 +72,7 @@ class ShardedCheckpointer(Checkpointer):
             if comm.is_main_process():
                 super()._conclude(last, outdated)
 
-    def _split(self, further: dict[str, Any]) -> tuple[Any, dict[Keys, "DTensor"]]:
+    def split(self, further: dict[str, Any]) -> tuple[Any, dict[Keys, "DTensor"]]:
         """Return the state that the main process writes (None on other ranks), and the sharded tensors by place."""
         state = {"model": {plain_name(name): value for name, value in self.model.state_dict().items()}}
         state |= {name: obj.state_dict() for name, obj in self.checkpointables.items()}

@@ -162,9 +162,16 @@ class RunState(HookHost):
         else:
             self._stop_with(request)
 
-    def request_save(self, everywhere: bool = False) -> None:
-        """Save a checkpoint at the end of the current step. ``everywhere``: as for :meth:`request_stop`."""
-        self._request("on_save", everywhere)
+    def request_save(self, everywhere: bool = False, in_memory: bool = False) -> None:
+        """Save a checkpoint at the end of the current step. ``everywhere``: as for :meth:`request_stop`.
+
+        Args:
+            in_memory: a copy by :class:`~hookline.hooks.InMemoryCheckpointer`. All ranks must request it.
+        """
+        if in_memory:
+            self._requests.add("on_memory_save")
+        else:
+            self._request("on_save", everywhere)
 
     def request_write(self, everywhere: bool = False) -> None:
         """Write metrics at the end of the current step. ``everywhere``: as for :meth:`request_stop`."""
@@ -210,7 +217,8 @@ class RunState(HookHost):
         if stop is not None:
             self._stop_with(stop)
         if self._requests and agreement.same_hooks:
-            share_metrics(self.storage, self._finished, self._stragglers, self.hook_costs())
+            compare = self._requests != {"on_memory_save"}  # a copy in memory writes no metrics
+            share_metrics(self.storage, self._finished, self._stragglers, self.hook_costs(), compare)
 
     def _end_requests(self) -> None:
         """After the loop: average the last metrics over ranks. A rank that failed leaves the others."""

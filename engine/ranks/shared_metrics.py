@@ -13,7 +13,11 @@ __all__ = ["share_metrics"]
 
 
 def share_metrics(
-    storage: EventStorage, iteration: int, stragglers: Stragglers, hook_costs: Mapping[str, tuple[float, int]]
+    storage: EventStorage,
+    iteration: int,
+    stragglers: Stragglers,
+    hook_costs: Mapping[str, tuple[float, int]],
+    compare: bool = True,
 ) -> None:
     """Replace this rank's losses since the last call by the means over all ranks, in one exchange; other metrics by
     the sum or maximum, as ``put_scalar(..., over_ranks=...)`` says.
@@ -27,13 +31,16 @@ def share_metrics(
         iteration: the last finished iteration.
         stragglers: compares the ranks.
         hook_costs: seconds and calls of each hook.
+        compare: whether to compare the times of ranks, since the last comparison.
     """
-    mine = {name: {it: value for value, it in _unshared(storage, name)} for name in sorted(storage.over_ranks)}
-    names = ("time", "data_time", "forward_time")
-    times = {name: _mean(points) for name in names if (points := _unshared(storage, name))}
+    until = storage.shared_until
+    mine = {name: {it: value for value, it in _since(until, storage, name)} for name in sorted(storage.over_ranks)}
+    until = until if stragglers.compared_until is None else stragglers.compared_until
+    names = ("time", "data_time", "forward_time") if compare else ()
+    times = {name: _mean(points) for name in names if (points := _since(until, storage, name))}
     costs = {name: seconds for name, (seconds, _) in hook_costs.items()}
-    own_times = stragglers.measure(time.perf_counter(), iteration, times, costs)
-    parts: list[tuple[dict[str, dict[int, float]], dict[str, float], RankTimes]]
+    own_times = stragglers.measure(time.perf_counter(), iteration, times, costs) if compare else None
+    parts: list[tuple[dict[str, dict[int, float]], dict[str, float], RankTimes | None]]
     parts = comm.all_gather((mine, times, own_times))
     for name, own in mine.items():
         there = [part.get(name, {}) for part, *_ in parts]
@@ -47,15 +54,16 @@ def share_metrics(
         values |= {f"ranks/{name}_max": max(seconds), f"ranks/{name}_mean": sum(seconds) / len(seconds)}
         if name == "data_time":
             values["ranks/slowest"] = seconds.index(max(seconds))
-    stragglers.compare([one for *_, one in parts], iteration)
+    if compare:
+        stragglers.compare([one for *_, one in parts if one is not None], iteration)
     if values:
         storage.put_scalars(smoothing_hint=False, cur_iter=iteration, **values)
 
 
-def _unshared(storage: EventStorage, name: str) -> list[tuple[float, int]]:
-    """Return this rank's values of a metric that are not averaged yet, each with its iteration."""
+def _since(iteration: int, storage: EventStorage, name: str) -> list[tuple[float, int]]:
+    """Return this rank's values of a metric after an iteration, each with its iteration."""
     history = storage.histories().get(name)
-    return [] if history is None else history.tail(history.count_since(storage.shared_until))
+    return [] if history is None else history.tail(history.count_since(iteration))
 
 
 def _mean(points: list[tuple[float, int]]) -> float:

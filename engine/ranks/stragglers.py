@@ -69,6 +69,11 @@ class Stragglers:
         self._costs: Mapping[str, float] = {}
         self._since: tuple[float, int] | None = None
 
+    @property
+    def compared_until(self) -> int | None:
+        """The iteration of the last measurement; None before the first one."""
+        return None if self._since is None else self._since[1]
+
     def measure(self, now: float, iteration: int, parts: Mapping[str, float], costs: Mapping[str, float]) -> RankTimes:
         """Return this rank's times since the last call.
 

@@ -234,11 +234,12 @@ class RunStart:
         self._cfg = without_objects(cfg)  # this object may outlive the trainer, and must not keep the model alive
 
     def take_saved_seed(self) -> int:
-        """Record the seed of the run in the folder, if this start drew one before it knew that the run is resumed.
+        """Record that the run is resumed, and its seed, if this start drew another one before that was known.
 
         Returns:
             The seed; negative if the seed of this start does not change.
         """
+        self._resume = True  # a resume may write a checkpoint from memory before training begins
         if not self._drew_seed:
             return -1
         seed: int = comm.on_main_process(lambda: saved_seed(self._output.path))

@@ -3,7 +3,9 @@
 import json
 import math
 import os
+import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -11,26 +13,30 @@ import sys
 import time
 
 import pytest
+import torch
 from ranks import PROGRAMS, SYNTHETIC, TOOL, finish, fork, rows, tool
+
+from hookline.engine.checkpoint.weights import read_checkpoint
 
 
 @pytest.fixture
 def agent(tmp_path):
-    """Start an agent of one run: ``agent(least, most, restarts, hooks, *options, namespace=, **environment)``."""
+    """Start an agent of one run. ``namespace``: name and number of its network namespace."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     started = []
 
-    def start_agent(least, most, restarts, hooks, *options, namespace=None, **environment):
+    def start_agent(least, most, restarts, hooks, *options, ranks=1, namespace=None, **environment):
         run = tool("--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "OUTPUT_DIR", "run", "SEED", "3")
-        run += ["HOOKS", json.dumps([f"waiting:{hook}" for hook in hooks.split()]), "SOLVER.CHECKPOINT_PERIOD", "20"]
+        names = [hook if isinstance(hook, dict) else f"waiting:{hook}" for hook in hooks]
+        run += ["HOOKS", json.dumps(names), "SOLVER.CHECKPOINT_PERIOD", "20"]
         run += options
         endpoint = f"localhost:{port}"
         if namespace is not None:
             name, number = namespace
             endpoint = "10.213.7.1:29512"
             environment |= {"NAMESPACE": name, "ADDRESS": f"10.213.7.{number + 1}", "GLOO_SOCKET_IFNAME": "net"}
-        command = [sys.executable, PROGRAMS / "agent.py", endpoint, least, most, 1, restarts, *run[1:]]
+        command = [sys.executable, PROGRAMS / "agent.py", endpoint, least, most, ranks, restarts, *run[1:]]
         started.append(fork(command, tmp_path, **environment))
         return started[-1]
 
@@ -84,7 +90,7 @@ def test_a_run_continues_without_a_lost_machine_and_with_one_that_returns(agent,
     options += ["SOLVER.REFERENCE_WORLD_SIZE", reference, "PARALLEL.TIMEOUT", "20s"]
 
     def machine(number):
-        return agent(1, 4, 3, "Record Wait", *options, namespace=(namespaces[number], number), **JOINS)
+        return agent(1, 4, 3, ["Record", "Wait"], *options, namespace=(namespaces[number], number), **JOINS)
 
     machines = [machine(number) for number in range(3)]
     for rank in range(3):
@@ -125,9 +131,9 @@ def test_a_run_continues_without_a_lost_machine_and_with_one_that_returns(agent,
 
 @pytest.mark.slow
 def test_a_run_resumes_when_a_machine_joins(agent, tmp_path):
-    first = agent(1, 2, 0, "Wait", **JOINS)
+    first = agent(1, 2, 0, ["Wait"], **JOINS)
     wait_for(tmp_path / "waits.0of1", first)
-    second = agent(1, 2, 0, "Wait", **JOINS)
+    second = agent(1, 2, 0, ["Wait"], **JOINS)
     wait_for(tmp_path / "waits.1of2", first, second)
     (tmp_path / "go").write_text("")
     ended = [finish(process) for process in (first, second)]
@@ -137,14 +143,14 @@ def test_a_run_resumes_when_a_machine_joins(agent, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_resumes_when_a_machine_is_replaced(agent, tmp_path):
-    machines = [agent(2, 2, 1, "Wait", **JOINS) for _ in range(2)]
+    machines = [agent(2, 2, 1, ["Wait"], **JOINS) for _ in range(2)]
     places = [wait_for(tmp_path / f"waits.{rank}of2", *machines) for rank in range(2)]
     # The first agent keeps torchrun's store and has rank 0. The second one is killed.
     assert int(places[1].read_text().split()[1]) == machines[1].pid
     machines[1].kill()
     for place in places:
         place.unlink()
-    machines[1] = agent(2, 2, 1, "Wait", **JOINS)
+    machines[1] = agent(2, 2, 1, ["Wait"], **JOINS)
     wait_for(places[1], *machines)
     (tmp_path / "go").write_text("")
     ended = [finish(process) for process in machines]
@@ -154,19 +160,125 @@ def test_a_run_resumes_when_a_machine_is_replaced(agent, tmp_path):
 
 @pytest.mark.slow
 def test_agents_with_different_restart_counts_restart_together(agent, tmp_path):
-    ended = [finish(process) for process in [agent(2, 2, 2, "KillOnce") for _ in range(2)]]
+    ended = [finish(process) for process in [agent(2, 2, 2, ["KillOnce"]) for _ in range(2)]]
     assert [code for code, _ in ended] == [0, 0], ended
     assert (tmp_path / "killed").exists()
     assert_resumed(tmp_path / "run")
 
 
 def test_ranks_save_and_exit_when_their_torchrun_agent_is_killed(agent, tmp_path):
-    process = agent(1, 1, 0, "Wait")
+    process = agent(1, 1, 0, ["Wait"])
     rank = os.pidfd_open(int(wait_for(tmp_path / "waits.0of1", process).read_text().split()[0]))
     os.kill(process.pid, signal.SIGKILL)
     assert select.select([rank], [], [], 30)[0], "the rank trains on"
     assert "Training ended at iteration" in (tmp_path / "run" / "log.txt").read_text()
     assert (tmp_path / "run" / "last_checkpoint").exists()
+
+
+@pytest.mark.slow
+def test_a_run_continues_without_a_machine_whose_network_is_cut(agent, namespaces, tmp_path):
+    machines = [
+        agent(1, 4, 3, ["Record", "Wait"], "PARALLEL.TIMEOUT", "15s", namespace=(name, number), **JOINS)
+        for number, name in enumerate(namespaces)
+    ]
+    for rank in range(3):
+        wait_for(tmp_path / f"waits.{rank}of3", *machines)
+    subprocess.run(["ip", "-n", namespaces[0], "link", "set", "port2", "down"], check=True)
+    for rank in range(2):
+        wait_for(tmp_path / f"waits.{rank}of2", *machines[:2])
+    (tmp_path / "go").write_text("")
+    ended = [finish(process) for process in machines[:2]]
+    assert [code for code, _ in ended] == [0, 0], ended
+    seen = [number for step in steps_in_result(tmp_path) for line in step for number in line["samples"]]
+    assert [sorted(seen[i : i + 1024]) for i in range(0, len(seen), 1024)] == [list(range(1024))] * 10
+    code, output = finish(machines[2])
+    assert code == 1
+    assert "the run's store does not answer. Machine 0 or the network to it is lost" in output
+
+
+# ---------------------------------------------------------------------------- copies in memory
+
+
+IN_MEMORY = {"NAME": "InMemoryCheckpointer", "ARGS": {"period": 5, "folder": "$MEMORY"}}
+SHARDED = ["PARALLEL.NAME", "fsdp2", "PARALLEL.ARGS.min_params", "100", "SOLVER.CHECKPOINT_PERIOD", "1000"]
+SHARDED += ["DATASETS.TEST", "()", "CHECKPOINT.BEST.METRIC", ""]
+
+
+def assert_equal_runs(ours, theirs):
+    assert rows(ours) == rows(theirs)
+    one, other = (read_checkpoint(str(folder / "model_final.pth"))["model"] for folder in (ours, theirs))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def restored(folder):
+    found = re.findall(r"Restored the state after iteration (\d+) from memory", (folder / "log.txt").read_text())
+    return [int(iteration) for iteration in found]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [["SOLVER.CHECKPOINT_PERIOD", "1000"], SHARDED])
+def test_a_killed_rank_costs_a_few_steps_with_copies_in_memory(agent, tmp_path, options):
+    (tmp_path / "memory").mkdir()
+    agents = [agent(1, 1, 1, ["KillOnce", IN_MEMORY], *options, ranks=2, MEMORY=str(tmp_path / "memory"))]
+    code, output = finish(agents[0])
+    assert code == 0, output
+    [iteration] = restored(tmp_path / "run")
+    assert iteration in (34, 39)
+    assert not list((tmp_path / "memory").iterdir())
+    (tmp_path / "run").rename(tmp_path / "killed_run")
+    code, output = finish(agent(1, 1, 0, ["KillOnce"], *options, ranks=2))
+    assert code == 0, output
+    assert_equal_runs(tmp_path / "killed_run", tmp_path / "run")
+
+
+def wait_for_copy(memory, iteration):
+    """Wait until a copy of at least an iteration is complete."""
+    end = time.monotonic() + 100
+    while not any(int(index.parent.name.split("-")[0]) >= iteration for index in memory.glob("*/*/index.json")):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_lost_machine_costs_a_few_steps_with_copies_in_memory(agent, tmp_path):
+    def machine(number, *options, hooks=(IN_MEMORY,)):
+        (tmp_path / f"memory{number}").mkdir(exist_ok=True)
+        memory = str(tmp_path / f"memory{number}")
+        return agent(2, 2, 1, ["Wait", *hooks], *SHARDED, *options, MEMORY=memory, **JOINS)
+
+    def lose(number):
+        shutil.rmtree(tmp_path / f"memory{number}")
+        for place in places:
+            place.unlink()
+
+    machines = [machine(number) for number in range(2)]
+    places = [wait_for(tmp_path / f"waits.{rank}of2", *machines) for rank in range(2)]
+    for rank, place in enumerate(places):  # the first agent has torchrun's store and rank 0
+        assert int(place.read_text().split()[1]) == machines[rank].pid
+    wait_for_copy(tmp_path / "memory0", 34)
+    machines[1].kill()
+    lose(1)
+    machines[1] = machine(1)
+    for place in places:
+        wait_for(place, *machines)
+    [first] = restored(tmp_path / "run")
+    wait_for_copy(tmp_path / "memory1", first + 5)
+    for one in machines:
+        one.kill()
+    lose(0)
+    machines = [machine(number, "--resume") for number in range(2)]
+    for place in places:
+        wait_for(place, *machines)
+    (tmp_path / "go").write_text("")
+    ended = [finish(one) for one in machines]
+    assert [code for code, _ in ended] == [0, 0], ended
+    _, second = restored(tmp_path / "run")
+    assert 34 <= first < second
+    (tmp_path / "run").rename(tmp_path / "lost_run")
+    code, output = finish(agent(1, 1, 0, ["Wait"], *SHARDED, ranks=2))
+    assert code == 0, output
+    assert_equal_runs(tmp_path / "lost_run", tmp_path / "run")
 
 
 # ---------------------------------------------------------------------------- our own launcher

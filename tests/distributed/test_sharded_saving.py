@@ -134,9 +134,9 @@ def test_evaluations_use_equal_running_means(saved):
 @pytest.mark.parametrize(
     ("rank", "where", "asynchronous"),
     [
-        (1, "_checksums", True),
+        (1, "checksums", True),
         pytest.param(0, "rename", True, marks=pytest.mark.slow),
-        pytest.param(0, "_write_parts", False, marks=pytest.mark.slow),
+        pytest.param(0, "write_parts", False, marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_killed_while_writing_leaves_the_previous_checkpoint(tmp_path, rank, where, asynchronous):
