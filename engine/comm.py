@@ -256,13 +256,15 @@ def barrier(name: str, timeout: float | None = None) -> None:
     turns = _turns(dist.group.WORLD)
     turns[name] += 1
     turn = turns[name]
-    keys = [f"hookline/barrier/{name}/{turn}/{rank}" for rank in range(world_size)]
-    store.set(keys[get_rank()], "here")
-    # store.wait() would block the connection for other threads.
+    place = f"hookline/barrier/{name}/{turn}"
+    store.add(place, 1)
+    store.set(f"{place}/{get_rank()}", "here")
+    # store.wait() would block the connection for other threads. Asking for one number, instead of all ranks' keys,
+    # costs the store the same for each of many ranks.
     end, pause = time.monotonic() + seconds, 0.001
-    while not store.check(keys):
+    while store.add(place, 0) < world_size:
         if time.monotonic() > end:
-            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+            missing = [str(rank) for rank in range(world_size) if not store.check([f"{place}/{rank}"])]
             raise BarrierTimeoutError(
                 f"barrier {name!r}: rank(s) {', '.join(missing)} did not come within {seconds:g} s "
                 f"(rank {get_rank()} waited)"
@@ -270,8 +272,9 @@ def barrier(name: str, timeout: float | None = None) -> None:
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
     if is_main_process() and turn > 1:  # all ranks are here, so none waits at the previous turn
-        for rank in range(world_size):
-            store.delete_key(f"hookline/barrier/{name}/{turn - 1}/{rank}")
+        before = f"hookline/barrier/{name}/{turn - 1}"
+        for key in (before, *(f"{before}/{rank}" for rank in range(world_size))):
+            store.delete_key(key)
 
 
 @contextmanager
