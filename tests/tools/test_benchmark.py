@@ -158,3 +158,12 @@ def test_a_table_shows_every_number(capsys):
     show({"a": {"b": {"us": 1.5}, "c": {"us": 2.0}}, "d": {"status": "not installed"}})
     out = capsys.readouterr().out
     assert all(text in out for text in ("a", "  b  us", "1.5", "2.0", "not installed"))
+
+
+@pytest.mark.slow
+def test_scaling_measures_the_exchanges_of_ranks(benchmark):
+    results = benchmark("scaling", "--size", 3, "--rounds", 1)
+    assert list(results["metrics"]) == ["2 ranks"]
+    assert all(numbers["2 ranks"]["wall_ms"] > 0 for numbers in results.values())
+    assert results["sharded save"]["2 ranks"]["cpu_rank0_ms"] > 0
+    assert results["failure"]["2 ranks"]["wall_ms"] < 8000

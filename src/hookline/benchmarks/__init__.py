@@ -28,6 +28,7 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "checkpoint": checkpoint,
     "length": steps.length,
     "ranks": lambda args: import_module(".ranks", __name__).ranks(args),  # imports torch.distributed
+    "scaling": lambda args: import_module(".scaling", __name__).scaling(args),
 }
 
 

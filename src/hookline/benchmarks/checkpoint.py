@@ -25,7 +25,9 @@ def checkpoint(args: argparse.Namespace, device: str = "cpu") -> dict[str, Any]:
     An asynchronous save is measured twice: the time that the caller is blocked, and the time until the file is
     complete. The memory is the peak beyond the state itself.
     """
-    model = nn.ParameterList(torch.randn(max(args.size // PARTS, 1), device=device) for _ in range(PARTS))
+    model = nn.ParameterList(
+        torch.randn(max((args.size or 2_000_000) // PARTS, 1), device=device) for _ in range(PARTS)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001, fused=True)
     for parameter in model:
         parameter.grad = torch.zeros_like(parameter)

@@ -4,7 +4,7 @@ import argparse
 
 EXAMPLE = "hookline benchmark --compare all"
 
-WHAT = ("overhead", "hooks", "storage", "loader", "checkpoint", "length", "ranks", "gpu")
+WHAT = ("overhead", "hooks", "storage", "loader", "checkpoint", "length", "ranks", "scaling", "gpu")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -14,7 +14,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--compare", default="", metavar="NAMES", help="other trainers, comma-separated, or all")
     add("--steps", type=number, default=0, metavar="N", help="steps per round (default: depends on what)")
     add("--rounds", type=number, default=11, metavar="N", help="rounds; the median is reported (%(default)s)")
-    add("--size", type=number, default=2_000_000, metavar="N", help="checkpoint: parameters, such as 100M")
+    add("--size", type=number, default=0, metavar="N", help="checkpoint: parameters (2M); scaling: ranks (64)")
     add("--folder", metavar="PATH", help="checkpoint: where to write (the temporary folder)")
     add("--puts", type=number, default=1_000_000, metavar="N", help="length: puts whose memory is measured")
     add("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a machine shared with others")
