@@ -80,11 +80,12 @@ class Accuracy(MeanMetric):
 
     Args:
         top_k: number of classes that count as the prediction. Above 1, the metric is named "accuracy_top<k>".
+        ignore_index: targets with this value do not count, as in torch's ``CrossEntropyLoss``.
     """
 
-    def __init__(self, top_k: int = 1) -> None:
+    def __init__(self, top_k: int = 1, ignore_index: int = -100) -> None:
         super().__init__()
-        self.top_k = top_k
+        self.top_k, self.ignore_index = top_k, ignore_index
         self.name = "accuracy" if top_k == 1 else f"accuracy_top{top_k}"
 
     def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
@@ -110,7 +111,7 @@ class Accuracy(MeanMetric):
             hits = preds.argmax(1) == target
         else:
             hits = preds.topk(self.top_k, dim=1).indices == target.unsqueeze(1)
-        self.add(hits.sum(), target.numel())
+        self.add(hits.sum(), (target != self.ignore_index).sum())
 
 
 @METRIC_REGISTRY.register()

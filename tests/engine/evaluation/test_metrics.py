@@ -42,6 +42,13 @@ def test_accuracy_counts_exactly(shape):
     assert feed(Accuracy(), scores.argmax(1), target) == hits / target.numel()
 
 
+def test_ignored_targets_do_not_count():
+    scores, target = random(5, 4), classes(5, 4)
+    expected = feed(Accuracy(), scores[:, :, :2], target[:, :2])
+    target[:, 2:] = -100
+    assert feed(Accuracy(), scores, target) == expected
+
+
 @pytest.mark.parametrize("top_k", [1, 2, 5])
 def test_top_k_accuracy(top_k):
     scores, target = random(5), classes(5)
