@@ -11,7 +11,7 @@ import os
 import pickle
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import checkpoint as dcp
@@ -28,7 +28,10 @@ from torch.distributed.checkpoint.metadata import (
 
 from ...config.errors import ConfigError, first_line
 
-__all__ = ["load_tensors", "read_metadata", "read_tensors", "tensor_places"]
+if TYPE_CHECKING:
+    from .shards import Like
+
+__all__ = ["empty_tensor", "load_tensors", "read_metadata", "read_tensors", "tensor_places"]
 
 
 def read_metadata(path: str) -> Metadata:
@@ -83,22 +86,23 @@ def load_tensors(path: str, metadata: Metadata, tensors: dict[str, Any]) -> None
         raise ConfigError(f"{path} is damaged ({first_line(error)})") from error
 
 
-def read_tensors(path: str, wanted: Callable[[tuple[str, ...]], bool]) -> dict[str, Any]:
-    """Read whole tensors, written by any number of processes. All ranks call this together.
+def read_tensors(path: str, wanted: Callable[[tuple[str, ...]], bool], like: "Like | None" = None) -> dict[str, Any]:
+    """Read tensors that any number of processes wrote. All ranks call this together.
 
     Args:
         path: the folder.
         wanted: whether to read a tensor, given the keys under which it was saved, such as ``("model", "fc.weight")``.
+        like: how tensors are sharded in this run; by default they are read whole, on the CPU.
 
     Returns:
-        Tensors on the CPU, in dicts as they were saved.
+        Tensors in dicts as they were saved.
 
     Raises:
         ConfigError: the folder is damaged.
     """
     metadata = read_metadata(path)
     places = {keys: place for keys, place in tensor_places(metadata).items() if wanted(keys)}
-    tensors = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in places.values()}
+    tensors = {name: empty_tensor(keys, entry, like) for keys, (name, entry) in places.items()}
     load_tensors(path, metadata, tensors)
     content: dict[str, Any] = {}
     for (*parents, last), (name, _) in places.items():
@@ -109,6 +113,12 @@ def read_tensors(path: str, wanted: Callable[[tuple[str, ...]], bool]) -> dict[s
                 raise ConfigError(f"{path} is damaged (it has a tensor and a dict under '{parent}')")
         place[last] = tensors[name]
     return content
+
+
+def empty_tensor(keys: tuple[str, ...], entry: TensorStorageMetadata, like: "Like | None") -> torch.Tensor:
+    """Return memory for a tensor, sharded as in this run."""
+    one, dtype = None if like is None else like(keys, entry.size), entry.properties.dtype
+    return torch.empty(entry.size, dtype=dtype) if one is None else torch.empty_like(one, dtype=dtype).detach()
 
 
 class _Reader(dcp.FileSystemReader):

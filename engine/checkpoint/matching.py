@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
+from ...hooks.common.tensors import is_sharded, shard_like
 
 __all__ = ["LoadReport", "load_weights", "plain_name", "split_query"]
 
@@ -153,6 +154,8 @@ def load_weights(
                 continue
             if value.dtype != there.dtype:
                 converted[_dtype(value), _dtype(there)] += 1
+            if is_sharded(there) and not is_sharded(value):
+                value = shard_like(value, there)
         state[target] = value
     own_metadata = getattr(own, "_metadata", {})
     state._metadata = _metadata(getattr(weights, "_metadata", {}), own_metadata, prefix)  # type: ignore[attr-defined]

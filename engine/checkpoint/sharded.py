@@ -32,7 +32,7 @@ from ...config.files.atomic import displaced, replace_file, replace_text, sync_d
 from ...config.files.run_folder import claim
 from .. import comm
 from .checkpoint_file import verify_checkpoint, write_checkpoint
-from .distributed_files import load_tensors, read_metadata, tensor_places
+from .distributed_files import empty_tensor, load_tensors, read_metadata, tensor_places
 from .shards import SHARD, Keys, Like, is_mark, nested, walk
 from .torch_files import load_torch_file
 
@@ -242,11 +242,7 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
         entry = there[keys][1] if keys in there else None
         if entry is None or list(entry.size) != value[SHARD]:
             raise ConfigError(f"{path} is damaged: its files do not hold {'.'.join(keys)} as {STATE_FILE} says")
-        one = None if like is None else like(keys, entry.size)
-        dtype = entry.properties.dtype
-        tensors[keys] = (
-            torch.empty(entry.size, dtype=dtype) if one is None else torch.empty_like(one, dtype=dtype).detach()
-        )
+        tensors[keys] = empty_tensor(keys, entry, like)
         return value
 
     walk(state, place)

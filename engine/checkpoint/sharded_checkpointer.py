@@ -84,10 +84,8 @@ class ShardedCheckpointer(Checkpointer):
     def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
         """Read a file or folder, with this rank's shards of sharded tensors."""
         like = like_model(self.model, self._optimizers())
-        if is_sharded_folder(f):
-            return read_checkpoint(f, mmap=mmap, like=like)
-        # Mapped, so that each rank reads only its shards of a file.
-        return shard(read_checkpoint(f, mmap=True), like)
+        # Files are mapped, so that each rank reads only its shards.
+        return shard(read_checkpoint(f, mmap=mmap or not is_sharded_folder(f), like=like), like)
 
     def _load_weights(self, f: str) -> dict[str, Any]:
         return self._load_file(f, mmap=True)

@@ -5,9 +5,10 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 
 from ...hooks.common.optimizers import optimizers_of
+from ...hooks.common.tensors import shard_like
 
 __all__ = [
     "SHARD",
@@ -101,10 +102,7 @@ def shard(state: Any, like: Like) -> Any:
         if not isinstance(value, torch.Tensor) or isinstance(value, DTensor) or not keys:
             return value
         one = like(keys, value.shape)
-        if one is None:
-            return value
-        whole = value.to(one.device_mesh.device_type)
-        return distribute_tensor(whole, one.device_mesh, one.placements, src_data_rank=None)
+        return value if one is None else shard_like(value, one)
 
     return walk(state, visit)
 

@@ -126,7 +126,7 @@ def _read(path: str, mmap: bool, like: "Like | None") -> dict[str, Any]:
     from .sharded import is_sharded_folder, read_folder
 
     if not is_sharded_folder(path):
-        return _read_distributed(path)
+        return _read_distributed(path, like)
     content = read_folder(path, like, is_place_of_weights if mmap else None)
     if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
         raise ConfigError(f"{path} is not a checkpoint: it has no 'model'")
@@ -315,15 +315,15 @@ def is_place_of_weights(keys: tuple[Any, ...]) -> bool:
     return keys[0] in _MODEL_KEYS or "averaged_model" in keys
 
 
-def _read_distributed(path: str) -> dict[str, Any]:
-    """Read the weights and averaged weights in a folder of torch.distributed.checkpoint as whole tensors."""
+def _read_distributed(path: str, like: "Like | None") -> dict[str, Any]:
+    """Read the weights and averaged weights in a folder of torch.distributed.checkpoint."""
     from .distributed_files import read_tensors
 
-    content = read_tensors(path, is_place_of_weights)
+    content = read_tensors(path, is_place_of_weights, like)
     for key in _MODEL_KEYS:
         if _is_state_dict(content.get(key)):
             return {"model": content.pop(key), **content}
-    content = read_tensors(path, lambda keys: len(keys) == 1)  # a plain state dict
+    content = read_tensors(path, lambda keys: len(keys) == 1, like)  # a plain state dict
     if not content:
         raise ConfigError(f"{path} is not a checkpoint of a model: it holds no tensors under 'model'")
     return {"model": content}

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from ...config.errors import first_line
 from ...hooks.common.models import unwrap_model
 from ...hooks.common.rng import capture_rng, restore_rng
-from ...hooks.common.tensors import is_sharded
+from ...hooks.common.tensors import is_sharded, shard_like
 from .. import comm
 from .base import Strategy, share_weights
 from .recording import Place, Recording
@@ -131,12 +131,6 @@ def _set(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
 
 
 def _copy_part(tensor: Any, whole: torch.Tensor) -> None:
-    if not is_sharded(tensor):
-        tensor.copy_(whole)
-        return
-    from torch.distributed.tensor import distribute_tensor
-
-    part = distribute_tensor(
-        whole.to(tensor.device_mesh.device_type), tensor.device_mesh, tensor.placements, src_data_rank=None
-    )
-    tensor.to_local().copy_(part.to_local())
+    if is_sharded(tensor):
+        tensor, whole = tensor.to_local(), shard_like(whole, tensor).to_local()
+    tensor.copy_(whole)

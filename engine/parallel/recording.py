@@ -133,7 +133,8 @@ class Recording(TorchDispatchMode):
     def value(self, place: Place) -> torch.Tensor:
         """Compute a tensor."""
         with self._own_code():
-            return place.view(self._present(place.storage))
+            storage = self._kept.get(place.storage)
+            return place.view(self._replay(place.storage) if storage is None else storage)
 
     # ------------------------------------------------------------------ while the model is built
 

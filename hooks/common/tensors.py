@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["has_shards", "is_sharded", "local_part"]
+__all__ = ["has_shards", "is_sharded", "local_part", "shard_like"]
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -22,3 +22,11 @@ def local_part(tensor: Any) -> torch.Tensor:
     """Return this rank's part of a sharded tensor, with the same storage; other tensors unchanged."""
     part: torch.Tensor = tensor.to_local() if is_sharded(tensor) else tensor
     return part
+
+
+def shard_like(whole: torch.Tensor, one: Any) -> Any:
+    """Return a tensor that is the same on all ranks with the shards of ``one``. Ranks exchange nothing."""
+    from torch.distributed.tensor import distribute_tensor
+
+    whole = whole.to(one.device_mesh.device_type)
+    return distribute_tensor(whole, one.device_mesh, one.placements, src_data_rank=None)

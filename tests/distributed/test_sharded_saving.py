@@ -105,6 +105,10 @@ def test_a_rank_loads_only_its_shards_even_from_a_file(saved):
     for name in ("run/new.pth", "file.pth"):
         assert sum(result[name] for result in results) == results[0]["whole"]
         assert max(result[name] for result in results) < 0.7 * results[0]["whole"]
+    for result in results:  # loaded into the shards
+        assert result["prefixed"]
+        assert result["hugging_face"]
+        assert result["dcp_folder"]
     assert all(result["optimizer unread"] for result in results)
 
 

@@ -39,6 +39,30 @@ def whole(state):
     return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
 
 
+def prefixed(folder, weights, model):
+    if comm.is_main_process():
+        torch.save({f"module.{name}": value for name, value in weights.items()}, folder / "prefixed.pth")
+    return folder / "prefixed.pth"
+
+
+def hugging_face(folder, weights, model):
+    from safetensors.torch import save_file
+
+    there = folder / "hugging_face"
+    if comm.is_main_process():
+        there.mkdir()
+        for name, value in weights.items():
+            save_file({name: value.contiguous()}, there / f"{name}.safetensors")
+        places = {name: f"{name}.safetensors" for name in weights}
+        (there / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return there
+
+
+def dcp_folder(folder, weights, model):
+    sharded.dcp.save({"model": model.state_dict()}, checkpoint_id=folder / "dcp", no_dist=False)
+    return folder / "dcp"
+
+
 class StopAt(HookBase):
     def after_step(self):
         if self.trainer.iter == 7:
@@ -165,6 +189,19 @@ def saving(folder):
         for value in state.values()
         if hasattr(value, "to_local")
     ] == []
+
+    for path_of in (prefixed, hugging_face, dcp_folder):
+        place = path_of(folder, before, keeper.model)
+        comm.synchronize()
+        with torch.no_grad():
+            for parameter in keeper.model.parameters():
+                parameter.zero_()
+        keeper.load(str(place), checkpointables=[])
+        read = keeper._load_weights(str(place))["model"].values()
+        in_shards = path_of is prefixed or all(hasattr(value, "to_local") for value in read)
+        result[path_of.__name__] = in_shards and all(
+            torch.equal(value, before[name]) for name, value in whole(keeper.model.state_dict()).items()
+        )
 
     # The disk fails on one rank: while a part is written, and for last_checkpoint.
     writer = sharded.dcp.FileSystemWriter
