@@ -75,15 +75,16 @@ def test_every_part_runs_on_the_cpu(rows_of, name):
 
 
 @pytest.mark.slow
-def test_a_part_that_crashes_or_hangs_keeps_its_rows():
+def test_a_part_that_crashes_or_hangs_keeps_its_rows(capfd):
     before, crash = run_part(gpu_parts.crashing, "crashing", "cpu", 120)
     assert before == Row("before", numbers={"ms": 1.5})
     assert crash == Row("crashing", "failed", "its process ended with 3: the last words")
+    assert "the last words" in capfd.readouterr().err
     *_, hang = run_part(gpu_parts.hanging, "hanging", "cpu", 20)
     assert hang == Row("hanging", "failed", "no end within 20 s")
     alone, whole = run_part(gpu_parts.raising, "raising", "cpu", 120)
-    assert alone == Row("fails alone", "failed", "RuntimeError: first line (gpu_parts.py:20)")
-    assert whole == Row("the whole part", "failed", "RuntimeError: fails the part (gpu_parts.py:21)")
+    assert alone == Row("fails alone", "failed", "RuntimeError: first line (gpu_parts.py:22)")
+    assert whole == Row("the whole part", "failed", "RuntimeError: fails the part (gpu_parts.py:23)")
 
 
 def test_a_skipped_check_says_why_and_later_ones_run():

@@ -8,8 +8,10 @@ import multiprocessing
 import os
 import platform
 import signal
+import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -52,8 +54,8 @@ class Part:
 PARTS = {
     "waiting": Part(checks.waiting, 90),
     "prefetch": Part(checks.prefetch, 60),
-    "amp": Part(checks.amp, 40),
-    "nonfinite": Part(checks.nonfinite, 40),
+    "amp": Part(checks.amp, 60),
+    "nonfinite": Part(checks.nonfinite, 60),
     "resume": Part(checks.resume, 80),
     "staging": Part(checks.staging, 60),
     "checkpoint": Part(speed.checkpoint, 120),
@@ -122,15 +124,18 @@ def run_part(function: Callable[[Report], None], name: str, device: str, limit: 
                 rows.append(Row(name, "failed", f"no end within {limit:.0f} s"))
         except EOFError:
             process.join(10)
-            rows.append(Row(name, "failed", f"its process ended with {process.exitcode}: {_last_line(folder)}"))
+            last = (_output(folder).splitlines() or ["no output"])[-1]
+            rows.append(Row(name, "failed", f"its process ended with {process.exitcode}: {last}"))
         finally:
             pipe.close()
             _end(process)
+        if any(row.result == "failed" for row in rows):
+            sys.stderr.write(f"Output of {name}:\n{_output(folder)[-5000:]}\n")
     return rows
 
 
 def _serve(pipe: Connection, function: Callable[[Report], None], device: str, folder: str) -> None:
-    """In the part's process. Its output goes to a file, of which a crash shows the last line."""
+    """In the part's process. Its output goes to a file, which is shown if something fails."""
     os.setsid()  # so that loader workers, and runs that it started, can be ended with it
     output = os.open(os.path.join(folder, "output"), os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
@@ -145,6 +150,7 @@ def _serve(pipe: Connection, function: Callable[[Report], None], device: str, fo
         try:
             function(report)
         except Exception as error:
+            traceback.print_exc()
             pipe.send(Row("the whole part", "failed", first_line(error)))
     pipe.send(None)
     pipe.close()
@@ -159,9 +165,9 @@ def _end(process: Any) -> None:
     process.join()
 
 
-def _last_line(folder: str) -> str:
-    lines = Path(folder, "output").read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no output"
+def _output(folder: str) -> str:
+    path = Path(folder, "output")
+    return path.read_text(errors="replace").strip() if path.exists() else ""
 
 
 def _machine(device: str) -> str:

@@ -119,20 +119,24 @@ def memory(report: Report) -> None:
     for name, config in {"MLP": mlp, "ConvNet": convnet, "GPT": gpt}.items():
         with report.attempt(f"memory, {name}") as numbers:
             report.needs_cuda("counts the GPU's memory")
-            cfg = config(report)
+            cfg = with_keys(config(report), ["OUTPUT_DIR", report.folder()])
             by_hand(cfg)(1)  # allocates what libraries keep
-            hand = _peak(lambda cfg=cfg: by_hand(cfg)(10))
-            default = _peak(lambda cfg=cfg: first_losses(trainer_of(cfg, report.folder()), 30))
+            hand = _peak(by_hand, cfg, 10)
+            default = _peak(_default, cfg, 30)
             numbers.update(by_hand_mb=round(hand / 1e6, 1), more_mb=round((default - hand) / 1e6, 1))
             assert default - hand <= MORE_MEMORY, f"{default - hand} bytes more than the loop by hand"
 
 
-def _peak(act: Callable[[], Any]) -> int:
+def _default(cfg: CfgNode) -> Callable[[int], Any]:
+    return partial(first_losses, trainer_of(cfg, cfg.OUTPUT_DIR))
+
+
+def _peak(make: Callable[[CfgNode], Callable[[int], Any]], cfg: CfgNode, steps: int) -> int:
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    act()
+    make(cfg)(steps)
     return torch.cuda.max_memory_allocated() - before
 
 
