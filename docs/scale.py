@@ -384,7 +384,6 @@ FORMS: dict[str, str] = {
     "random states": "N",
     "sharded save": "N",
     "config check": "N",
-    "barrier": "N",
 }
 HOW_OFTEN = {
     "start": "start",
@@ -393,7 +392,6 @@ HOW_OFTEN = {
     "random states": "save",
     "sharded save": "save",
     "config check": "start",
-    "barrier": "end",
 }
 
 
