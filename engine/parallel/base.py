@@ -142,7 +142,7 @@ class Strategy:
         """Make values that differ between ranks equal, such as running means, before an evaluation."""
 
     def before_save(self, model: nn.Module, optimizer: Any) -> None:
-        """Make values that differ between ranks equal before a checkpoint of the run is saved. Called on all ranks."""
+        """Make values that differ between ranks equal before a periodic or final checkpoint. Called on all ranks."""
 
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
         """Return a clearer error for one that ``model`` raised in training, or None."""
