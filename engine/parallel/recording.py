@@ -9,13 +9,27 @@ Small tensors are built as usual. The constructor may read values, and sees all 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
+
+from .steps import (
+    CannotRecordError,
+    Place,
+    Step,
+    in_state,
+    is_meta,
+    is_tensor,
+    on_meta,
+    places_in,
+    takes,
+    tensors_in,
+    without_values,
+    written_by,
+)
 
 __all__ = ["CannotRecordError", "Place", "Recording"]
 
@@ -35,50 +49,6 @@ _READS = (_T.tolist, _T.numpy, _T.__array__)
 _REFUSED = (_T.data_ptr, _T.untyped_storage, _T.storage, _T.share_memory_, _T.pin_memory)
 
 
-class CannotRecordError(RuntimeError):
-    """A constructor does what cannot be recorded."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which values a tensor has: a view of a storage."""
-
-    storage: int
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Place":
-        """Return the place of a tensor on the meta device."""
-        if tensor.layout is not torch.strided or tensor.is_conj() or tensor.is_neg():
-            raise CannotRecordError("it builds sparse or conjugated tensors")
-        key = tensor.untyped_storage()._cdata
-        return cls(key, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
-
-    def view(self, storage: torch.UntypedStorage) -> torch.Tensor:
-        """Return the tensor that the place describes in a storage with values."""
-        return torch.empty(0, dtype=self.dtype).set_(storage, self.offset, self.size, self.stride)
-
-
-@dataclass(eq=False)
-class _Step:
-    """One operation, with places for the tensors in its arguments."""
-
-    function: Any
-    args: Any
-    kwargs: Any
-    new: list[Place | None] = field(default_factory=list)  # its outputs; None: not a new tensor
-    reads: set[int] = field(default_factory=set)  # storages
-    fills: int = 0  # the storage whose former values it overwrites
-    draws: tuple[torch.Generator, torch.Tensor] | None = None  # from this generator in this state
-
-    def uses(self) -> set[int]:
-        """Return the storages that it needs while it runs."""
-        return self.reads | {place.storage for place in self.new if place} | ({self.fills} if self.fills else set())
-
-
 class Recording(TorchDispatchMode):
     """Records what is built in its context.
 
@@ -96,7 +66,7 @@ class Recording(TorchDispatchMode):
         self.own_state = own_state
         self.problem = ""
         self._small = SMALL if small is None else small
-        self._steps: list[_Step] = []
+        self._steps: list[Step] = []
         self._writers: dict[int, list[int]] = {}  # the steps that write to each storage
         self._storages: dict[int, torch.UntypedStorage] = {}  # kept alive, so that their numbers are unique
         self._kept: OrderedDict[int, torch.UntypedStorage] = OrderedDict()  # present values of some
@@ -146,7 +116,7 @@ class Recording(TorchDispatchMode):
 
     def _dispatch(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = func.overloadpacket.__name__
-        tensors = _tensors((args, kwargs))
+        tensors = tensors_in((args, kwargs))
         if not any(tensor.is_meta for tensor in tensors):
             if name == "lift_fresh":  # the data of torch.tensor() and torch.from_numpy()
                 return args[0]
@@ -155,49 +125,49 @@ class Recording(TorchDispatchMode):
                 kwargs = {**kwargs, "device": torch.device("cpu")}
             if tensors or device == "cuda" or not self._makes_large_tensor(func, args, kwargs):
                 return self._call(func, args, kwargs)
-        other_memory = name == "set_" and (len(tensors) < 2 or not all(map(_is_meta, tensors)))
+        other_memory = name == "set_" and (len(tensors) < 2 or not all(map(is_meta, tensors)))
         if other_memory or name in ("resize_", "resize_as_"):
             self.refuse(f"it calls Tensor.{name}")
         if torch.Tag.inplace_view in func.tags:  # another view of the same storage, such as t_()
             return func(*args, **kwargs)
-        if any(not tensor.is_meta for tensor in _written(func, args, kwargs)):  # to a tensor that is built as usual
-            places = tree_map(lambda leaf: Place.of(leaf) if _is_meta(leaf) else leaf, (args, kwargs))
+        if any(not tensor.is_meta for tensor in written_by(func, args, kwargs)):  # to a tensor that is built as usual
+            places = tree_map(lambda leaf: Place.of(leaf) if is_meta(leaf) else leaf, (args, kwargs))
             return self._call(func, *self._given(places, self._present))
         return self._record(func, name, args, kwargs)
 
     def _makes_large_tensor(self, func: Any, args: Any, kwargs: Any) -> bool:
-        if not _takes(func, "device"):
+        if not takes(func, "device"):
             return False
         try:
-            made = func(*args, **_on_meta(func, kwargs))
+            made = func(*args, **on_meta(func, kwargs))
         except (NotImplementedError, RuntimeError):
             return False
         return isinstance(made, torch.Tensor) and made.nbytes > self._small
 
     def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        tensors = _tensors((args, kwargs))
+        tensors = tensors_in((args, kwargs))
         before = {tensor.untyped_storage()._cdata for tensor in tensors if tensor.is_meta}
         places, places_by_name = tree_map(self._place, (args, kwargs))
-        step = _Step(func, places, places_by_name)
+        step = Step(func, places, places_by_name)
         if torch.Tag.nondeterministic_seeded in func.tags:
             generator = kwargs.get("generator") or torch.default_generator
             step.draws = generator, generator.get_state()
         out, values = self._outputs(step, args, kwargs)
         made = tree_leaves(out)
-        if not _tensors(out):
+        if not tensors_in(out):
             return out
-        for tensor in _tensors(out):
+        for tensor in tensors_in(out):
             self._storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
         for leaf in made:
             place = Place.of(leaf) if isinstance(leaf, torch.Tensor) else None
             step.new.append(place if place and place.storage not in before else None)
-        written = {tensor.untyped_storage()._cdata for tensor in _written(func, args, kwargs)}
+        written = {tensor.untyped_storage()._cdata for tensor in written_by(func, args, kwargs)}
         changed = written | {place.storage for place in step.new if place}
         if name in _ALLOCATIONS or not changed:  # an allocation or a view
             return out
         if "device" in kwargs:
             step.kwargs["device"] = torch.device("cpu")
-        if not tensors and _takes(func, "dtype"):
+        if not tensors and takes(func, "dtype"):
             step.kwargs["dtype"] = made[0].dtype  # the default may be another one later
         self._note_reads(step, name)
         if values is None and (step.draws or step.reads <= self._kept.keys()):
@@ -214,7 +184,7 @@ class Recording(TorchDispatchMode):
             self._kept.popitem(last=False)
         return out
 
-    def _outputs(self, step: _Step, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _outputs(self, step: Step, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Return what an operation returns, on the meta device, and its values if they were computed for that.
 
         Many operations import sympy for seconds when they first run on the meta device.
@@ -222,24 +192,24 @@ class Recording(TorchDispatchMode):
         func, name = step.function, step.function.overloadpacket.__name__
         if name in _PLAIN_FILLS:
             return args[0], None
-        at_hand = all(place.storage in self._kept for place in _places((step.args, step.kwargs)))
+        at_hand = all(place.storage in self._kept for place in places_in((step.args, step.kwargs)))
         in_place = name.endswith("_")
         makes_new = all(returned.alias_info is None for returned in func._schema.returns)
         if not at_hand or not (in_place or makes_new) or name in _ALLOCATIONS:
             with suppress(NotImplementedError, RuntimeError):  # it depends on values, or does not support meta
-                args, kwargs = tree_map(lambda leaf: leaf.to("meta") if _is_tensor(leaf) else leaf, (args, kwargs))
-                return func(*args, **_on_meta(func, kwargs)), None
+                args, kwargs = tree_map(lambda leaf: leaf.to("meta") if is_tensor(leaf) else leaf, (args, kwargs))
+                return func(*args, **on_meta(func, kwargs)), None
         values = self._call(func, *self._given((step.args, step.kwargs), self._present))
         if in_place:
             return args[0], values
-        return tree_map(lambda leaf: _without_values(leaf) if _is_tensor(leaf) else leaf, values), values
+        return tree_map(lambda leaf: without_values(leaf) if is_tensor(leaf) else leaf, values), values
 
-    def _note_reads(self, step: _Step, name: str) -> None:
-        step.reads = {place.storage for place in _places((step.args, step.kwargs))}
+    def _note_reads(self, step: Step, name: str) -> None:
+        step.reads = {place.storage for place in places_in((step.args, step.kwargs))}
         if name not in _FILLS:
             return
         target = step.args[0]
-        others = {place.storage for place in _places((step.args[1:], step.kwargs))}
+        others = {place.storage for place in places_in((step.args[1:], step.kwargs))}
         whole = torch.empty(0, dtype=target.dtype, device="meta").itemsize * target.size.numel()
         if target.storage not in others and whole == self._storages[target.storage].nbytes():
             step.reads, step.fills = others, target.storage
@@ -255,7 +225,7 @@ class Recording(TorchDispatchMode):
         draws = torch.Tag.nondeterministic_seeded in func.tags and kwargs.get("generator") is None
         if draws and self.own_state is not None:
             copies = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, torch.Tensor) else leaf, (args, kwargs))
-            with _in_state(torch.default_generator, self.own_state):
+            with in_state(torch.default_generator, self.own_state):
                 func(*copies[0], **copies[1])
                 self.own_state = torch.default_generator.get_state()
             del copies
@@ -278,7 +248,7 @@ class Recording(TorchDispatchMode):
             lambda leaf: leaf.view(storage_of(leaf.storage)) if isinstance(leaf, Place) else leaf, arguments
         )
 
-    def _target(self, step: _Step) -> Callable[[int], torch.UntypedStorage]:
+    def _target(self, step: Step) -> Callable[[int], torch.UntypedStorage]:
         """Return how a step finds its storages while the model is built."""
         if step.fills and step.fills not in self._kept:
             self._kept[step.fills] = self._empty(step.fills)
@@ -294,7 +264,7 @@ class Recording(TorchDispatchMode):
     def _empty(self, key: int) -> torch.UntypedStorage:
         return torch.UntypedStorage(self._storages[key].nbytes())
 
-    def _store(self, step: _Step, values: Any, storages: dict[int, torch.UntypedStorage]) -> None:
+    def _store(self, step: Step, values: Any, storages: dict[int, torch.UntypedStorage]) -> None:
         """Put the new tensors that a step has computed into ``storages``."""
         for place, value in zip(step.new, tree_leaves(values), strict=True):
             if place is None:
@@ -316,7 +286,7 @@ class Recording(TorchDispatchMode):
         for index in chosen:
             step = self._steps[index]
             args, kwargs = self._given((step.args, step.kwargs), storage_of)
-            with _in_state(*step.draws) if step.draws else nullcontext():
+            with in_state(*step.draws) if step.draws else nullcontext():
                 self._store(step, step.function(*args, **kwargs), live)
             del args, kwargs
             for used in [used for used in live if last[used] <= index and used != key]:
@@ -386,52 +356,3 @@ def _on_no_device(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.dtype
     return "meta" if isinstance(value, torch.device | str) or type(value) is int else value
-
-
-def _on_meta(func: Any, kwargs: Any) -> dict[str, Any]:
-    new = {"device": torch.device("meta")} if _takes(func, "device") else {}
-    return {**kwargs, **new, **({"pin_memory": False} if "pin_memory" in kwargs else {})}
-
-
-def _takes(func: Any, name: str) -> bool:
-    return any(argument.name == name for argument in func._schema.arguments)
-
-
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
-def _is_meta(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.is_meta
-
-
-def _tensors(tree: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
-
-
-def _places(tree: Any) -> list[Place]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Place)]
-
-
-def _written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """Return the tensors in the arguments of an operation that it writes to."""
-    found: list[torch.Tensor] = []
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += _tensors(args[index] if index < len(args) else kwargs.get(argument.name))
-    return found
-
-
-def _without_values(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
-
-
-@contextmanager
-def _in_state(generator: torch.Generator, state: torch.Tensor) -> Iterator[None]:
-    """Set a generator's state for the block, and restore it."""
-    before = generator.get_state()
-    generator.set_state(state)
-    try:
-        yield
-    finally:
-        generator.set_state(before)
