@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...config import CfgNode
+from ...config import CfgNode, ConfigError
 from ...engine import DefaultTrainer, SimpleTrainer
 from ...engine.checkpoint import Checkpointer
+from ...engine.modeling.float8 import check_float8
 from ...hooks import CallbackHook
 from .report import Report, Skip
 from .work import convnet, first_losses, mlp, train_without_waiting, trainer_of, with_keys
@@ -118,13 +119,15 @@ def amp(report: Report) -> None:
         with report.attempt(f"AMP {dtype}: the loss falls") as numbers:
             if dtype == "bfloat16" and not report.half():
                 raise Skip("this GPU has no bfloat16")
-            keys = ["SOLVER.AMP.ENABLED", True, "SOLVER.AMP.DTYPE", dtype]
-            keys += ["SOLVER.WARMUP_ITERS", 5, "SOLVER.BASE_LR", 0.003]
-            trainer = trainer_of(with_keys(mlp(report), keys), report.folder())
-            losses = first_losses(trainer, 150)
-            first, last = sum(losses[:10]) / 10, sum(losses[-10:]) / 10
-            numbers.update(first_loss=round(first, 4), last_loss=round(last, 4))
-            assert last < 0.8 * first, f"the loss went from {first} to {last}"
+            _check_that_loss_falls(report, ["SOLVER.AMP.DTYPE", dtype], numbers)
+
+
+def _check_that_loss_falls(report: Report, keys: list[Any], numbers: dict[str, Any]) -> None:
+    keys = ["SOLVER.AMP.ENABLED", True, "SOLVER.WARMUP_ITERS", 5, "SOLVER.BASE_LR", 0.003, *keys]
+    losses = first_losses(trainer_of(with_keys(mlp(report), keys), report.folder()), 150)
+    first, last = sum(losses[:10]) / 10, sum(losses[-10:]) / 10
+    numbers.update(first_loss=round(first, 4), last_loss=round(last, 4))
+    assert last < 0.8 * first, f"the loss went from {first} to {last}"
 
 
 def nonfinite(report: Report) -> None:
@@ -226,12 +229,11 @@ def staging(report: Report) -> None:
 
 
 def float8(report: Report) -> None:
-    """Float8 linear layers, if hardware and torchao have them."""
-    with report.attempt("float8"):
-        report.needs_cuda("needs a GPU of compute capability 8.9")
-        major, minor = torch.cuda.get_device_capability()
-        raise Skip(
-            "hookline has no key for float8"
-            if (major, minor) >= (8, 9)
-            else f"compute capability {major}.{minor} is below 8.9"
-        )
+    """The loss falls in float8 (MODEL.FLOAT8), if hardware and torchao have it."""
+    for recipe in ("tensorwise", "rowwise"):
+        with report.attempt(f"MODEL.FLOAT8 {recipe}: the loss falls") as numbers:
+            try:
+                check_float8(recipe, torch.device(report.device))
+            except ConfigError as error:
+                raise Skip(str(error)) from error
+            _check_that_loss_falls(report, ["MODEL.FLOAT8", recipe, "MODEL.COMPILE.ENABLED", True], numbers)

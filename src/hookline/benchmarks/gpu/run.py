@@ -64,7 +64,7 @@ PARTS = {
     "convnet": Part(partial(speed.steps, name="convnet"), 120),
     "gpt": Part(partial(speed.steps, name="gpt"), 240),
     "peers": Part(speed.peers, 90),
-    "float8": Part(checks.float8, 30),
+    "float8": Part(checks.float8, 60),
 }
 
 
