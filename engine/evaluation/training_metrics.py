@@ -8,6 +8,7 @@ import torch
 from ...config import CfgNode, ConfigError
 from ...hooks.base import HookBase
 from ...hooks.common.names import flatten_names
+from ...hooks.common.tensors import gathered
 from .build import TRAIN_METRICS_SLOT, MetricsEvaluator, build_metrics
 from .metrics import Metric
 
@@ -38,7 +39,7 @@ class TrainingMetrics(HookBase):
     def after_step(self) -> None:
         trainer: Any = self.trainer
         self._evaluator.reset()
-        self._evaluator.process(trainer.batch, trainer.adapter.predictions(trainer.outputs, training=True))
+        self._evaluator.process(trainer.batch, gathered(trainer.adapter.predictions(trainer.outputs, training=True)))
         values = flatten_names(self._evaluator.evaluate(local=True))
         if trainer.ranks_in_sync:
             trainer.storage.average_over_ranks(values)

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["has_shards", "is_sharded", "local_part", "shard_like"]
+__all__ = ["gathered", "has_shards", "is_sharded", "local_part", "shard_like"]
 
 
 def is_sharded(tensor: Any) -> bool:
@@ -30,3 +30,8 @@ def shard_like(whole: torch.Tensor, one: Any) -> Any:
 
     whole = whole.to(one.device_mesh.device_type)
     return distribute_tensor(whole, one.device_mesh, one.placements, src_data_rank=None)
+
+
+def gathered(tensor: Any) -> Any:
+    """Gather a sharded tensor on all ranks, which call this together; return anything else unchanged."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor

@@ -115,7 +115,7 @@ RUNS = {
     "bfloat16": [],
     "sequence": [CLIP, "{'ENABLED': True, 'CLIP_TYPE': 'value', 'CLIP_VALUE': 0.01}", "LOG.GRAD_NORM", "True"],
     "loss_parallel": [],
-    "token_loss": ["MODEL.LOSS.NAME", "TokenCrossEntropyLoss"],
+    "token_loss": ["MODEL.LOSS.NAME", "TokenCrossEntropyLoss", "LOG.TRAIN_METRICS", "['Accuracy']"],
     "plain": [],
     "items": ["MODEL.LOSS.NAME", "meshes:Items", "SOLVER.ACCUMULATION_STEPS", "2"],
     "tied": ["MODEL.ARGS.tied", "True"],
