@@ -23,7 +23,8 @@ FOLDERS = ("config", "hooks", "engine")
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 # Public modules, in the order of the reference.
 MODULES = ["hookline", "hookline.engine", "hookline.hooks", "hookline.config", "hookline.runs"] + [
-    f"hookline.engine.{name}" for name in ("checkpoint", "comm", "data", "evaluation", "modeling", "parallel", "solver")
+    f"hookline.engine.{name}"
+    for name in ("checkpoint", "comm", "data", "evaluation", "modeling", "parallel", "replay", "solver")
 ]
 # Public names of other packages.
 ELSEWHERE = {

@@ -51,7 +51,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "eval_only": {"action": "store_true", "help": "evaluate MODEL.WEIGHTS on DATASETS.TEST and exit"},
     "predict": {"action": "store_true", "help": "write predictions of MODEL.WEIGHTS for DATASETS.TEST"},
     "dry_run": {"action": "store_true", "help": "print what a run would do, write nothing"},
-    "mfu": {"type": float, "metavar": "X", "help": "with --dry-run: part of the peak that is reached (default: 0.4)"},
+    "mfu": {"type": float, "metavar": "X", "help": "with --dry-run: the part of the peak reached (0.4)"},
     "peak_flops": {"type": float, "metavar": "X", "help": "with --dry-run: peak FLOP/s of a GPU, such as 989e12"},
     "fast_dev_run": {"action": "store_true", "help": "try one batch of each data set, write nothing"},
     "num_gpus": {"type": int, "default": 1, "metavar": "N", "help": "processes per machine: one per GPU, or on CPU"},

@@ -1,6 +1,6 @@
 """Run a step of a run again, and report what happens in it.
 
-Starts from the newest checkpoint before the step, and changes no file of the run. Writes RUN/replay_N/.
+Starts from the newest checkpoint before the step, and writes RUN/replay_N/.
 """
 
 import argparse
@@ -14,10 +14,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("--iter", type=int, required=True, metavar="N", help="the step, as in metrics.json")
-    parser.add_argument("--trainer", default="", metavar="MODULE:CLASS", help="the run's trainer, if it has its own")
-    parser.add_argument("--ranks", type=int, default=0, metavar="R", help="number of processes (default: the run's)")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY VALUE", help="what if: other values in the config")
-    parser.add_argument("--hook", action="append", default=[], metavar="MODULE:CLASS", help="a hook that takes part")
+    parser.add_argument("--trainer", default="", metavar="NAME", help="the run's trainer, as my_trainer:Trainer")
+    parser.add_argument("--ranks", type=int, default=0, metavar="R", help="number of processes (as the run had)")
+    parser.add_argument("--set", nargs="+", default=[], metavar="X", help="what if: KEY VALUE pairs of the config")
+    parser.add_argument(
+        "--hook", action="append", default=[], metavar="NAME", help="a hook that takes part, as module:Class"
+    )
     parser.add_argument("--pdb", action="store_true", help="start Python's debugger before the step")
     parser.add_argument("--profile", action="store_true", help="write a Chrome trace of the step")
     parser.add_argument("--save", action="store_true", help="write weights, optimizer and batch before the update")

@@ -1,4 +1,4 @@
-"""Say which samples a step of a run reads, or which steps read a sample.
+"""Say which samples a step reads, or which steps read one.
 
 From the sampler alone: nothing is trained, and the step may be in the future.
 """
