@@ -12,6 +12,7 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, comm
 from hookline.engine.data import ArrayDataset
 from hookline.engine.evaluation import predict_dataset
+from hookline.engine.parallel import Mesh, Strategy
 from hookline.engine.parallel.tensor_parallel import differing_copies
 
 SEQUENCE = {
@@ -213,6 +214,23 @@ class Scaled(Net):
         return self.head(x + self.mlp_proj(self.scale * self.mlp(self.norm2(x)))).transpose(1, 2).contiguous()
 
 
+def few_steps(strategy):
+    """The losses of three steps over the same batch on each rank."""
+    torch.manual_seed(5)
+    model = strategy.wrap(Net(), torch.device("cpu"))
+    tokens, targets = (part[:16] for part in train().tensors)
+    losses = []
+    for _ in range(3):
+        loss = F.cross_entropy(model(tokens), targets)
+        loss.backward()
+        losses.append(loss.item())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+    return losses
+
+
 def errors(folder):
     logging.disable(logging.WARNING)
     found = {}
@@ -238,6 +256,7 @@ def errors(folder):
             made.train()
         except (ConfigError, RuntimeError) as error:
             found[name] = str(error)
+    found["losses"] = [few_steps(Strategy()), few_steps(Mesh(shard=1, tensor=2))]
     given = config(
         folder / "scaled", "PARALLEL.NAME", "mesh", "PARALLEL.ARGS.tensor", "2", "MODEL.NAME", "meshes:Scaled"
     )
