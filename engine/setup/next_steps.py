@@ -34,10 +34,11 @@ def name_replay(trainer: Any, error: BaseException) -> None:
     ):
         return
     cls, name = type(trainer), ""
-    if not cls.__module__.startswith("hookline."):
+    own = vars(cls).keys() - {"__module__", "__doc__", "__parameters__"}
+    if own and not cls.__module__.startswith("hookline."):
         module = cls.__module__
         if module in ("__main__", "__mp_main__"):
-            module = os.path.basename(sys.argv[0]).removesuffix(".py")
+            module = os.path.relpath(sys.argv[0]).removesuffix(".py").replace(os.sep, ".")
         name = f" --trainer {module}:{cls.__qualname__}"
     command = " ".join((*_hookline(), "replay", shlex.quote(trainer.cfg.OUTPUT_DIR)))
     error.add_note(f"look at this step: {command} --iter {trainer.iter}{name}")

@@ -73,7 +73,7 @@ def test_check_refuses_what_a_run_refuses_and_writes_nothing(command, tmp_path):
 
 def test_list(command):
     assert "MODEL           4  MODEL.NAME\n" in command("list")[1]
-    assert "Accuracy(top_k=1)\n" in command("list", "metrics")[1]
+    assert "Accuracy(top_k=1, ignore_index=-100)\n" in command("list", "metrics")[1]
     assert command("list", "metrisc")[2].startswith("error: there is no registry 'metrisc'; did you mean 'METRIC'?")
 
 

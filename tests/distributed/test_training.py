@@ -169,9 +169,11 @@ def test_a_run_stopped_by_one_rank_resumes_to_the_same_metrics(two, tmp_path):
 def test_an_exception_on_one_rank_is_first_and_last_in_the_log(tmp_path):
     code, output = finish(fork(tool(*options("run", "--num-gpus", "2", mishap={"what": "raise"})), tmp_path))
     assert code == 1
-    assert output.rstrip().splitlines()[-2:] == ["ValueError: the reason", LAST.format("raise", 30)]
     log = (tmp_path / "run" / "log.txt").read_text()
-    assert log.rstrip().splitlines()[-2:] == ["ValueError: the reason", LAST.format("raise", 30)]
+    for text in (output, log):
+        *_, reason, place, command = text.rstrip().splitlines()
+        assert [reason, place] == ["ValueError: the reason", LAST.format("raise", 30)]
+        assert re.fullmatch(r"look at this step: .* replay \S*run --iter 30( --trainer .*)?", command)
     first = log.index("Traceback")
     assert "rank1]" in log[:first].splitlines()[-1]
     assert "ValueError: the reason" in log[first : log.index("rank0]", first)]
