@@ -15,7 +15,7 @@ from ...hooks.common.tensors import is_sharded
 from .. import comm
 from .base import DDP, STRATEGY_REGISTRY, share_weights
 from .fsdp import FSDP2
-from .tensor_parallel import check_words, differing_copies, find_plan, parallelize, scores_layer
+from .tensor_parallel import check_plan, check_words, differing_copies, find_plan, parallelize, scores_layer
 
 __all__ = ["Mesh"]
 
@@ -100,6 +100,14 @@ class Mesh(FSDP2):
 
     def check_ranks(self, ranks: int) -> None:
         self.sizes(ranks)
+
+    def check_model(self, model: nn.Module, ranks: int) -> None:
+        """Raise ConfigError if a model, which may be on the meta device, cannot be split on this number of ranks."""
+        if (tensor := self.sizes(ranks)[2]) > 1:
+            plan = find_plan(self._plan, model)
+            check_plan(model, plan, tensor)
+            if self._loss_parallel:
+                scores_layer(model, plan)
 
     @property
     def data_rank(self) -> int:

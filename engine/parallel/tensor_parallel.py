@@ -10,7 +10,7 @@ from ...config import ConfigError, suggest
 from ...hooks.common.models import describe_no_match, matches
 from ...hooks.common.tensors import local_part
 
-__all__ = ["Plan", "check_words", "differing_copies", "find_plan", "parallelize", "scores_layer"]
+__all__ = ["Plan", "check_plan", "check_words", "differing_copies", "find_plan", "parallelize", "scores_layer"]
 
 Plan = Mapping[str, Any]
 """Words, or torch's ``ParallelStyle`` objects, by pattern of module names."""
@@ -18,6 +18,8 @@ Plan = Mapping[str, Any]
 _ARROW = "->"
 _SPLITS = ("colwise", "rowwise")
 _LAYOUTS = ("replicate", "sequence")
+# Names of layers whose outputs are several parts one after another, such as queries, keys and values.
+_FUSED = ("qkv", "qkv_proj", "Wqkv", "c_attn", "in_proj", "gate_up_proj")
 # Attributes in which modules keep their number of heads.
 _HEADS = (
     *("heads", "num_heads", "n_heads", "n_head", "num_attention_heads"),
@@ -53,6 +55,21 @@ def check_words(plan: Plan) -> None:
     for pattern, word in plan.items():
         if isinstance(word, str):
             _parse(pattern, word)
+            continue
+        from torch.distributed.tensor.parallel import ParallelStyle
+
+        if not isinstance(word, ParallelStyle):
+            raise ConfigError(f'PARALLEL.ARGS.plan[{pattern!r}]: must be a word such as "colwise", not {word!r}')
+
+
+def check_plan(model: nn.Module, plan: Plan, ranks: int) -> None:
+    """Check that a plan fits a model, which may be on the meta device, and a number of ranks. Nothing is changed.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    for name, word in _assign(model, plan).items():
+        _style(name, model, word, ranks, False)
 
 
 def parallelize(model: nn.Module, mesh: Any, plan: Plan, sharded_scores: str = "") -> None:
@@ -251,6 +268,12 @@ def _style(name: str, model: nn.Module, word: Any, ranks: int, sharded_scores: b
     if not style:
         return PrepareModuleInput(input_layouts=layouts[before], desired_input_layouts=layouts[after])
     _check_split(name, model, module, style, ranks)
+    if style == "colwise" and not after and name.rpartition(".")[2] in _FUSED:
+        raise ConfigError(
+            f'PARALLEL.ARGS.plan: {name} computes several parts in one layer, and "colwise" would give each rank a '
+            "piece of the whole instead of a piece of each part. Use a layer for each part (in GPT: "
+            'kv_heads), or "colwise->replicate"'
+        )
     given: dict[str, Any] = {"input_layouts": layouts[before], "output_layouts": layouts[after]}
     if style == "rowwise" and isinstance(module, nn.Embedding) and not before:
         given["input_layouts"] = Replicate()

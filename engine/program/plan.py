@@ -15,6 +15,7 @@ from ..modeling import resolve_device
 from ..modeling.build import MODEL_SLOT
 from ..parallel.base import STRATEGY_SLOT, Strategy
 from ..parallel.fsdp import FSDP2
+from ..parallel.mesh import Mesh
 from ..ranks.torchrun import launched_by_torchrun
 from ..setup.check import overridden_builders
 from ..setup.find_batch_size import available_memory
@@ -46,6 +47,9 @@ def estimate_run(trainer: type[DefaultTrainer], cfg: CfgNode, args: argparse.Nam
         trainer: the class that would train.
         cfg: a config that :func:`~hookline.engine.setup.check.check_config` accepts.
         args: the parsed command line.
+
+    Raises:
+        ConfigError: the model cannot be split as ``PARALLEL`` asks.
     """
     if launched_by_torchrun() or "build_model" in overridden_builders(trainer, DefaultTrainer):
         return "", ""
@@ -54,7 +58,11 @@ def estimate_run(trainer: type[DefaultTrainer], cfg: CfgNode, args: argparse.Nam
             model = MODEL_SLOT.build(cfg)
     except Exception:
         return "", ""
-    return describe_cost(cfg, model, args.num_gpus * args.num_machines, args), _obstacle(cfg, model, args)
+    ranks = args.num_gpus * args.num_machines
+    strategy: Strategy = STRATEGY_SLOT.build(cfg)
+    if isinstance(strategy, Mesh) and ranks > 1:
+        strategy.check_model(model, ranks)
+    return describe_cost(cfg, model, ranks, args), _obstacle(cfg, model, args)
 
 
 def _obstacle(cfg: CfgNode, model: nn.Module, args: argparse.Namespace) -> str:
@@ -110,6 +118,11 @@ def describe_cost(cfg: CfgNode, model: nn.Module, ranks: int, args: argparse.Nam
             f"  speed at {mfu:.0%} of {peak / 1e12:,.0f} TFLOP/s: {speed:,.0f} tokens/s, {speed / ranks:,.0f} per rank",
             f"  step: {tokens:,} tokens, {tokens / speed:.3g} s{_length(cfg, tokens / speed)}",
         ]
+    if layout.data_size > cfg.DATALOADER.BATCH_SIZE:
+        lines.append(
+            f"  DATALOADER.BATCH_SIZE {cfg.DATALOADER.BATCH_SIZE} is less than a sample for each of {layout.data_size} "
+            "shares of a batch: training refuses it"
+        )
     return "\n".join(lines)
 
 

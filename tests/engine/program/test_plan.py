@@ -73,6 +73,26 @@ def test_other_models_have_no_speed(dry_run):
 
 
 @pytest.mark.parametrize(
+    ("config", "ranks", "arguments", "words"),
+    [
+        ("language/gpt_8b.yaml", "64", "{'tensor': 16}", "16 ranks cannot split the kv_heads"),
+        ("language/gpt_8b.yaml", "64", "{'tensor': 2, 'plan': {'blocks': ['colwise']}}", "must be a word such as"),
+        (
+            "language/gpt.yaml",
+            "2",
+            "{'tensor': 2, 'plan': {'blocks.*.qkv': 'colwise', 'blocks.*.attention_proj': 'rowwise'}}",
+            "blocks.0.qkv computes several parts",
+        ),
+    ],
+)
+def test_a_plan_is_checked_before_ranks_start(dry_run, capsys, config, ranks, arguments, words):
+    options = ("MODEL.DEVICE", "cpu", "--num-gpus", ranks, "PARALLEL.NAME", "mesh", "PARALLEL.ARGS", arguments)
+    with pytest.raises(SystemExit):
+        dry_run(config, *options)
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("options", "words"),
     [
         (("--mfu", "0.4"), "--mfu: is used by --dry-run only"),
