@@ -1,7 +1,6 @@
 """Ranks and collectives: short functions over torch.distributed that also work in a single process.
 
-The names are detectron2's. Without a process group there is one rank, 0. Objects, decisions and barriers use gloo and
-the store, never the GPUs.
+The names are detectron2's. Objects, decisions and barriers use gloo and the store, never the GPUs.
 """
 
 import functools

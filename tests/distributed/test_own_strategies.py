@@ -4,11 +4,11 @@ import pytest
 from ranks import ROOT, rows, run_ranks
 from snippets import Page
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 QUICK = {"tensor_parallel": "TensorParallel", "local_sgd": "LocalSGD", "pipeline": "Pipeline"}
 SLOW = {"hsdp": "HSDP", "by_hand": "ByHand", "engine_step": "EngineStrategy", "schedule": "OneByOne"}
-EACH = pytest.mark.parametrize("name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+EACH = pytest.mark.parametrize("name", [*QUICK, *SLOW])
 
 
 def write_page(folder):

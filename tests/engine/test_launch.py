@@ -67,6 +67,7 @@ def run_python(*arguments):
     )
 
 
+@pytest.mark.slow
 def test_a_function_of_python_c_runs_in_several_processes():
     code = """
 from hookline.engine import comm, launch

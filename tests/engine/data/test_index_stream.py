@@ -69,8 +69,11 @@ def check(seen, number):
         lambda: ours(rank=1, world_size=2),
         lambda: ours(workers=1),
         lambda: build_batch_data_loader(data(), TrainingSampler(10), 4, collate_fn=torch.utils.data.default_collate),
-        lambda: build_batch_data_loader(
-            data(cls=Noisy), EpochSampler(10, seed=3), 4, num_workers=1, collate_fn=torch.utils.data.default_collate
+        pytest.param(
+            lambda: build_batch_data_loader(
+                data(cls=Noisy), EpochSampler(10, seed=3), 4, num_workers=1, collate_fn=torch.utils.data.default_collate
+            ),
+            marks=pytest.mark.slow,
         ),
         lambda: DataLoader(data(), batch_size=4, shuffle=True),
         lambda: DataLoader(data(), batch_size=4, shuffle=True, num_workers=2),

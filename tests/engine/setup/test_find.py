@@ -190,6 +190,7 @@ class Wide(nn.Module):
         return {"loss": self.fc(x).mean(1, keepdim=True).expand(-1, 1_000_000).exp().mean()}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited with RLIMIT_AS")
 def test_the_largest_batch_fits_into_the_memory_and_a_larger_one_does_not(tmp_path):
     trainer = make(tmp_path, "MODEL.NAME", f"{__name__}:Wide")

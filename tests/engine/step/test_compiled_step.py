@@ -110,6 +110,7 @@ def test_results_equal_ordinary_steps_with_all_optimizers(optimizer):
     compare(optimizer=optimizer, prepare=cosine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
 def test_batch_norm_keeps_its_running_statistics(optimizer):
     compiled, _ = compare(model=convnet, optimizer=optimizer, prepare=cosine)
@@ -154,6 +155,7 @@ class Counted(nn.Module):
         return {"loss": each.sum() / items, "size": 0.01 * (self.net(x) ** 2).sum() / items, "num_items": items}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation_steps", [1, 2])
 def test_models_may_return_several_losses_and_count_their_items(accumulation_steps):
     compiled, _ = compare(model=Counted, adapter=ModelAdapter(), accumulation_steps=accumulation_steps)
@@ -220,6 +222,7 @@ def test_unused_parameters_do_not_change():
     assert torch.equal(compiled.model.unused, torch.ones(3))
 
 
+@pytest.mark.slow
 def test_parameters_may_be_unfrozen_during_a_run():
     def freeze(t):
         t.model[0].requires_grad_(t.iter >= 4)
@@ -241,6 +244,7 @@ def test_shapes_may_share_a_graph():
     assert graphs.count == 1
 
 
+@pytest.mark.slow
 def test_too_many_shapes_are_logged_once_and_run_as_ordinary_steps(caplog):
     kwargs = {"data": batches(sizes=tuple(range(2, 9))), "optimizer": "AdamW"}
     graphs = Graphs()
@@ -317,6 +321,7 @@ def test_training_stops_at_a_nonfinite_loss():
     assert all(p.isfinite().all() for p in compiled.model.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [0, 5])
 @pytest.mark.parametrize("optimizer", ["momentum", "AdamW"])
 def test_nonfinite_losses_in_the_first_steps_create_no_optimizer_state(optimizer, start):
@@ -332,6 +337,7 @@ def test_nonfinite_losses_in_the_first_steps_create_no_optimizer_state(optimizer
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_an_unfrozen_parameter_gets_its_optimizer_state_from_a_finite_loss():
     def unfreeze(t):
         t.model[0].requires_grad_(t.iter >= 2)  # the loss of iteration 2 is NaN
