@@ -162,7 +162,7 @@ class Mesh(FSDP2):
         if isinstance(model, nn.parallel.DistributedDataParallel):
             return DDP().explain(error, model)
         tensor = self._own_sizes()[2]
-        if tensor == 1 or not isinstance(error, RuntimeError):
+        if tensor == 1 or not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
             return None
         return RuntimeError(
             f"{error}\nThe layers of PARALLEL.ARGS.plan are split over {tensor} ranks. A module between a "

@@ -30,7 +30,12 @@ logger = logging.getLogger(__name__)
 
 _FILES = ("report.json", "report.html", "trace.json", "step.pth")
 # Hooks that only save. The replay saves nothing.
-_SAVERS = (hooks.PeriodicCheckpointer, hooks.BestCheckpointer, hooks.ExceptionCheckpointer)
+_SAVERS = (
+    hooks.PeriodicCheckpointer,
+    hooks.BestCheckpointer,
+    hooks.ExceptionCheckpointer,
+    hooks.InMemoryCheckpointer,
+)
 
 
 def replay(
