@@ -97,7 +97,8 @@ class _SeededReader(Dataset[Any]):
     """Reads and collates whole batches of a data set, seeding as :class:`SeededLoader` says.
 
     Seeding all generators takes longer than reading a small sample, and most data sets draw from one or none. So only
-    those are seeded that the data set has drawn from. A batch that draws from another one is read again.
+    torch's, which takes 1 µs, and those are seeded that the data set has drawn from. A batch that draws from another
+    one is read again.
     """
 
     def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int) -> None:
@@ -105,7 +106,9 @@ class _SeededReader(Dataset[Any]):
         self._collate = collate
         self._seed = seed
         self._read_batch = getattr(dataset, "__getitems__", None) if _reads_batches(dataset) else None
-        self._drawn: list[int] = []  # generators that the data set draws from, by their numbers in GENERATORS
+        # Generators that the data set draws from, by their numbers in GENERATORS. Torch's is always seeded: a data set
+        # may read torch.initial_seed(), or draw in torch.random.fork_rng(), and its state is then unchanged.
+        self._drawn = [len(GENERATORS) - 1]
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         batch, drawn = self._read(indices)
@@ -136,8 +139,7 @@ class _SeededReader(Dataset[Any]):
         else:
             samples = []
             for place, index in zip(places, indices, strict=True):
-                if generators:
-                    _seed(generators, key, place)
+                _seed(generators, key, place)
                 samples.append(read_sample(dataset, index))
         _seed(generators, stream_key(self._seed, epoch, COLLATE), places[0])
         return make_batch(dataset, lambda _: samples, self._collate, indices)

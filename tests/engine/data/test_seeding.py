@@ -360,8 +360,10 @@ class DrawsOnce(Dataset):
         return float(self.draw()) if index == 9 else 0.0
 
 
-@pytest.mark.parametrize("draw", [random.random, np.random.rand, lambda: torch.rand(()).item()])
-def test_only_a_batch_that_draws_for_the_first_time_is_read_twice(draw):
+@pytest.mark.parametrize(
+    ("draw", "again"), [(random.random, BATCH), (np.random.rand, BATCH), (lambda: torch.rand(()).item(), 0)]
+)
+def test_only_a_batch_that_draws_for_the_first_time_is_read_twice(draw, again):
     dataset = DrawsOnce(draw)
     place = list(EpochSampler(SIZE, seed=1)).index(9)
     random.seed(3), np.random.seed(3), torch.manual_seed(3)
@@ -373,9 +375,33 @@ def test_only_a_batch_that_draws_for_the_first_time_is_read_twice(draw):
     read = torch.cat(list(batches))
     assert [random.random(), np.random.rand(), torch.rand(()).item()] == expected
     twice = {index for index in dataset.reads if dataset.reads.count(index) > 1}
-    assert len(dataset.reads) == SIZE + BATCH
-    assert 9 in twice
-    assert len(twice) == BATCH
+    assert len(dataset.reads) == SIZE + again
+    assert (9 in twice) == bool(again)
+    assert len(twice) == again
     seed_generators(stream_key(7, 0, 0), place)
     assert read[place].item() == draw()
     assert read.count_nonzero() == 1
+
+
+class LeavesState(Dataset):
+    """Draws from torch's generator, whose state is the same afterwards."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        with torch.random.fork_rng(devices=[]):
+            return torch.rand(1).item(), torch.initial_seed()
+
+
+def test_a_data_set_that_leaves_torchs_state_as_it_was_draws_a_number_per_sample():
+    one, other = (
+        [
+            number
+            for batch in SeededLoader(LeavesState(), seed=3, batch_size=4, num_workers=workers)
+            for number in batch[0]
+        ]
+        for workers in (0, 1)
+    )
+    assert len(set(map(float, one))) == 8
+    assert one == other
