@@ -54,6 +54,11 @@ class _Stream:
             raise ConfigError(f"{run}: no run of hookline is here (it has no config.yaml)")
         cfg = get_cfg() if cfg is None else cfg.clone()
         cfg.merge_from_file(path)
+        if cfg.SOLVER.REFERENCE_WORLD_SIZE:
+            raise ConfigError(
+                f"{run}: SOLVER.REFERENCE_WORLD_SIZE scales its batch size by the number of ranks, which the sampler "
+                "alone does not know: use hookline replay"
+            )
         cfg.DATALOADER.NUM_WORKERS = 0
         loader: Any = build_train_loader(cfg)
         sampler = getattr(loader, "batch_sampler", None)
