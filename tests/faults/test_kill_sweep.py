@@ -111,8 +111,8 @@ class Sweep:
         return run.ended_within(life)
 
 
-def sweep(tmp_path: Path, kills: int, seed: int, config: dict, **loader) -> Sweep:
-    """Kill runs ``kills`` times; each must end like the reference."""
+def sweep(tmp_path: Path, kills: int, seed: int, config: dict, while_saving: int = 0, **loader) -> Sweep:
+    """Kill runs ``kills`` times, and some of them while a file is written; each must end like the reference."""
     for name in ("first", "whole"):  # the first start of a process is slow: the second one is measured
         argv = arguments(tmp_path / name, config, **loader)
         begin = time.monotonic()
@@ -123,10 +123,10 @@ def sweep(tmp_path: Path, kills: int, seed: int, config: dict, **loader) -> Swee
     assert result(tmp_path / "first") == whole
     done = Sweep(seed)
     number = 0
-    while done.kills < kills:
+    while done.kills < kills or done.kills_while_saving < while_saving:
         folder = tmp_path / f"killed{number}"
         number += 1
-        done.carry_through(folder, arguments(folder, config, **loader), kills - done.kills, startup=seconds / 2)
+        done.carry_through(folder, arguments(folder, config, **loader), max(kills - done.kills, 3), startup=seconds / 2)
         weights, average, rows = result(folder)
         assert weights == whole[0], folder
         assert average == whole[1], folder
@@ -148,6 +148,6 @@ def test_a_run_killed_three_times_ends_like_an_uninterrupted_one(tmp_path, worke
 def test_runs_killed_two_hundred_times_end_like_an_uninterrupted_one(tmp_path, workers, asynchronous):
     config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 100}}
     config["CHECKPOINT"] = {**CONFIG["CHECKPOINT"], "ASYNC": asynchronous}
-    done = sweep(tmp_path, kills=50, seed=100 + workers, config=config, NUM_WORKERS=workers)
+    done = sweep(tmp_path, 50, seed=100 + workers, config=config, while_saving=5, NUM_WORKERS=workers)
     assert done.kills >= 50
     assert done.kills_while_saving >= 5
