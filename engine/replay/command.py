@@ -1,7 +1,9 @@
 """``hookline replay``: the processes of a replay."""
 
 import argparse
+import glob
 import logging
+import os
 from typing import Any
 
 from ...config import ConfigError, locate
@@ -34,10 +36,11 @@ def replay_in_processes(args: argparse.Namespace) -> None:
         raise ConfigError(f"--ranks must be positive, not {args.ranks}")
     checkpoint = find_checkpoint(args.run, args.iter)
     had = saved_ranks(checkpoint) if checkpoint else 0
-    ranks = args.ranks or had or 1
+    had = had or 1 + len(glob.glob(os.path.join(glob.escape(args.run), "log.txt.rank*")))
+    ranks = args.ranks or had
     if args.pdb and ranks > 1:
         raise ConfigError("--pdb needs one process: add --ranks 1")
-    if had and ranks != had:
+    if ranks != had:
         logger.warning("The run had %d ranks, and the replay has %d: it is equal up to rounding", had, ranks)
     launch(_replay_rank, ranks, args=(args,), device=replay_config(args.run, None, args.set).MODEL.DEVICE)
 
