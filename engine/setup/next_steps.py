@@ -70,7 +70,8 @@ def program_of(args: Any) -> Program | None:
         return None
     script, spec = sys.argv[0], getattr(sys.modules.get("__main__"), "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec is not None else ""
-    if os.path.basename(script).partition(".")[0] == "hookline" or module == "hookline":
+    name = script.removesuffix(os.path.join(os.sep, "__main__.py"))  # of "python -m hookline", in a process of its own
+    if os.path.basename(name).partition(".")[0] == "hookline" or module == "hookline":
         words = (_python(), "-m", "hookline") if dist.is_torchelastic_launched() else _hookline()
     elif module and module != "__mp_main__":
         words = (_python(), "-m", module)
