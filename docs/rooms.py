@@ -7,8 +7,9 @@ A room is a folder. The files at the root of ``hooks/`` and ``engine/`` are room
 """
 
 import ast
-import sys
 from pathlib import Path
+
+from written import write_or_check
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
@@ -117,14 +118,5 @@ def _page() -> str:
     return before + BEGIN + picture() + END + rest.split(END)[1]
 
 
-def main() -> int:
-    """Rewrite the picture, or with ``--check`` compare it."""
-    new = _page()
-    if "--check" in sys.argv:
-        return int(new != PAGE.read_text())
-    PAGE.write_text(new)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    write_or_check({PAGE: _page()})

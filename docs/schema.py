@@ -7,8 +7,9 @@ Run it after a change of a key, or of a registered component's signature or docs
 """
 
 import inspect
-import sys
 from pathlib import Path
+
+from written import write_or_check
 
 from hookline.config import defaults, get_cfg
 from hookline.config.schema.comments import key_comments
@@ -29,8 +30,4 @@ def files() -> dict[Path, str]:
 
 
 if __name__ == "__main__":
-    old = [path for path, text in files().items() if not path.exists() or path.read_text() != text]
-    if "--check" in sys.argv[1:]:
-        sys.exit(f"out of date: {', '.join(path.name for path in old)}; run: python docs/schema.py" if old else 0)
-    for path in old:
-        path.write_text(files()[path])
+    write_or_check(files())

@@ -2,7 +2,22 @@
 
 import pytest
 import scale
-from scale import BETWEEN, GRADIENT, INSIDE, Layout, all_reduce, build, calibrated, daly, ring, step
+from scale_model import (
+    BETWEEN,
+    GRADIENT,
+    INSIDE,
+    PEAK,
+    TITAN,
+    TITAN_TOKENS,
+    all_reduce,
+    build,
+    calibrated,
+    daly,
+    ring,
+    step,
+)
+
+from hookline.engine.program.estimate import Layout
 
 
 def test_the_tables_are_up_to_date():
@@ -34,15 +49,15 @@ def test_the_published_runs_are_met():
     assert 0.37 < mfu < 0.41  # torchtitan says 39 %
     assert 0 < waiting < 0.01
     model = build("gpt_8b")
-    found = scale.TITAN_TOKENS / step(model, Layout(shard=128), scale.TITAN_TOKENS, *calibrated("eager")).total
-    assert found == pytest.approx(scale.TITAN["eager"][128], rel=0.01)
+    found = TITAN_TOKENS / step(model, Layout(shard=128), TITAN_TOKENS, *calibrated("eager")).total
+    assert found == pytest.approx(TITAN["eager"][128], rel=0.01)
 
 
 def test_strategies_agree_where_they_are_the_same():
     model, (mfu, waiting) = build("gpt_1b"), calibrated()
     alone = step(model, Layout(), 8192, mfu, waiting)
     assert (alone.communication, alone.exposed) == (0, 0)
-    assert alone.total == alone.compute == pytest.approx(8192 * model.flops / (scale.PEAK * mfu))
+    assert alone.total == alone.compute == pytest.approx(8192 * model.flops / (PEAK * mfu))
     ddp = step(model, Layout(replicate=8), 8192, mfu, waiting)
     assert ddp.communication == pytest.approx(2 * 7 / 8 * GRADIENT * model.parameters / INSIDE, rel=0.5)
     assert ddp.exposed < ddp.communication
