@@ -31,7 +31,6 @@ from .seeding import SeededLoader, is_deterministic, seed_generators, stream_key
 from .stream import ShardedIterable, StreamLoader
 from .tables import table
 from .text import TextLines, Tokens, python_docs_test, python_docs_train
-from .tokenizing import tokenize_files
 from .transfer import move_to_device
 from .transforms import TRANSFORM_REGISTRY, Transforms
 
@@ -80,7 +79,6 @@ __all__ = [
     "split_batch",
     "stream_key",
     "table",
-    "tokenize_files",
     "trivial_batch_collator",
     "worker_init_reset_seed",
 ]

@@ -18,7 +18,6 @@ from ..setup.report import describe_run
 from ..setup.start import begin_run, default_setup
 from .look import evaluate, load_weights, looking, predict
 from .options import check_options, merge_options
-from .plan import describe_cost, estimate_run
 
 __all__ = ["run", "run_trainer"]
 
@@ -55,7 +54,11 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
         cfg.freeze()
         if args.num_gpus * args.num_machines > 1 or args.dry_run:
             check_config(cfg, overridden_builders(trainer, DefaultTrainer))  # once, before processes start
-        cost, obstacle = estimate_run(trainer, cfg, args) if args.dry_run else ("", "")
+        cost = obstacle = ""
+        if args.dry_run:
+            from .plan import estimate_run  # not for every run's start
+
+            cost, obstacle = estimate_run(trainer, cfg, args)
         if cost:
             print(cost)
         if obstacle:
@@ -89,6 +92,8 @@ def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode
         trainer.resume_or_load(resume=args.resume)  # raises the errors that a run would raise
         description = describe_run(trainer)
         if not cost:  # the model could not be counted before it was built
+            from .plan import describe_cost
+
             description += f"\n{describe_cost(cfg, unwrap_model(trainer.model), comm.get_world_size(), args)}"
         if comm.is_main_process():
             print(description)

@@ -3,7 +3,7 @@
 import pytest
 from ranks import ROOT, finish, fork, rows, tool
 
-from hookline.engine.data import tokenize_files
+from hookline.engine.data.tokenizing import tokenize_files
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 

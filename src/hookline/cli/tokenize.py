@@ -30,7 +30,7 @@ def main(args: argparse.Namespace) -> None:
     """Write the folder, and print what is in it."""
     with signals_during_imports():
         from hookline.engine import config_errors_exit
-        from hookline.engine.data import tokenize_files
+        from hookline.engine.data.tokenizing import tokenize_files
     last = time.monotonic()
 
     def progress(documents: int, tokens: int) -> None:

@@ -9,7 +9,8 @@ import torch
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm
-from hookline.engine.data import EpochIterator, Tokens, build_train_loader, tokenize_files
+from hookline.engine.data import EpochIterator, Tokens, build_train_loader
+from hookline.engine.data.tokenizing import tokenize_files
 
 
 @pytest.fixture

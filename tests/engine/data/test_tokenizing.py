@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hookline.cli import main
-from hookline.engine.data import tokenize_files
+from hookline.engine.data.tokenizing import tokenize_files
 
 
 def tokenize(*words):
