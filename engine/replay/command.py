@@ -34,6 +34,7 @@ def replay_in_processes(args: argparse.Namespace) -> None:
         raise ConfigError(f"--set takes pairs of KEY VALUE; {args.set[-1]!r} has no value")
     if args.ranks < 0:
         raise ConfigError(f"--ranks must be positive, not {args.ranks}")
+    cfg = replay_config(args.run, None, args.set)
     checkpoint = find_checkpoint(args.run, args.iter)
     had = saved_ranks(checkpoint) if checkpoint else 0
     had = had or 1 + len(glob.glob(os.path.join(glob.escape(args.run), "log.txt.rank*")))
@@ -42,10 +43,10 @@ def replay_in_processes(args: argparse.Namespace) -> None:
         raise ConfigError("--pdb needs one process: add --ranks 1")
     if ranks != had:
         logger.warning("The run had %d ranks, and the replay has %d: it is equal up to rounding", had, ranks)
-    launch(_replay_rank, ranks, args=(args,), device=replay_config(args.run, None, args.set).MODEL.DEVICE)
+    launch(_replay_rank, ranks, args=(args, checkpoint), device=cfg.MODEL.DEVICE)
 
 
-def _replay_rank(args: argparse.Namespace) -> None:
+def _replay_rank(args: argparse.Namespace, checkpoint: str) -> None:
     with errors_at("--trainer"):
         trainer: Any = locate(args.trainer) if args.trainer else DefaultTrainer
     hooks: list[HookBase] = []
@@ -64,6 +65,7 @@ def _replay_rank(args: argparse.Namespace) -> None:
         debug=args.pdb,
         profile=args.profile,
         save=args.save,
+        checkpoint=checkpoint,
     )
     if comm.is_main_process():
         print(report_text(report))

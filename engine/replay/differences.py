@@ -1,39 +1,45 @@
 """Compare the metrics of a replay with those of the run."""
 
-import json
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["compare_rows", "environment_of"]
+import numpy as np
 
-# Measured, so other in each run.
-_MEASURED = re.compile(
-    r"^(time|data_time|eta_seconds|time_p95|time_max|samples_per_s|items_per_s|flops_per_s|mfu|eval_time"
-    r"|eval_samples_per_s|rss_mem|max_mem|reserved_mem|ranks/.*|iteration)$"
-)
+from ...runs.reading import Curve, read_run
+from ...runs.selection import is_measured
+
+__all__ = ["compare_curves", "curves_of", "environment_of"]
 
 
-def compare_rows(run: str, replayed: str, start: int, end: int) -> dict[str, Any]:
-    """Compare the rows of two ``metrics.json`` from iteration ``start`` to ``end``, to the bit.
+def curves_of(folder: str) -> Mapping[str, Curve]:
+    """Return the metrics of a run by name; none if it has no ``metrics.json``.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    return read_run(folder).curves if os.path.isfile(os.path.join(folder, "metrics.json")) else {}
+
+
+def compare_curves(run: Mapping[str, Curve], replay: Mapping[str, Curve], start: int, end: int) -> dict[str, Any]:
+    """Compare metrics from iteration ``start`` to ``end``, to the bit. Measured ones, such as times, are left out.
 
     Returns:
         ``values``: how many were compared; ``first_difference``: None, or iteration, metric and both values.
     """
-    ours, theirs = _rows(replayed), _rows(run)
-    count = 0
-    for iteration in sorted(theirs.keys() & ours.keys()):
-        if not start <= iteration <= end:
+    count, found = 0, []
+    for name in run.keys() & replay.keys():
+        if is_measured(name):
             continue
-        for name, value in theirs[iteration].items():
-            if _MEASURED.match(name) or name not in ours[iteration]:
-                continue
-            count += 1
-            now = ours[iteration][name]
-            if now != value and not (now != now and value != value):
-                difference = {"iteration": iteration, "metric": name, "run": value, "replay": now}
-                return {"values": count, "first_difference": difference}
-    return {"values": count, "first_difference": None}
+        shared, ours, theirs = np.intersect1d(run[name].iterations, replay[name].iterations, return_indices=True)
+        within = (shared >= start) & (shared <= end)
+        before, now = run[name].values[ours][within], replay[name].values[theirs][within]
+        count += len(now)
+        for place in np.flatnonzero((before != now) & ~(np.isnan(before) & np.isnan(now)))[:1]:
+            found.append((int(shared[within][place]), name, float(before[place]), float(now[place])))
+    keys = ("iteration", "metric", "run", "replay")
+    return {"values": count, "first_difference": dict(zip(keys, min(found), strict=True)) if found else None}
 
 
 def environment_of(run: str) -> str:
@@ -44,18 +50,3 @@ def environment_of(run: str) -> str:
     except OSError:
         return ""
     return found[-1].strip() if found else ""
-
-
-def _rows(folder: str) -> dict[int, dict[str, Any]]:
-    rows: dict[int, dict[str, Any]] = {}
-    try:
-        with open(os.path.join(folder, "metrics.json"), encoding="utf-8") as file:
-            for line in file:
-                try:
-                    row = json.loads(line)
-                except ValueError:  # the run is writing it
-                    continue
-                rows[row.get("iteration", -1)] = row
-    except OSError:
-        pass
-    return rows

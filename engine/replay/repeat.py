@@ -5,11 +5,12 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from ... import hooks
-from ...config import CfgNode, ConfigError, get_cfg
+from ...config import CfgNode, ConfigError
 from ...hooks.base import HookBase
 from ...runs.output import claim_files
 from .. import comm
@@ -17,14 +18,15 @@ from ..checkpoint import Checkpointer
 from ..checkpoint.candidates import check_resumable, iteration_of, newest_first
 from ..data.index_stream import reason_without_indices
 from ..defaults import DefaultTrainer
-from ..setup.logger import set_console_level
+from ..setup.logger import console_kept, set_console_level
 from ..setup.report import describe_environment
 from ..setup.start import default_setup
-from .differences import compare_rows, environment_of
+from .differences import compare_curves, curves_of, environment_of
 from .recorder import StepRecorder
 from .report import write_report
+from .run_config import run_config
 
-__all__ = ["replay"]
+__all__ = ["find_checkpoint", "replay", "replay_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +51,7 @@ def replay(
     debug: bool = False,
     profile: bool = False,
     save: bool = False,
+    checkpoint: str | None = None,
 ) -> dict[str, Any]:
     """Run a step of a run again, from its newest whole checkpoint before the step, and report what happens in it.
 
@@ -67,6 +70,7 @@ def replay(
         debug: start Python's debugger before the step.
         profile: write a Chrome trace of the step, ``trace.json``.
         save: write weights, optimizer and batch before the update, ``step.pth``. ``torch.load`` reads it.
+        checkpoint: path of the checkpoint to start from; empty: from the beginning. Default: :func:`find_checkpoint`.
 
     Returns:
         The report: plain data, with the keys of ``report.json``.
@@ -74,23 +78,22 @@ def replay(
     Raises:
         ConfigError: there is no such run; or the step is before its first or after its last one.
     """
-    comm.on_main_process(lambda: find_checkpoint(run, iteration))
-    replayed = replay_config(run, cfg, overrides)
-    folder = os.path.join(run, f"replay_{iteration}")
     if iteration < 0:
         raise ConfigError(f"iteration {iteration}: the first step of a run is iteration 0")
-    scratch = comm.broadcast_object(tempfile.mkdtemp(prefix="hookline-replay-") if comm.is_main_process() else "")
-    try:
-        comm.on_main_process(lambda: _check_free(folder))
-        checkpoint = comm.on_main_process(lambda: _provide_checkpoint(run, iteration, scratch))
+    replayed, main = replay_config(run, cfg, overrides), comm.is_main_process()
+    folder = os.path.join(run, f"replay_{iteration}")
+    comm.on_main_process(lambda: _check_free(folder))
+    curves = comm.on_main_process(lambda: curves_of(run))
+    start = comm.on_main_process(lambda: find_checkpoint(run, iteration)) if checkpoint is None else checkpoint
+    with _scratch_folder() as scratch, console_kept():
+        comm.on_main_process(lambda: _prepare(run, start, scratch))
         replayed.OUTPUT_DIR = scratch
-        default_setup(replayed, argparse.Namespace(resume=bool(checkpoint)))
+        default_setup(replayed, argparse.Namespace(resume=bool(start)))
         set_console_level("CRITICAL")  # the report has the error of the step
         one = trainer(replayed)
-        one.resume_or_load(resume=bool(checkpoint))
+        one.resume_or_load(resume=bool(start))
         if one.start_iter > iteration or iteration >= one.max_iter:
             raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {one.max_iter - 1}")
-        main = comm.is_main_process()
         recorder = StepRecorder(
             iteration,
             debug,
@@ -104,33 +107,33 @@ def replay(
         if main:
             claim_files(run, [f"replay_{iteration}/{name}" for name in _FILES])
             os.makedirs(folder, exist_ok=True)
-        start, failure = one.start_iter, None
         try:
             one.train()
         except Exception as error:
             if "error" not in recorder.report:
                 raise
-            failure = error
+            logger.debug("The replayed step failed", exc_info=error)
         report = recorder.report
-        report["run"], report["checkpoint"] = os.path.abspath(run), checkpoint
-        report["first_iteration"], report["ranks"] = start, comm.get_world_size()
-        if comm.is_main_process():
-            report["compared"] = compare_rows(run, scratch, start, iteration)
-            then, now = environment_of(run), describe_environment()
-            report["environment"] = {"then": then, "now": now}
+        report["run"], report["checkpoint"] = os.path.abspath(run), os.path.basename(start)
+        report["first_iteration"], report["ranks"] = one.start_iter, comm.get_world_size()
+        if main:
+            report["compared"] = compare_curves(curves, curves_of(scratch), one.start_iter, iteration)
+            report["environment"] = {"then": environment_of(run), "now": describe_environment()}
             report["overrides"] = [str(value) for value in overrides]
             write_report(report, recorder.images, folder)
-        if failure is not None:
-            logger.debug("The replayed step failed", exc_info=failure)
         return report
-    finally:
-        if comm.is_main_process():
-            shutil.rmtree(scratch, ignore_errors=True)
 
 
 def replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[Any]) -> CfgNode:
-    cfg = get_cfg() if cfg is None else cfg.clone()
-    cfg.merge_from_file(os.path.join(run, "config.yaml"))
+    """Return the config of a replay: that of the run with ``overrides``, and without trackers and messages.
+
+    Args:
+        run, cfg, overrides: see :func:`replay`.
+
+    Raises:
+        ConfigError: there is no such run, or an override is invalid.
+    """
+    cfg = run_config(run, cfg)
     cfg.LOG.WRITERS = ("JSONWriter",)  # a tracker would get the metrics twice
     cfg.LOG.PROGRESS_BAR = False
     cfg.LOG.CURVES = False
@@ -139,21 +142,8 @@ def replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[Any]) -> Cf
     return cfg
 
 
-def _check_free(folder: str) -> None:
-    """Raise an error if the folder has files that no replay has written."""
-    foreign = set(os.listdir(folder)).difference(_FILES) if os.path.isdir(folder) else set()
-    if foreign:
-        raise ConfigError(f"{folder} has files that no replay has written, such as {min(foreign)}: move them away")
-
-
 def find_checkpoint(run: str, iteration: int) -> str:
-    """Return the newest whole checkpoint of a run before a step; empty if there is none.
-
-    Raises:
-        ConfigError: there is no such run.
-    """
-    if not os.path.isfile(os.path.join(run, "config.yaml")):
-        raise ConfigError(f"{run}: no run of hookline is here (it has no config.yaml)")
+    """Return the path of a run's newest whole checkpoint before a step; empty if there is none."""
     reader = Checkpointer(model=None, save_dir=run)  # type: ignore[arg-type]
     for path in newest_first(reader.get_all_checkpoint_files()):
         if not 0 <= iteration_of(path) < iteration:
@@ -167,16 +157,32 @@ def find_checkpoint(run: str, iteration: int) -> str:
     return ""
 
 
-def _provide_checkpoint(run: str, iteration: int, scratch: str) -> str:
-    """Link the checkpoint to start from into the scratch folder. Return its name; empty: there is none."""
-    path = find_checkpoint(run, iteration)
-    if not path:
-        return ""
-    name = os.path.basename(path)
-    os.symlink(os.path.abspath(path), os.path.join(scratch, name))
+def _check_free(folder: str) -> None:
+    """Raise an error if the folder has files that no replay has written."""
+    foreign = set(os.listdir(folder)).difference(_FILES) if os.path.isdir(folder) else set()
+    if foreign:
+        raise ConfigError(f"{folder} has files that no replay has written, such as {min(foreign)}: move them away")
+
+
+@contextmanager
+def _scratch_folder() -> Iterator[str]:
+    """The folder of a replay, for all ranks; it is removed at the end of the block."""
+    folder = comm.broadcast_object(tempfile.mkdtemp(prefix="hookline-replay-") if comm.is_main_process() else "")
+    try:
+        yield folder
+    finally:
+        if comm.is_main_process():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prepare(run: str, checkpoint: str, scratch: str) -> None:
+    """Make a scratch folder one that resumes from a checkpoint; without a checkpoint it stays empty."""
+    if not checkpoint:
+        return
+    name = os.path.basename(checkpoint)
+    os.symlink(os.path.abspath(checkpoint), os.path.join(scratch, name))
     with open(os.path.join(scratch, "last_checkpoint"), "w", encoding="utf-8") as file:
         file.write(name)
     for file_name in ("config.yaml", "metrics.json"):
         if os.path.exists(os.path.join(run, file_name)):
             shutil.copy(os.path.join(run, file_name), scratch)
-    return name

@@ -2,10 +2,9 @@
 
 import base64
 import html
+import io
 import json
 import os
-import struct
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -124,14 +123,11 @@ def _page(report: Mapping[str, Any], images: torch.Tensor | None) -> str:
 
 def _png(image: torch.Tensor) -> bytes:
     """Return an image (1 or 3, H, W) as PNG, its finite values scaled to the whole range; others are black."""
+    from PIL import Image
+
     finite = image[image.isfinite()]
     low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 1.0)
     scaled = ((image - low) / ((high - low) or 1.0) * 255).nan_to_num(0.0, 0.0, 0.0).clamp(0, 255).byte()
-    rows = scaled.permute(1, 2, 0).contiguous().numpy()
-    height, width, channels = rows.shape
-    lines = b"".join(b"\0" + row.tobytes() for row in rows)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2 if channels == 3 else 0, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
-    )
+    file = io.BytesIO()
+    Image.fromarray(scaled.permute(1, 2, 0).squeeze(2).contiguous().numpy()).save(file, "PNG")
+    return file.getvalue()

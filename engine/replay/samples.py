@@ -1,15 +1,15 @@
 """Which samples a step of a run reads, from the sampler alone."""
 
-import os
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
-from ...config import CfgNode, ConfigError, get_cfg
+from ...config import CfgNode, ConfigError
 from ..data import build_train_loader
 from ..data.batch_sampler import GlobalBatchSampler, RankBatchSampler, takes_start
 from ..data.index_stream import reason_without_indices
 from ..resume.lengths import loader_length, resolve_lengths
+from .run_config import run_config
 
 __all__ = ["iterations_of", "samples_at"]
 
@@ -49,11 +49,7 @@ class _Stream:
     """The global batches of a run."""
 
     def __init__(self, run: str, cfg: CfgNode | None) -> None:
-        path = os.path.join(run, "config.yaml")
-        if not os.path.isfile(path):
-            raise ConfigError(f"{run}: no run of hookline is here (it has no config.yaml)")
-        cfg = get_cfg() if cfg is None else cfg.clone()
-        cfg.merge_from_file(path)
+        cfg = run_config(run, cfg)
         if cfg.SOLVER.REFERENCE_WORLD_SIZE:
             raise ConfigError(
                 f"{run}: SOLVER.REFERENCE_WORLD_SIZE scales its batch size by the number of ranks, which the sampler "
@@ -81,7 +77,7 @@ class _Stream:
             epoch, position = 0, iteration
         else:
             epoch, position = divmod(iteration, self._length)
-        return next(islice(self._batches(epoch, position), 0, None), [])
+        return next(self._batches(epoch, position), [])
 
     def all(self) -> Iterator[list[int]]:
         left, epoch = self.max_iter, 0

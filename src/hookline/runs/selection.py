@@ -8,7 +8,7 @@ import numpy as np
 from ..config.errors import ConfigError, suggest
 from .reading import AXES, Run
 
-__all__ = ["COLORS", "charts_over", "select_metrics"]
+__all__ = ["COLORS", "charts_over", "is_measured", "select_metrics"]
 
 COLORS = (
     *("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16", "#a16207", "#64748b"),
@@ -16,11 +16,16 @@ COLORS = (
 )
 """Colors of runs, or of the metrics of one run. They are readable on white and on black."""
 
-_SPEED = (
-    *("time", "data_time", "time_*", "eval_time", "*samples_per_s", "items_per_s", "flops_per_s", "mfu", "*_mem"),
-    *("ranks/*", "epoch", "loss_scale"),
+_MEASURED = (
+    *("time", "data_time", "forward_time", "time_*", "eval_time", "*samples_per_s", "items_per_s", "flops_per_s"),
+    *("mfu", "*_mem", "ranks/*", "eta_seconds"),
 )
-"""Metrics of a run's speed and memory, whose charts come last."""
+_LAST = ("epoch", "loss_scale")  # their charts come last, as those of _MEASURED
+
+
+def is_measured(name: str) -> bool:
+    """Return whether a metric is a time, a speed or an amount of memory, which differs in each run."""
+    return any(fnmatchcase(name, pattern) for pattern in _MEASURED)
 
 
 def select_metrics(runs: Sequence[Run], patterns: Iterable[str] = ()) -> list[str]:
@@ -78,7 +83,7 @@ def charts_over(runs: Sequence[Run], patterns: Iterable[str], axis: str) -> dict
 
 def _rank(name: str) -> tuple[int, str, int, str]:
     last = name.rpartition("/")[2]
-    if any(fnmatchcase(name, pattern) for pattern in _SPEED):
+    if name in _LAST or is_measured(name):
         place = 3
     elif _is_rate(name):
         place = 2

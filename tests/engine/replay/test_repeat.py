@@ -1,6 +1,7 @@
 """A replayed step equals the run's to the bit, names its samples, and leaves the run's files as they were."""
 
 import json
+import logging
 import random
 
 import pytest
@@ -93,6 +94,25 @@ def test_a_changed_config_is_found_in_the_metrics(tmp_path):
     difference = report["compared"]["first_difference"]
     assert (difference["iteration"], difference["metric"]) == (0, "lr")
     assert "SOLVER.BASE_LR 0.2" in report_text(report)
+
+
+def test_a_changed_config_is_found_after_a_checkpoint_and_the_console_stays_as_it_was(tmp_path):
+    config_trainer(tmp_path, *RUN).train()
+    (console,) = (one for one in logging.getLogger("hookline").handlers if "Console" in type(one).__name__)
+    console.setLevel("WARNING")
+    report = replay(str(tmp_path), 17, overrides=["SOLVER.BASE_LR", 0.2])
+    assert report["checkpoint"] == "model_0000013.pth"
+    difference = report["compared"]["first_difference"]
+    assert (difference["iteration"], difference["metric"]) == (14, "lr")
+    assert console.level == logging.WARNING
+
+
+def test_a_run_without_metrics_json_is_replayed_and_not_compared(tmp_path):
+    config_trainer(tmp_path, *RUN).train()
+    (tmp_path / "metrics.json").unlink()
+    report = replay(str(tmp_path), 3)
+    assert report["compared"] == {"values": 0, "first_difference": None}
+    assert "no rows on the way" in report_text(report)
 
 
 def test_a_poisoned_sample_is_found_in_one_step(tmp_path):
