@@ -26,6 +26,7 @@ __all__ = [
     "iterations",
     "newest_first",
     "saved_config",
+    "saved_ranks",
 ]
 
 logger = logging.getLogger(__name__)

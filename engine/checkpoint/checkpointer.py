@@ -22,7 +22,9 @@ How it is written
 1. The state is taken: :func:`~.state.to_plain` turns it into tensors and plain data.
 2. A temporary file is written, flushed to disk and renamed. Its checksum covers every byte (``checkpoint_file.py``).
 3. ``last_checkpoint`` points to the new file, the same way.
-4. Outdated checkpoints are removed. A process that is killed at any point leaves a checkpoint that can be loaded.
+4. Outdated checkpoints are removed.
+
+A process that is killed at any point leaves a checkpoint that can be loaded.
 
 Checksums are compared before a file is loaded. It is read with ``weights_only=True``, so no code in it runs. A resume
 skips damaged checkpoints and takes the newest that verifies (``candidates.py``).
@@ -135,6 +137,7 @@ class Checkpointer(CheckpointReader):
         return lambda: self._write(path, lambda file: write_checkpoint(file, data))
 
     def state(self, further: dict[str, Any]) -> dict[str, Any]:
+        """Return what a checkpoint holds, with ``further`` entries. Tensors are not copied."""
         weights = to_plain(self.model.state_dict(), "model")
         data: dict[str, Any] = {"model": {plain_name(key): value for key, value in weights.items()}}
         for name, obj in self.checkpointables.items():
