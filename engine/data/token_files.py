@@ -41,7 +41,9 @@ class TokenFile:
         if not os.path.exists(path):
             raise ConfigError(f"there is no file or folder {path}{suggest_file(path)}")
         if not os.path.isdir(path):
-            size = os.path.getsize(path) // np.dtype(dtype).itemsize
+            size, rest = divmod(os.path.getsize(path), np.dtype(dtype).itemsize)
+            if rest:
+                raise ConfigError(f"{path} does not end with a whole {dtype}: it was cut, or its dtype is another")
             self.tokens: np.ndarray = np.memmap(path, dtype=dtype, mode="r", shape=(size,)) if size else np.empty(0)
             return
         try:

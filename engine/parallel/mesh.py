@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Literal
@@ -162,7 +163,7 @@ class Mesh(FSDP2):
         if isinstance(model, nn.parallel.DistributedDataParallel):
             return DDP().explain(error, model)
         tensor = self._own_sizes()[2]
-        if tensor == 1 or not isinstance(error, RuntimeError) or isinstance(error, torch.OutOfMemoryError):
+        if tensor == 1 or not isinstance(error, RuntimeError) or not re.search("shape|size", str(error)):
             return None
         return RuntimeError(
             f"{error}\nThe layers of PARALLEL.ARGS.plan are split over {tensor} ranks. A module between a "

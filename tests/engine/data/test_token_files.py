@@ -74,6 +74,7 @@ def test_a_copy_in_another_process_maps_the_files_again(packed):
         ({"path": "data", "block_size": 11}, "data has 11 tokens of type uint8, too few for a block of 11"),
         ({"path": "data", "block_size": 0}, "block_size: must be at least 1"),
         ({"path": "text.txt", "documents": True, "dtype": "uint8"}, "documents: text.txt is a file without documents"),
+        ({"path": "text.txt"}, "text.txt does not end with a whole uint16: it was cut, or its dtype is another"),
         ({"path": ["data", "text.txt"], "dtype": "uint8"}, "different tokenizers: bytes and unknown"),
     ],
 )
