@@ -2,7 +2,7 @@
 
 import enum
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 
 from .tensors import local_part
 
-__all__ = ["digest"]
+__all__ = ["digest", "read_digests"]
 
 _ROW = 1 << 14  # words that share one sum
 _SLAB = 1 << 22  # words at a time: bounds the memory
@@ -55,12 +55,20 @@ def digest(value: Any) -> torch.Tensor:
     return torch.tensor(known, device="cpu") if total is None else (total + known).reshape(())
 
 
+def read_digests(digests: Sequence[torch.Tensor]) -> list[str]:
+    """Wait for digests, with one copy from their device, and return each as 16 hexadecimal digits."""
+    there = [one for one in digests if one.device.type != "cpu"]
+    values = iter(torch.stack([one.to(there[0].device) for one in there]).tolist() if there else ())
+    numbers = [one.item() if one.device.type == "cpu" else next(values) for one in digests]
+    return [f"{number & (2**64 - 1):016x}" for number in numbers]
+
+
 def _parts(value: Any, parents: list[Any]) -> Iterator[torch.Tensor | bytes]:
     """Yield the tensors of a value, and a description of everything else, in order."""
     if isinstance(value, torch.Tensor):
         yield from _plain(value)
         return
-    if isinstance(value, _PLAIN):
+    if isinstance(value, _PLAIN) or (type(value) in (tuple, list) and all(isinstance(one, _PLAIN) for one in value)):
         yield repr(value).encode()
         return
     if hasattr(value, "__array_interface__"):
