@@ -262,8 +262,7 @@ _C.TEST.PREDICTIONS_FORMAT = "jsonl"
 # Columns of these files: "prediction" (all outputs; also if empty), "class", "probability", "target", or entries of the
 # batches, if they are dicts, such as "id".
 _C.TEST.PREDICTIONS_COLUMNS = []
-# Recompute batch-norm statistics before each evaluation during training, from NUM_ITER training batches (at most one
-# pass), instead of using running averages.
+# Recompute batch-norm statistics from NUM_ITER training batches, at most one pass, before evaluations during training.
 _C.TEST.PRECISE_BN = CN()
 _C.TEST.PRECISE_BN.ENABLED = False
 _C.TEST.PRECISE_BN.NUM_ITER = _count(200, least=1)
@@ -277,6 +276,11 @@ _C.CHECKPOINT.ASYNC = False
 _C.CHECKPOINT.ON_ERROR = Typed("stop", one_of("stop", "continue"))
 # Number of periodic checkpoints to keep, the newest ones. 0: all.
 _C.CHECKPOINT.MAX_TO_KEEP = _count(0)
+# Full checkpoints for hookline replay, and for a resume that repeats few steps: rolling_0000999.pth every PERIOD, such
+# as 200 or "10min", of which the newest KEEP stay. MAX_TO_KEEP does not count them. PERIOD 0: none.
+_C.CHECKPOINT.ROLLING = CN()
+_C.CHECKPOINT.ROLLING.PERIOD = Typed(0, Duration.parse)
+_C.CHECKPOINT.ROLLING.KEEP = _count(1, least=1)
 # model_best.pth: the weights with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any other
 # logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no metric.
 _C.CHECKPOINT.BEST = CN()

@@ -271,11 +271,11 @@ class _TEST_EVALUATOR(CfgNode):
 
 class _TEST_PRECISE_BN(CfgNode):
     ENABLED: bool
-    """Recompute batch-norm statistics before each evaluation during training, from NUM_ITER training batches (at most
-    one pass), instead of using running averages."""
+    """Recompute batch-norm statistics from NUM_ITER training batches, at most one pass, before evaluations during
+    training."""
     NUM_ITER: int
-    """Recompute batch-norm statistics before each evaluation during training, from NUM_ITER training batches (at most
-    one pass), instead of using running averages."""
+    """Recompute batch-norm statistics from NUM_ITER training batches, at most one pass, before evaluations during
+    training."""
 
 class _TEST(CfgNode):
     EVAL_PERIOD: int | str
@@ -305,8 +305,16 @@ class _TEST(CfgNode):
     """Columns of these files: "prediction" (all outputs; also if empty), "class", "probability", "target", or entries
     of the batches, if they are dicts, such as "id"."""
     PRECISE_BN: _TEST_PRECISE_BN
-    """Recompute batch-norm statistics before each evaluation during training, from NUM_ITER training batches (at most
-    one pass), instead of using running averages."""
+    """Recompute batch-norm statistics from NUM_ITER training batches, at most one pass, before evaluations during
+    training."""
+
+class _CHECKPOINT_ROLLING(CfgNode):
+    PERIOD: int | str
+    """Full checkpoints for hookline replay, and for a resume that repeats few steps: rolling_0000999.pth every PERIOD,
+    such as 200 or "10min", of which the newest KEEP stay. MAX_TO_KEEP does not count them. PERIOD 0: none."""
+    KEEP: int
+    """Full checkpoints for hookline replay, and for a resume that repeats few steps: rolling_0000999.pth every PERIOD,
+    such as 200 or "10min", of which the newest KEEP stay. MAX_TO_KEEP does not count them. PERIOD 0: none."""
 
 class _CHECKPOINT_BEST(CfgNode):
     METRIC: str
@@ -332,6 +340,9 @@ class _CHECKPOINT(CfgNode):
     checkpoint is then tried when it is due; rows of metrics are kept in memory until the next write."""
     MAX_TO_KEEP: int
     """Number of periodic checkpoints to keep, the newest ones. 0: all."""
+    ROLLING: _CHECKPOINT_ROLLING
+    """Full checkpoints for hookline replay, and for a resume that repeats few steps: rolling_0000999.pth every PERIOD,
+    such as 200 or "10min", of which the newest KEEP stay. MAX_TO_KEEP does not count them. PERIOD 0: none."""
     BEST: _CHECKPOINT_BEST
     """model_best.pth: the weights with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any
     other logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no

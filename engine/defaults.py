@@ -21,12 +21,7 @@ from .checkpoint import checkpointer_for, unwrap_model
 from .compat.ddp import create_ddp_model
 from .compat.writers import default_writers
 from .data import build_test_loader, build_train_loader
-from .evaluation import (
-    DatasetEvaluator,
-    build_evaluator,
-    evaluation_context,
-    verify_results,
-)
+from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, verify_results
 from .evaluation.test_sets import evaluate_sets, evaluate_test_sets, own_periods
 from .evaluation.training_metrics import training_metrics
 from .evaluation.trial import sanity_check_batches, trial
@@ -194,6 +189,8 @@ class DefaultTrainer(ResumableTrainer):
         # PeriodicCheckpointer saves when all hooks of a step have run. Its position in this list does not matter.
         max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None
         ret.append(hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=max_to_keep))
+        if rolling := Duration.parse(cfg.CHECKPOINT.ROLLING.PERIOD):
+            ret.append(hooks.RollingCheckpointer(self.checkpointer, rolling, cfg.CHECKPOINT.ROLLING.KEEP))
         if cfg.CHECKPOINT.ON_EXCEPTION:
             ret.append(hooks.ExceptionCheckpointer(self.checkpointer))
         if Duration.parse(cfg.SOLVER.TIME_LIMIT):

@@ -256,7 +256,7 @@ class TrainerBase(RunState):
     def _serve_requests(self) -> None:
         """Evaluate, write metrics, then save, so that the checkpoint has the state after all of them."""
         self._check_state(self._requests)
-        for event in ("on_eval", "on_write", "on_save", "on_memory_save"):
+        for event in ("on_eval", "on_write", "on_save", "on_extra_save"):
             if event in self._requests:
                 self._requests.discard(event)
                 if event.endswith("_save") and self.ranks_in_sync:

@@ -3,7 +3,7 @@
 from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, HookBase, StopTraining
 from .checkpoints.best import BestCheckpointer
 from .checkpoints.in_memory import InMemoryCheckpointer
-from .checkpoints.periodic import ExceptionCheckpointer, PeriodicCheckpointer
+from .checkpoints.periodic import ExceptionCheckpointer, PeriodicCheckpointer, RollingCheckpointer
 from .control.accumulation import GradientAccumulationScheduler
 from .control.early_stopping import EarlyStopping
 from .control.interruption import SignalHandler, StopSignals, TimeLimit
@@ -86,6 +86,7 @@ __all__ = [
     "PeriodicWriter",
     "PreciseBN",
     "ProgressBar",
+    "RollingCheckpointer",
     "RowWriter",
     "SamplePredictions",
     "SanityCheck",

@@ -21,7 +21,7 @@ EVENTS: tuple[str, ...] = (
     "before_eval", "before_eval_step", "after_eval_step", "on_eval_end", "after_eval",
     "before_predict", "on_predict_end", "after_predict", "before_sanity_check", "after_sanity_check",
     "before_save", "after_save", "after_load", "after_write", "on_exception",
-    "on_eval", "before_write", "on_write", "on_save", "on_memory_save", "after_run",
+    "on_eval", "before_write", "on_write", "on_save", "on_extra_save", "after_run",
 )
 """All events: the methods of :class:`HookBase` that a trainer calls."""
 # fmt: on
@@ -50,7 +50,7 @@ class HookBase:
                 before_zero_grad(); after_zero_grad()
             after_step()
             after_epoch()                         # at the last step of an epoch
-            on_eval(); before_write(); on_write(); on_save(); on_memory_save()    # what was requested
+            on_eval(); before_write(); on_write(); on_save(); on_extra_save()     # what was requested
         on_exception(error)                       # if a step or a hook raised one
         after_train()                             # always
         before_write(); on_write()                # always: the last metrics, those of after_train included
@@ -187,8 +187,8 @@ class HookBase:
     def on_save(self) -> None:
         """Save a checkpoint, after ``on_write``: :class:`PeriodicCheckpointer` does."""
 
-    def on_memory_save(self) -> None:
-        """Keep a copy of the state in memory, after ``on_save``: :class:`InMemoryCheckpointer` does."""
+    def on_extra_save(self) -> None:
+        """Save more, after ``on_save``: :class:`RollingCheckpointer` and :class:`InMemoryCheckpointer` do."""
 
     def after_run(self) -> None:
         """Once, at the very end: metrics and the last checkpoint are written."""

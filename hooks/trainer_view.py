@@ -136,8 +136,8 @@ class TrainerView(Protocol):
     def request_write(self, everywhere: bool = False) -> None:
         """Write metrics at the end of the current step."""
 
-    def request_save(self, everywhere: bool = False, in_memory: bool = False) -> None:
-        """Save a checkpoint at the end of the current step; a copy in memory, if all ranks request it."""
+    def request_save(self, everywhere: bool = False, extra: bool = False) -> None:
+        """Save a checkpoint at the end of the current step; ``extra``: a rolling one, or a copy in memory."""
 
     def skip_epoch(self) -> None:
         """End the epoch with the current step."""

@@ -162,14 +162,15 @@ class RunState(HookHost):
         else:
             self._stop_with(request)
 
-    def request_save(self, everywhere: bool = False, in_memory: bool = False) -> None:
+    def request_save(self, everywhere: bool = False, extra: bool = False) -> None:
         """Save a checkpoint at the end of the current step. ``everywhere``: as for :meth:`request_stop`.
 
         Args:
-            in_memory: a copy by :class:`~hookline.hooks.InMemoryCheckpointer`. All ranks must request it.
+            extra: by :class:`~hookline.hooks.RollingCheckpointer` and :class:`~hookline.hooks.InMemoryCheckpointer` if
+                it is time for them, not by :class:`~hookline.hooks.PeriodicCheckpointer`. All ranks must request it.
         """
-        if in_memory:
-            self._requests.add("on_memory_save")
+        if extra:
+            self._requests.add("on_extra_save")
         else:
             self._request("on_save", everywhere)
 
@@ -217,7 +218,7 @@ class RunState(HookHost):
         if stop is not None:
             self._stop_with(stop)
         if self._requests and agreement.same_hooks:
-            compare = self._requests != {"on_memory_save"}  # a copy in memory writes no metrics
+            compare = self._requests != {"on_extra_save"}  # it writes no metrics
             share_metrics(self.storage, self._finished, self._stragglers, self.hook_costs(), compare)
 
     def _end_requests(self) -> None:

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _FILES = ("report.json", "report.html", "trace.json", "step.pth")
 # Hooks that only save. The replay saves nothing.
 _SAVERS = (
-    hooks.PeriodicCheckpointer,
+    hooks.PeriodicCheckpointer,  # and the rolling one
     hooks.BestCheckpointer,
     hooks.ExceptionCheckpointer,
     hooks.InMemoryCheckpointer,

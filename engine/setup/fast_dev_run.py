@@ -46,6 +46,7 @@ def shortened(cfg: CfgNode) -> CfgNode:
     loader.ITERS_PER_EPOCH = min(loader.ITERS_PER_EPOCH, number)
     cfg.SOLVER.MAX_ITER, cfg.SOLVER.WARMUP_ITERS = number, 0
     cfg.SOLVER.CHECKPOINT_PERIOD = cfg.TEST.EVAL_PERIOD = cfg.CHECKPOINT.BEST.PERIOD = 0
+    cfg.CHECKPOINT.ROLLING.PERIOD = 0
     cfg.TEST.EVAL_ON_START = False
     cfg.TEST.PRECISE_BN.NUM_ITER = min(cfg.TEST.PRECISE_BN.NUM_ITER, number)
     cfg.TEST.SANITY_CHECK_BATCHES = 0  # the evaluation follows soon

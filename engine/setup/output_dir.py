@@ -26,7 +26,8 @@ trains in the folder. "dry" (``--dry-run``): writes nothing. "trial" (FAST_DEV_R
 
 # Files of every run, and files of writers that a config may leave out.
 _RUN_FILE = re.compile(
-    r"config\.yaml|log\.txt(\.rank\d+)?|last_checkpoint|model_(\d{7,}|final|exception|best(_\d{7,}(_\w+)?)?)\.pth"
+    r"config\.yaml|log\.txt(\.rank\d+)?|last_checkpoint"
+    r"|(rolling_\d{7,}|model_(\d{7,}|final|exception|best(_\d{7,}(_\w+)?)?))\.pth"
 )
 _WRITER_FILES = {"JSONWriter": "metrics.json", "CSVWriter": "metrics.csv"}
 

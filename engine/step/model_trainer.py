@@ -328,7 +328,7 @@ class ModelTrainer(TrainerBase):
 
     def _check_state(self, requests: set[str]) -> None:
         self.nonfinite.settle(self, self.ranks_in_sync)
-        if not requests.isdisjoint({"on_eval", "on_save", "on_memory_save"}):
+        if not requests.isdisjoint({"on_eval", "on_save", "on_extra_save"}):
             self.nonfinite.check_weights(self, self.ranks_in_sync)
 
     # ------------------------------------------------------------------ state

@@ -39,6 +39,7 @@ class InMemoryCheckpointer(HookBase):
                 raise ConfigError("InMemoryCheckpointer needs hookline's Checkpointer with a local save_dir")
             self._memory = checkpointer.in_memory(folder)
         self._every = Every(period)
+        self._due = False
 
     def before_train(self) -> None:
         self._every.start()
@@ -48,10 +49,14 @@ class InMemoryCheckpointer(HookBase):
     def after_step(self) -> None:
         if self._memory is not None and self._every(self.trainer):
             self._memory.poll()
-            self.trainer.request_save(everywhere=True, in_memory=True)
+            self._due = True
+            self.trainer.request_save(everywhere=True, extra=True)
 
-    def on_memory_save(self) -> None:
+    def on_extra_save(self) -> None:
         trainer = self.trainer
+        due, self._due = self._due, False
+        if not due:
+            return
         if trainer.comm.get_world_size() > 1 and not trainer.ranks_in_sync:
             raise RuntimeError("InMemoryCheckpointer: all ranks must have the same hooks")
         path = self._memory.path(trainer.finished_iter)

@@ -13,7 +13,7 @@ from ..base import HOOK_REGISTRY, HookBase
 from ..every import Every
 from .adapter import adapt
 
-__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer"]
+__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer"]
 
 logger = logging.getLogger(__name__)
 
@@ -207,6 +207,47 @@ class PeriodicCheckpointer(HookBase):
 
 def _names(paths: Sequence[str]) -> list[str]:
     return [os.path.basename(path) for path in paths]
+
+
+@HOOK_REGISTRY.register()
+class RollingCheckpointer(PeriodicCheckpointer):
+    """Saves ``rolling_0000999`` every ``period``, and keeps the newest ``keep`` of them.
+
+    A run needs few of these full checkpoints for a replay near its last step (``hookline replay``), and for a resume
+    that repeats few steps: it takes the newest checkpoint, rolling or not. A step in which the PeriodicCheckpointer
+    saves, and the end of the run, have no rolling one.
+
+    Args:
+        checkpointer: that of the run's PeriodicCheckpointer.
+        period: a duration, in iterations, epochs or time.
+        keep: how many to keep.
+
+    Raises:
+        ConfigError: ``keep`` is less than 1.
+    """
+
+    single = True
+
+    def __init__(self, checkpointer: Any, period: "Duration | int | str" = 200, keep: int = 1) -> None:
+        if keep < 1:
+            raise ConfigError(f"RollingCheckpointer: keep must be at least 1, not {keep}")
+        super().__init__(checkpointer, period, max_to_keep=keep, file_prefix="rolling")
+
+    def after_step(self) -> None:
+        if self._every(self.trainer):
+            self._scheduled = True
+            self.trainer.request_save(everywhere=True, extra=True)
+
+    def on_save(self) -> None:
+        self._scheduled = False  # the PeriodicCheckpointer saves
+
+    def on_extra_save(self) -> None:
+        if self._scheduled:
+            self._scheduled = False
+            self._save_periodic(self.trainer.finished_iter)
+
+    def after_train(self) -> None:
+        """Do nothing: the PeriodicCheckpointer saves the end."""
 
 
 @HOOK_REGISTRY.register()

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
-from small_runs import files, last, saved
+from small_runs import assert_equal_models, config_trainer, files, kill_at, last, saved
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
@@ -16,6 +16,7 @@ from hookline.hooks import (
     LRScheduler,
     PeriodicCheckpointer,
     PeriodicWriter,
+    RollingCheckpointer,
 )
 
 # ---------------------------------------------------------------------------- PeriodicCheckpointer
@@ -380,6 +381,40 @@ def test_a_failing_run_waits_for_its_last_asynchronous_save(make, tmp_path):
     with pytest.raises(RuntimeError, match="broken"):
         trainer.train(0, 8)
     assert last(checkpointer) == "model_0000001.pth"
+
+
+# ---------------------------------------------------------------------------- RollingCheckpointer
+
+
+def test_rolling_checkpoints_stand_between_the_others_and_only_the_newest_stay(make):
+    trainer, checkpointer = make()
+    seen = []
+    look = CallbackHook(after_step=lambda t: seen.append(files(checkpointer)))
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 4, max_to_keep=2), look])
+    trainer.register_hooks([RollingCheckpointer(checkpointer, 2, keep=1)])
+    trainer.train(0, 9)
+    assert "rolling_0000001.pth" in seen[2]
+    assert "rolling_0000003.pth" not in seen[4]  # the PeriodicCheckpointer saved there
+    kept = ["model_0000003.pth", "model_0000007.pth", "model_final.pth", "rolling_0000005.pth"]
+    assert files(checkpointer) == ["last_checkpoint", *kept]
+    assert last(checkpointer) == "model_final.pth"
+    with pytest.raises(ConfigError, match="keep must be at least 1"):
+        RollingCheckpointer(checkpointer, 2, keep=0)
+
+
+def test_a_resume_takes_the_newest_checkpoint_rolling_or_not_and_is_exact(tmp_path):
+    options = ("CHECKPOINT.ROLLING.PERIOD", 3, "SOLVER.MAX_ITER", 20)  # CHECKPOINT_PERIOD is 7
+    config_trainer(tmp_path / "whole", *options).train()
+    kill_at(config_trainer(tmp_path / "run", *options), 13)
+    assert {"model_0000006.pth", "rolling_0000011.pth"} == {path.name for path in (tmp_path / "run").glob("*.pth")}
+    resumed = config_trainer(tmp_path / "run", *options, resume=True)
+    assert resumed.start_iter == 12
+    kill_at(resumed, 14)
+    resumed = config_trainer(tmp_path / "run", *options, resume=True)
+    assert resumed.start_iter == 14
+    resumed.train()
+    assert_equal_models(tmp_path / "run", tmp_path / "whole")
+    assert [path.name for path in (tmp_path / "run").glob("rolling*")] == ["rolling_0000017.pth"]
 
 
 # ---------------------------------------------------------------------------- ExceptionCheckpointer
