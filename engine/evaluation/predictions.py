@@ -33,6 +33,8 @@ __all__ = ["FORMATS", "check_format", "outputs_of", "predict_dataset", "write_pr
 FORMATS = ("jsonl", "csv", "npz")
 """JSON lines, one per sample; a table; or one array per output for ``numpy.load``."""
 
+_ROWS = "rows.txt"  # of a part
+
 Columns = dict[str, Any]
 """Outputs of a batch by name: arrays or lists with one entry per sample."""
 
@@ -124,9 +126,9 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
     part = _part(base, comm.get_rank())
     os.makedirs(part)
     try:
-        with _Part(part) as writer:
+        with _Part(part, format) as writer:
             for batch in outputs:
-                writer.write(_columns(batch), as_arrays=format == "npz")
+                writer.write(_columns(batch))
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
@@ -137,7 +139,7 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
             if not os.path.isdir(one):
                 raise ConfigError(f"{one} of rank {rank} is not here: {folder} must be one folder of all machines")
         try:
-            replace_file(path, lambda file: _MERGE[format](file, parts, sum(counts)))
+            replace_file(path, lambda file: _MERGE[format](file, parts, counts))
         finally:
             for one in parts:
                 shutil.rmtree(one)
@@ -153,15 +155,21 @@ def _part(base: str, rank: int) -> str:
 
 
 class _Part:
-    """A folder with the rows of one rank: JSON lines, or one binary file per column."""
+    """A folder with the rows of one rank: JSON lines, a table with the rank's own index, or a binary file per column.
 
-    def __init__(self, folder: str) -> None:
+    Merging the parts copies text and bytes; only the index of further ranks changes.
+    """
+
+    def __init__(self, folder: str, format: str) -> None:
         self.rows = 0
+        self._write = {"jsonl": self._write_lines, "csv": self._write_table, "npz": self._write_arrays}[format]
         self._folder = folder
         self._files = ExitStack()
         self._columns: dict[str, tuple[str, list[int]]] = {}
         self._open: dict[str, IO[bytes]] = {}
-        self._lines: IO[str] | None = None
+        self._text: IO[str] | None = None
+        self._table: Any = None  # a csv.writer
+        self._header: list[str] = []
 
     def __enter__(self) -> "_Part":
         return self
@@ -174,22 +182,39 @@ class _Part:
     def _path(self, name: str) -> Path:
         return Path(self._folder, name)
 
-    def write(self, columns: Columns, as_arrays: bool) -> None:
+    def write(self, columns: Columns) -> None:
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) > 1:
             raise ConfigError(f"the outputs of a batch must have one value per sample, but their lengths are {lengths}")
+        self._write(columns)
         self.rows += next(iter(lengths.values()))
-        (self._write_arrays if as_arrays else self._write_lines)(columns)
+
+    def _rows_file(self) -> IO[str]:
+        if self._text is None:
+            path = self._path(_ROWS)
+            self._text = self._files.enter_context(path.open("w", encoding="utf-8", newline=""))
+        return self._text
 
     def _write_lines(self, columns: Columns) -> None:
-        if self._lines is None:
-            self._lines = self._files.enter_context(self._path("rows.jsonl").open("w", encoding="utf-8", newline="\n"))
+        file = self._rows_file()
         lists = [values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values()]
         for row in zip(*lists, strict=True):
             try:
-                self._lines.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
+                file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
             except TypeError as error:
                 raise ConfigError(f"a prediction cannot be written as JSON ({error})") from error
+
+    def _write_table(self, columns: Columns) -> None:
+        table = self._table = self._table or csv.writer(self._rows_file(), lineterminator="\n")
+        cells = [_cells(name, values) for name, values in columns.items()]
+        for index, parts in enumerate(zip(*cells, strict=True), self.rows):
+            names = [name for part, _ in parts for name in part]
+            if not self._header:
+                self._header = names
+                table.writerow(["index", *names])
+            if names != self._header:
+                raise _other_columns(index, names, self._header)
+            table.writerow([index, *(value for _, part in parts for value in part)])
 
     def _write_arrays(self, columns: Columns) -> None:
         for index, (name, values) in enumerate(columns.items()):
@@ -244,39 +269,67 @@ def _values(name: str, value: Any) -> Any:
     raise ConfigError(f"the output {name!r} is a {what}, not a tensor or list with a value for each sample")
 
 
+def _cells(name: str, values: Any) -> Iterator[tuple[list[str], list[Any]]]:
+    """Yield the names and the numbers of each sample's columns in a table."""
+    if isinstance(values, np.ndarray):
+        names = [name + "".join(f"_{i}" for i in place) for place in np.ndindex(values.shape[1:])]
+        for row in values.reshape(len(values), len(names)).tolist():
+            yield names, row
+        return
+    for value in values:
+        flat = dict(_flat(value, name))
+        yield list(flat), list(flat.values())
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        pairs: Iterable[tuple[Any, Any]] = value.items()
+    elif isinstance(value, list | tuple):
+        pairs = enumerate(value)
+    elif value is None or isinstance(value, str | float | int):
+        yield name, value
+        return
+    else:
+        raise ConfigError(f"a prediction cannot be written to a table: {name} is of type {type(value).__name__}")
+    for key, item in pairs:
+        yield from _flat(item, f"{name}_{key}")
+
+
+def _other_columns(index: int, names: list[str], header: list[str]) -> ConfigError:
+    return ConfigError(f"sample {index} has the columns {names[:9]}, and the first one {header[:9]}; use jsonl")
+
+
 # ---------------------------------------------------------------------------- merging the parts
 
 
-def _rows(parts: list[str]) -> Iterator[dict[str, Any]]:
+def _merge_lines(file: IO[bytes], parts: list[str], counts: list[int]) -> None:
     index = 0
-    for part in parts:
-        path = os.path.join(part, "rows.jsonl")
-        if not os.path.exists(path):  # the rank had no samples
+    for part, count in zip(parts, counts, strict=True):
+        if count:
+            with open(os.path.join(part, _ROWS), "rb") as rows:
+                for line in rows:
+                    file.write(b'{"index": %d, ' % index + line[1:])
+                    index += 1
+
+
+def _merge_table(file: IO[bytes], parts: list[str], counts: list[int]) -> None:
+    header: list[str] = []
+    writer = csv.writer(_Encoded(file), lineterminator="\n")
+    for rank, part in enumerate(parts):
+        if not counts[rank]:
             continue
-        with open(path, encoding="utf-8") as file:
-            for line in file:
-                yield {"index": index, **json.loads(line)}
-                index += 1
-
-
-def _merge_lines(file: IO[bytes], parts: list[str], count: int) -> None:
-    for row in _rows(parts):
-        file.write(json.dumps(row).encode() + b"\n")
-
-
-def _merge_table(file: IO[bytes], parts: list[str], count: int) -> None:
-    buffer = _Encoded(file)
-    writer, names = csv.writer(buffer, lineterminator="\n"), None
-    for row in _rows(parts):
-        flat = dict(_flat(row))
-        if names is None:
-            names = list(flat)
-            writer.writerow(names)
-        if list(flat) != names:
-            raise ConfigError(
-                f"sample {row['index']} has the columns {list(flat)[:9]}, and the first one {names[:9]}; use jsonl"
-            )
-        writer.writerow(flat.values())
+        start, path = sum(counts[:rank]), os.path.join(part, _ROWS)
+        with open(path, encoding="utf-8", newline="") as rows:
+            reader = csv.reader(rows)
+            own = next(reader)
+            if not header:  # its index is that of the whole file
+                header = own
+                with open(path, "rb") as content:
+                    shutil.copyfileobj(content, file, 1 << 22)
+                continue
+            if own != header:
+                raise _other_columns(start, own[1:], header[1:])
+            writer.writerows([start + int(index), *values] for index, *values in reader)
 
 
 class _Encoded:
@@ -289,19 +342,7 @@ class _Encoded:
         self._file.write(text.encode())
 
 
-def _flat(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        pairs: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list):
-        pairs = enumerate(value)
-    else:
-        yield name, value
-        return
-    for key, item in pairs:
-        yield from _flat(item, f"{name}_{key}" if name else str(key))
-
-
-def _merge_arrays(file: IO[bytes], parts: list[str], count: int) -> None:
+def _merge_arrays(file: IO[bytes], parts: list[str], counts: list[int]) -> None:
     kinds: dict[str, Any] = {}
     holders = []
     for part in parts:
@@ -317,14 +358,14 @@ def _merge_arrays(file: IO[bytes], parts: list[str], count: int) -> None:
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         for name, (dtype, shape) in kinds.items():
             with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
-                header = {"descr": dtype, "fortran_order": False, "shape": (count, *shape)}
+                header = {"descr": dtype, "fortran_order": False, "shape": (sum(counts), *shape)}
                 np.lib.format.write_array_header_1_0(entry, header)
                 for part, names in holders:
                     with open(os.path.join(part, f"{names.index(name)}.bin"), "rb") as column:
                         shutil.copyfileobj(column, entry, 1 << 22)
 
 
-_MERGE: dict[str, Callable[[IO[bytes], list[str], int], None]] = {
+_MERGE: dict[str, Callable[[IO[bytes], list[str], list[int]], None]] = {
     "jsonl": _merge_lines,
     "csv": _merge_table,
     "npz": _merge_arrays,

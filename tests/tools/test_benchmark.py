@@ -93,9 +93,26 @@ def test_storage(benchmark):
 
 def test_loader(benchmark):
     results = benchmark("loader", "--steps", 5, "--rounds", 1)
-    kinds = ("arrays", "samples", "deterministic samples")
+    kinds = ("arrays", "samples", "samples with random draws", "deterministic samples")
     assert set(results) == {f"{kind}, {workers} workers" for kind in kinds for workers in (0, 2)}
     assert all(set(numbers) == {"plain_per_s", "hookline_per_s", "time_ratio"} for numbers in results.values())
+
+
+@pytest.mark.slow
+def test_loaders_compares_steps_with_loaders_of_ones_own(benchmark):
+    results = benchmark("loaders", "--steps", 5, "--rounds", 1)
+    assert list(results) == ["generator", "list of batches", "DataLoader without batches"]
+    for rows in results.values():
+        assert list(rows) == ["by hand", "lean", "default"]
+        assert rows["default"]["ratio"] > 0
+
+
+def test_evaluation_compares_passes_and_files(benchmark, monkeypatch):
+    module = import_module("hookline.benchmarks.evaluation")
+    monkeypatch.setattr(module, "WORKS", {"tiny": module.WORKS["tiny"]})
+    results = benchmark("evaluation", "--steps", 1, "--rounds", 1)
+    assert list(results) == ["tiny, accuracy", *(f"tiny, predictions, {form}" for form in ("jsonl", "csv", "npz"))]
+    assert all(set(numbers) == {"ms_by_hand", "ms_hookline", "ratio"} for numbers in results.values())
 
 
 @pytest.mark.slow

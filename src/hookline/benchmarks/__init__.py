@@ -15,7 +15,9 @@ import torch
 from . import steps
 from .checkpoint import checkpoint
 from .compare import compare
+from .evaluation import evaluation
 from .loader import loader
+from .loaders import loaders
 from .measure import use_clock
 
 __all__ = ["measure_and_show", "show"]
@@ -25,6 +27,8 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "hooks": steps.hooks,
     "storage": steps.storage,
     "loader": loader,
+    "loaders": loaders,
+    "evaluation": evaluation,
     "checkpoint": checkpoint,
     "length": steps.length,
     "ranks": lambda args: import_module(".ranks", __name__).ranks(args),  # imports torch.distributed

@@ -35,11 +35,22 @@ class PureSamples(Samples):
     deterministic = True
 
 
+class RandomSamples(Samples):
+    """Samples with noise, a random flip and a random shift, as augmentation draws them from torch's generator."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = super().__getitem__(index)
+        if torch.rand(()) < 0.5:
+            x = x.flip(-1)
+        return x.roll(int(torch.randint(3, ())), -1) + 0.1 * torch.randn(SHAPE), y
+
+
 def loader(args: argparse.Namespace) -> dict[str, Any]:
     """Batches per second: 64 samples of (1, 8, 8), with 0 and 2 persistent workers."""
     entries: dict[str, Any] = {
         "arrays": {"NAME": "synthetic", "ARGS": {"size": SIZE, "shape": list(SHAPE)}},
         "samples": {"NAME": f"{__name__}:Samples", "ARGS": {}},
+        "samples with random draws": {"NAME": f"{__name__}:RandomSamples", "ARGS": {}},
         "deterministic samples": {"NAME": f"{__name__}:PureSamples", "ARGS": {}},
     }
     results: dict[str, Any] = {}

@@ -70,10 +70,10 @@ def forever(loader: Any) -> Iterator[Any]:
         yield from loader
 
 
-def by_hand(cfg: CfgNode, optimizer: type[torch.optim.Optimizer]) -> Run:
-    """The usual hand-written loop: a shuffling DataLoader, zero_grad, backward, step."""
-    model, loader, opt = plain_parts(cfg, optimizer)
-    batches = forever(loader)
+def by_hand(cfg: CfgNode, optimizer: type[torch.optim.Optimizer], loader: Any = None) -> Run:
+    """The usual hand-written loop: a shuffling DataLoader or another ``loader``, zero_grad, backward, step."""
+    model, usual, opt = plain_parts(cfg, optimizer)
+    batches = forever(loader or usual)
     loss_function = nn.CrossEntropyLoss()
 
     def run(steps: int) -> float:

@@ -4,7 +4,19 @@ import argparse
 
 EXAMPLE = "hookline benchmark --compare all"
 
-WHAT = ("overhead", "hooks", "storage", "loader", "checkpoint", "length", "ranks", "scaling", "gpu")
+WHAT = (
+    "overhead",
+    "hooks",
+    "storage",
+    "loader",
+    "loaders",
+    "evaluation",
+    "checkpoint",
+    "length",
+    "ranks",
+    "scaling",
+    "gpu",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -97,7 +97,7 @@ def test_batches_are_written_one_by_one(tmp_path):
     def outputs():
         for index in range(3):
             yield torch.full((1000,), float(index))
-            seen.append(len(list(tmp_path.glob(".hookline-tmp-*/rows.jsonl"))) == 1)
+            seen.append(len(list(tmp_path.glob(".hookline-tmp-*/rows.txt"))) == 1)
 
     assert write_predictions(outputs(), str(tmp_path))[1] == 3000
     assert seen == [True] * 3
