@@ -26,7 +26,7 @@ from .recorder import StepRecorder
 from .report import write_report
 from .run_config import run_config
 
-__all__ = ["find_checkpoint", "replay", "replay_config"]
+__all__ = ["find_checkpoint", "rebuilt", "replay", "replay_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -78,22 +78,12 @@ def replay(
     Raises:
         ConfigError: there is no such run; or the step is before its first or after its last one.
     """
-    if iteration < 0:
-        raise ConfigError(f"iteration {iteration}: the first step of a run is iteration 0")
     replayed, main = replay_config(run, cfg, overrides), comm.is_main_process()
     folder = os.path.join(run, f"replay_{iteration}")
     comm.on_main_process(lambda: _check_free(folder))
     curves = comm.on_main_process(lambda: curves_of(run))
     start = comm.on_main_process(lambda: find_checkpoint(run, iteration)) if checkpoint is None else checkpoint
-    with _scratch_folder() as scratch, console_kept():
-        comm.on_main_process(lambda: _prepare(run, start, scratch))
-        replayed.OUTPUT_DIR = scratch
-        default_setup(replayed, argparse.Namespace(resume=bool(start)))
-        set_console_level("CRITICAL")  # the report has the error of the step
-        one = trainer(replayed)
-        one.resume_or_load(resume=bool(start))
-        if one.start_iter > iteration or iteration >= one.max_iter:
-            raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {one.max_iter - 1}")
+    with rebuilt(run, iteration, start, replayed, trainer) as one:
         recorder = StepRecorder(
             iteration,
             debug,
@@ -101,8 +91,6 @@ def replay(
             os.path.join(folder, "step.pth") if save and main else "",
         )
         recorder.uses_indices = not reason_without_indices(one.data_loader)
-        for saver in _SAVERS:
-            one.remove_hook(saver)
         one.register_hooks([*extra_hooks, recorder])
         if main:
             claim_files(run, [f"replay_{iteration}/{name}" for name in _FILES])
@@ -117,11 +105,41 @@ def replay(
         report["run"], report["checkpoint"] = os.path.abspath(run), os.path.basename(start)
         report["first_iteration"], report["ranks"] = one.start_iter, comm.get_world_size()
         if main:
-            report["compared"] = compare_curves(curves, curves_of(scratch), one.start_iter, iteration)
+            report["compared"] = compare_curves(curves, curves_of(one.cfg.OUTPUT_DIR), one.start_iter, iteration)
             report["environment"] = {"then": environment_of(run), "now": describe_environment()}
             report["overrides"] = [str(value) for value in overrides]
             write_report(report, recorder.images, folder)
         return report
+
+
+@contextmanager
+def rebuilt(
+    run: str, iteration: int, checkpoint: str, replayed: CfgNode, trainer: type[DefaultTrainer] = DefaultTrainer
+) -> Iterator[DefaultTrainer]:
+    """Build a run's trainer again, without hooks that save. All ranks call it. Nothing is written in ``run``.
+
+    Args:
+        run, iteration, trainer: see :func:`replay`.
+        checkpoint: path of the checkpoint to start from; empty: from the beginning.
+        replayed: what :func:`replay_config` returned. Its OUTPUT_DIR is a folder that is removed at the end.
+
+    Raises:
+        ConfigError: the run does not have the step.
+    """
+    if iteration < 0:
+        raise ConfigError(f"iteration {iteration}: the first step of a run is iteration 0")
+    with _scratch_folder() as scratch, console_kept():
+        comm.on_main_process(lambda: _prepare(run, checkpoint, scratch))
+        replayed.OUTPUT_DIR = scratch
+        default_setup(replayed, argparse.Namespace(resume=bool(checkpoint)))
+        set_console_level("CRITICAL")  # the report has the error of the step
+        one = trainer(replayed)
+        one.resume_or_load(resume=bool(checkpoint))
+        if one.start_iter > iteration or iteration >= one.max_iter:
+            raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {one.max_iter - 1}")
+        for saver in _SAVERS:
+            one.remove_hook(saver)
+        yield one
 
 
 def replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[Any]) -> CfgNode:

@@ -59,7 +59,7 @@ def read_digests(digests: Sequence[torch.Tensor]) -> list[str]:
     """Wait for digests, with one copy from their device, and return each as 16 hexadecimal digits."""
     there = [one for one in digests if one.device.type != "cpu"]
     values = iter(torch.stack([one.to(there[0].device) for one in there]).tolist() if there else ())
-    numbers = [one.item() if one.device.type == "cpu" else next(values) for one in digests]
+    numbers = [int(one.item()) if one.device.type == "cpu" else next(values) for one in digests]
     return [f"{number & (2**64 - 1):016x}" for number in numbers]
 
 
