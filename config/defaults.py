@@ -34,6 +34,8 @@ _C.SEED = Typed(-1, int, most=2**63 - 1)
 _C.FAST_DEV_RUN = _count(0)
 # torch.backends.cudnn.benchmark (faster for inputs of one size, not deterministic).
 _C.CUDNN_BENCHMARK = False
+# torch.use_deterministic_algorithms. An operation without a deterministic version is an error, or a warning ("warn").
+_C.DETERMINISTIC = Typed(False, one_of(False, True, "warn"))
 # torch.set_float32_matmul_precision: "" (do not change it), "highest", "high" (TF32), "medium" (bfloat16).
 _C.FLOAT32_PRECISION = Typed("", one_of("", "highest", "high", "medium"))
 # Extra hooks, each {NAME: ..., ARGS: {...}} (HOOK_REGISTRY). They run after the default ones.
@@ -49,8 +51,7 @@ _C.MODEL.ARGS = CN(new_allowed=True)
 # Initial weights, or with --eval-only the weights to evaluate: a checkpoint, a state dict, a safetensors file, the
 # folder of a run or one in Hugging Face's layout, or a URI (docs/checkpoints.md).
 _C.MODEL.WEIGHTS = ""
-# Which weights of a checkpoint: "model"; "averaged" (of an EMA or SWA hook); or "auto": the weights that the run
-# evaluated.
+# Which weights of a checkpoint: "model", "averaged" (of EMA or SWA), or "auto": those that the run evaluated.
 _C.MODEL.WEIGHTS_FROM = Typed("auto", one_of("auto", "model", "averaged"))
 # Also load the optimizer's state from WEIGHTS, such as momentum. Everything else starts anew.
 _C.MODEL.WEIGHTS_OPTIMIZER = False
@@ -259,8 +260,7 @@ _C.TEST.EXPECTED_RESULTS = []
 # Format of --predict's files, OUTPUT_DIR/inference/<test set>/predictions.<format>: "jsonl" (an object per sample),
 # "csv" (a table) or "npz" (an array per output of the model).
 _C.TEST.PREDICTIONS_FORMAT = "jsonl"
-# Columns of these files: "prediction" (all outputs; also if empty), "class", "probability", "target", or entries of the
-# batches, if they are dicts, such as "id".
+# Columns: "prediction" (all outputs; also if empty), "class", "probability", "target", or entries of dict batches.
 _C.TEST.PREDICTIONS_COLUMNS = []
 # Recompute batch-norm statistics from NUM_ITER training batches, at most one pass, before evaluations during training.
 _C.TEST.PRECISE_BN = CN()

@@ -38,8 +38,7 @@ class _MODEL(CfgNode):
     """Initial weights, or with --eval-only the weights to evaluate: a checkpoint, a state dict, a safetensors file, the
     folder of a run or one in Hugging Face's layout, or a URI (docs/checkpoints.md)."""
     WEIGHTS_FROM: Literal["auto", "model", "averaged"]
-    """Which weights of a checkpoint: "model"; "averaged" (of an EMA or SWA hook); or "auto": the weights that the run
-    evaluated."""
+    """Which weights of a checkpoint: "model", "averaged" (of EMA or SWA), or "auto": those that the run evaluated."""
     WEIGHTS_OPTIMIZER: bool
     """Also load the optimizer's state from WEIGHTS, such as momentum. Everything else starts anew."""
     WEIGHTS_STRICT: bool
@@ -302,8 +301,8 @@ class _TEST(CfgNode):
     """Format of --predict's files, OUTPUT_DIR/inference/<test set>/predictions.<format>: "jsonl" (an object per
     sample), "csv" (a table) or "npz" (an array per output of the model)."""
     PREDICTIONS_COLUMNS: list[Any]
-    """Columns of these files: "prediction" (all outputs; also if empty), "class", "probability", "target", or entries
-    of the batches, if they are dicts, such as "id"."""
+    """Columns: "prediction" (all outputs; also if empty), "class", "probability", "target", or entries of dict
+    batches."""
     PRECISE_BN: _TEST_PRECISE_BN
     """Recompute batch-norm statistics from NUM_ITER training batches, at most one pass, before evaluations during
     training."""
@@ -392,6 +391,9 @@ class Config(CfgNode):
     --fast-dev-run: 1."""
     CUDNN_BENCHMARK: bool
     """torch.backends.cudnn.benchmark (faster for inputs of one size, not deterministic)."""
+    DETERMINISTIC: Literal[False, True, "warn"]
+    """torch.use_deterministic_algorithms. An operation without a deterministic version is an error, or a warning
+    ("warn")."""
     FLOAT32_PRECISION: Literal["", "highest", "high", "medium"]
     """torch.set_float32_matmul_precision: "" (do not change it), "highest", "high" (TF32), "medium" (bfloat16)."""
     HOOKS: list[Any]

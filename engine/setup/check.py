@@ -156,6 +156,8 @@ def _check_ranges(cfg: CfgNode) -> None:
         raise ConfigError(
             "CHECKPOINT.LOAD_BEST_AT_END: needs CHECKPOINT.BEST.METRIC, the metric that decides which weights are best"
         )
+    if cfg.DETERMINISTIC and cfg.CUDNN_BENCHMARK:
+        raise ConfigError("DETERMINISTIC and CUDNN_BENCHMARK: contradict each other; set one of them to False")
     if cfg.MODEL.WEIGHTS_OPTIMIZER and not cfg.MODEL.WEIGHTS:
         raise ConfigError("MODEL.WEIGHTS_OPTIMIZER: needs MODEL.WEIGHTS, the checkpoint to load the state from")
     if cfg.SOLVER.MAX_ITER in (0, "", "0"):

@@ -3,6 +3,7 @@
 import logging
 import os
 import random
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from ...config import CfgNode
 from .. import comm
 from ..checkpoint.candidates import saved_config
 
-__all__ = ["choose_seed", "saved_seed", "seed_all_rng", "set_seed"]
+__all__ = ["choose_seed", "saved_seed", "seed_all_rng", "set_seed", "use_deterministic_algorithms"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,3 +65,14 @@ def seed_all_rng(seed: int | None = None) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def use_deterministic_algorithms(mode: Any) -> None:
+    """Make torch use deterministic operations, from here on in this process.
+
+    Args:
+        mode: the value of DETERMINISTIC. False: nothing is changed.
+    """
+    if mode:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when it is used first
+        torch.use_deterministic_algorithms(True, warn_only=mode == "warn")

@@ -36,7 +36,7 @@ from .logger import LOGGERS, hold_logs, open_logs, release_logs, set_console_lev
 from .next_steps import Program, program_of
 from .output_dir import OutputDir, RunKind
 from .report import describe_config, describe_environment
-from .seeding import choose_seed, saved_seed, seed_all_rng, set_seed
+from .seeding import choose_seed, saved_seed, seed_all_rng, set_seed, use_deterministic_algorithms
 
 __all__ = ["RunStart", "begin_look", "begin_run", "default_setup", "prepared_start", "take_start"]
 
@@ -229,6 +229,7 @@ class RunStart:
         seed_all_rng(max(cfg.SEED, 0) + rank)
         # An evaluation runs each shape once or twice: benchmarking algorithms would cost more than it gains.
         torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and self.kind != "look"
+        use_deterministic_algorithms(cfg.DETERMINISTIC)
         if cfg.FLOAT32_PRECISION:
             torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
         self._cfg = without_objects(cfg)  # this object may outlive the trainer, and must not keep the model alive

@@ -22,6 +22,7 @@ COMMANDS = {
     "compare": "compare",
     "replay": "replay",
     "samples": "samples",
+    "determinism": "determinism",
     "config": "config",
     "tokenize": "tokenize",
     "check-data": "check_data",

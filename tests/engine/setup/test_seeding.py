@@ -60,3 +60,13 @@ def test_a_random_seed_is_read_from_the_last_checkpoint_if_the_config_is_lost(ma
     (tmp_path / "run" / "model_0000000.pth").write_bytes(b"damaged")
     set_up(second, arguments(resume=True))
     assert second.SEED == first.SEED
+
+
+@pytest.mark.parametrize(("value", "warns"), [(True, False), ("warn", True)])
+def test_deterministic_operations_are_asked_for(make, value, warns):
+    try:
+        set_up(make("DETERMINISTIC", value), arguments())
+        assert torch.are_deterministic_algorithms_enabled()
+        assert torch.is_deterministic_algorithms_warn_only_enabled() is warns
+    finally:
+        torch.use_deterministic_algorithms(False)

@@ -1,0 +1,235 @@
+"""``determinism``: two runs of a config are compared, and what differs first is named, with what to do."""
+
+import random
+import time
+
+import pytest
+import torch
+from small_runs import SMALL_IMAGES
+from torch import nn
+from torch.utils.data import Dataset, get_worker_info
+
+from hookline.cli import main
+from hookline.config import ConfigError, get_cfg
+from hookline.engine.replay import determinism
+from hookline.engine.replay.parting import Difference, first_difference
+from hookline.engine.replay.trace import Entry, Trace, trace_steps
+
+
+class Noise(nn.Module):
+    """Draws from a generator of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator()
+        self.generator.seed()
+
+    def forward(self, x):
+        return x + torch.randn(x.shape, generator=self.generator)
+
+
+class Clock(nn.Module):
+    def forward(self, x):
+        return x * (1 + time.perf_counter_ns() % 100_003)
+
+
+class NoisyBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient + torch.rand(gradient.shape, generator=OTHER)
+
+
+OTHER = torch.Generator()
+OTHER.seed()
+
+
+class RandomGradient(nn.Module):
+    def forward(self, x):
+        return NoisyBackward.apply(x)
+
+
+class OrderOfASet(nn.Module):
+    def forward(self, x):
+        return x * sum(i * int(one) for i, one in enumerate({str(number) for number in range(50)}))
+
+
+class Net(nn.Module):
+    def __init__(self, middle="Identity"):
+        super().__init__()
+        self.first, self.second, self.drop = nn.Linear(16, 4), nn.Linear(4, 4), nn.Dropout(0.3)
+        self.middle = nn.Identity() if middle == "Identity" else globals()[middle]()
+
+    def forward(self, x):
+        return self.second(self.drop(self.middle(self.first(x.flatten(1)))))
+
+
+class Odd(Dataset):
+    """Every fifth sample has other values in each run; or all depend on the worker."""
+
+    def __init__(self, by_worker=False):
+        self.by_worker = by_worker
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if self.by_worker:
+            extra = get_worker_info().id if get_worker_info() else 0
+        else:
+            extra = random.SystemRandom().random() if index % 5 == 0 else 0
+        return torch.rand(16) + extra, index % 4
+
+
+class Declared(Odd):
+    deterministic = True
+
+
+@pytest.fixture
+def report(monkeypatch):
+    """A function that returns the report on a run. All runs are in this process, which saves the starts of others."""
+
+    def trace(self, steps=0, operations=False, keys=(), variables=()):
+        cfg = self._cfg.clone()
+        cfg.merge_from_list(list(keys))
+        return trace_steps(self._trainer, cfg, steps or self._steps, operations)
+
+    monkeypatch.setattr(determinism._Runs, "trace", trace)
+
+    def make(middle="Identity", *overrides, steps=2):
+        deterministic, lines = determinism.determinism_of(config(middle, *overrides), steps)
+        return deterministic, "\n".join(lines)
+
+    yield make
+    torch.use_deterministic_algorithms(False)
+
+
+def config(middle="Identity", *overrides):
+    cfg = get_cfg()
+    cfg.merge_from_list(
+        [
+            *("MODEL.NAME", f"{__name__}:Net", "MODEL.ARGS", {"middle": middle}, "MODEL.DEVICE", "cpu"),
+            *("MODEL.LOSS.NAME", "CrossEntropyLoss", "DATALOADER.BATCH_SIZE", 8, "SOLVER.MAX_ITER", 20, "SEED", 3),
+            *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {**SMALL_IMAGES, "num_classes": 4}}], *overrides),
+        ]
+    )
+    return cfg
+
+
+def test_a_deterministic_run_is_told_so_and_nothing_is_written(report, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    deterministic, text = report("Identity", "SEED", -1, "PARALLEL.NAME", "mesh", steps=3)
+    assert deterministic
+    assert "SEED is not set: all runs use" in text
+    assert "PARALLEL.NAME is mesh: checked on one rank" in text
+    assert "3 steps on the CPU" in text
+    assert "two runs: equal to the bit" in text
+    assert "with 2 workers: equal to the bit" in text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("middle", "what", "where", "how"),
+    [
+        ("Noise", "the output of middle (Noise)", "aten.randn.generator in middle:", "call manual_seed()"),
+        ("Clock", "the output of middle (Clock)", "aten.mul.Tensor in middle:", "the time"),
+        ("RandomGradient", "the gradient of first.", "in middle (backward pass):", "call manual_seed()"),
+    ],
+)
+def test_the_first_module_and_operation_are_named(report, middle, what, where, how):
+    deterministic, text = report(middle)
+    assert not deterministic
+    assert f"Not deterministic: in step 0 {what}" in text
+    assert where in text
+    assert how in text.splitlines()[-1]
+
+
+def test_samples_that_differ_are_named(report):
+    deterministic, text = report("Identity", "DATASETS.TRAIN", [f"{__name__}:Odd"], "DATALOADER.BATCH_SIZE", 40)
+    assert not deterministic
+    assert "in step 0 the batch differs between two runs with equal settings" in text
+    indices = text.split("samples of Odd that differ, by their indices: ")[1].splitlines()[0]
+    assert set(indices.split(", ")) == {"0", "5", "10", "15", "20", "25", "30", "35"}
+    assert "random.SystemRandom" in text
+
+
+@pytest.mark.parametrize(("name", "advice"), [("Odd", "get_worker_info()"), ("Declared", "deterministic = True")])
+def test_samples_that_depend_on_the_worker_are_named(report, name, advice):
+    data = [{"NAME": f"{__name__}:{name}", "ARGS": {"by_worker": True}}]
+    deterministic, text = report("Identity", "DATASETS.TRAIN", data, "DATALOADER.NUM_WORKERS", 0)
+    assert not deterministic
+    assert "two runs: equal to the bit" in text
+    assert "the batch differs with 2 workers" in text
+    assert advice in text.splitlines()[-1]
+
+
+def test_settings_that_make_runs_equal_are_found(monkeypatch):
+    """Runs in processes of their own, of which only their settings count here."""
+    runs, tried = determinism._Runs(config(), 2, None), []
+
+    def trace(steps=0, operations=False, keys=(), variables=()):
+        tried.append(keys)
+        equal = "DETERMINISTIC" in keys
+        entry = Entry("output", "middle (Middle)", (0 if equal else len(tried),))
+        return Trace([[], [] if operations else [entry]], FACTS, warned=("scatter",) if equal else ())
+
+    monkeypatch.setattr(runs, "trace", trace)
+    text = "\n".join(runs.explain(Difference(0, "output", "middle (Middle)"), Trace([], FACTS)))
+    assert "operations without a deterministic version: scatter" in text
+    assert "what to set: DETERMINISTIC: True" in text
+
+
+FACTS = {"device": "the CPU", "dataset": "Odd", "declared": False, "splits_itself": False, "workers": 0}
+
+
+def test_runs_that_do_different_things_or_fail_differ():
+    one, other = Entry("output", "a (A)", (1,)), Entry("output", "b (B)", (1,))
+    plain = Trace([[], [one]], {})
+    assert first_difference(plain, plain) is None
+    assert first_difference(plain, Trace([[], [other]], {})) == Difference(0, "order", "output a (A), and output b (B)")
+    assert first_difference(plain, Trace([[], [one, other]], {})) == Difference(0, "order", "nothing, and output b (B)")
+    assert first_difference(plain, Trace([[], [one]], {}, "ValueError")) == Difference(0, "error", "ValueError")
+    assert first_difference(plain, Trace([[]], {})) == Difference(0, "length", "")
+
+
+def test_a_run_that_fails_is_an_error(report):
+    with pytest.raises(ConfigError, match="the run fails after 0 steps, which are equal in two runs: IndexError"):
+        report("Identity", "MODEL.LOSS.NAME", f"{__name__}:failing")
+
+
+def failing(outputs, targets):
+    raise IndexError("no such thing")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--steps", "0"], "--steps"),
+        ([], "MODEL.NAME: is not set"),
+        (["--trainer", "json:JSONDecoder"], "--trainer"),
+        (["--config-file", "digits/mlp.yaml", "DETERMINISTIC", "True", "CUDNN_BENCHMARK", "True"], "contradict"),
+    ],
+)
+def test_bad_input_ends_with_2(words, message, capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["determinism", *words])
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_starts_processes_and_finds_the_order_of_a_set(capsys, monkeypatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    keys = (
+        *("MODEL.NAME", f"{__name__}:Net", "MODEL.DEVICE", "cpu", "MODEL.LOSS.NAME", "CrossEntropyLoss", "SEED", "3"),
+        *("DATASETS.TRAIN", str([{"NAME": "synthetic", "ARGS": {**SMALL_IMAGES, "num_classes": 4}}])),
+    )
+    assert main(["determinism", "--steps", "1", *keys]) == 0
+    assert "Deterministic: " in capsys.readouterr().out
+    assert main(["determinism", "--steps", "1", *keys, "MODEL.ARGS", "{'middle': 'OrderOfASet'}"]) == 1
+    text = capsys.readouterr().out
+    assert "the output of middle (OrderOfASet) differs" in text
+    assert "what to set: the environment variable PYTHONHASHSEED=0" in text
