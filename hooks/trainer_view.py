@@ -139,6 +139,9 @@ class TrainerView(Protocol):
     def request_save(self, everywhere: bool = False, extra: bool = False) -> None:
         """Save a checkpoint at the end of the current step; ``extra``: a rolling one, or a copy in memory."""
 
+    def replay_command(self, iteration: int) -> str:
+        """Return the shell command that repeats a step, for messages; empty if there is none."""
+
     def skip_epoch(self) -> None:
         """End the epoch with the current step."""
 

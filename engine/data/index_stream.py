@@ -77,9 +77,10 @@ class _Followed:
         return self
 
     def __next__(self) -> Any:
-        batch = next(self._batches)
-        self._indices.read()
-        return batch
+        try:
+            return next(self._batches)
+        finally:  # after an error the indices are those of the batch that could not be read
+            self._indices.read()
 
 
 def _keep(source: Iterator[Any], queue: deque[Any]) -> Iterator[Any]:

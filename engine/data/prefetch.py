@@ -34,12 +34,16 @@ class CudaPrefetcher:
         self._stream = torch.cuda.Stream(device)
         self._next: Any = None
         self._ended = False
+        self._error: Exception | None = None
         self._load()
 
     def __iter__(self) -> "CudaPrefetcher":
         return self
 
     def __next__(self) -> Any:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         if self._ended:
             raise StopIteration
         computing = torch.cuda.current_stream(self._device)
@@ -55,6 +59,9 @@ class CudaPrefetcher:
             batch = next(self._batches)
         except StopIteration:
             self._ended, self._next = True, None
+            return
+        except Exception as error:  # of the next step
+            self._ended, self._next, self._error = True, None, error
             return
         if self._snapshot is not None:
             self._next_state = self._snapshot()

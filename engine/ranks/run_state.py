@@ -138,6 +138,10 @@ class RunState(HookHost):
         self._requests.clear()
         self._began = time.monotonic()
 
+    def replay_command(self, iteration: int) -> str:
+        """Return the shell command that repeats a step, for messages; empty if there is none."""
+        return ""
+
     def _start_agreement(self) -> None:
         """Compare the hooks of all ranks, and begin to exchange requests."""
         self._hook_changes = 0

@@ -109,6 +109,8 @@ class StepRecorder(HookBase):
         if self.trainer.iter == self._iteration:
             self.report["error"] = f"{type(error).__name__}: {error}"
             self.report["notes"] = list(getattr(error, "__notes__", ()))
+            if not self.report["samples"]:
+                self._note_samples(None)  # the batch could not be read
         self._end()
 
     def _end(self) -> None:

@@ -29,8 +29,9 @@ def report_text(report: Mapping[str, Any]) -> str:
     lines = [f"Replayed iteration {report['iteration']} of {report['run']}, from {origin}."]
     lines += _verdict(report)
     if "error" in report:
-        lines.append(f"The step fails as in the run: {report['error']}")
-        lines += [f"  {note}" for note in report["notes"]]
+        error = [line for line in report["error"].splitlines() if line]
+        lines.append(f"The step fails as in the run: {error[0]}")
+        lines += [f"  {line}" for line in (*error[1:][-2:], *report["notes"])]  # in between is a worker's traceback
     for name, values in report["losses"].items():
         lines.append(f"{name}: {', '.join(f'{value:.9g}' for value in values)}")
     samples = report["samples"]
@@ -38,7 +39,9 @@ def report_text(report: Mapping[str, Any]) -> str:
         each = report.get("losses_per_sample") or []
         rows = list(zip(samples, each, strict=True)) if len(each) == len(samples) else [(one, None) for one in samples]
         rows.sort(key=lambda row: (-row[0].get("nonfinite", 0), -_size(row[1])))
-        lines.append(f"Samples of this rank ({len(samples)}), highest loss first:")
+        lines.append(
+            f"Samples of this rank ({len(samples)}){', highest loss first' if rows[0][1] is not None else ''}:"
+        )
         for sample, loss in rows[:_SHOWN]:
             described = f"  {sample['is']}" if "is" in sample else ""
             if "nonfinite" in sample:

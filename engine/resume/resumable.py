@@ -22,7 +22,7 @@ from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
 from ..setup.curves import draw_at_end
 from ..setup.ignored import check_resumes
-from ..setup.next_steps import name_replay
+from ..setup.next_steps import replay_command
 from ..setup.screen import log_start
 from ..setup.seeding import set_seed
 from ..setup.start import RunStart, take_start
@@ -234,9 +234,14 @@ class ResumableTrainer(PortedTrainer):
         return result
 
     def _fail(self, error: BaseException) -> BaseException:
-        if self._error is None:
-            name_replay(self, error)
+        quiet = self._error is not None or isinstance(error, ConfigError) or not isinstance(error, Exception)
+        iteration = getattr(error, "iteration", self.iter)  # an error may be found after its step
+        if not quiet and (command := self.replay_command(iteration)):
+            error.add_note(f"look at this step: {command}")
         return super()._fail(error)
+
+    def replay_command(self, iteration: int) -> str:
+        return replay_command(self, iteration)
 
     # ------------------------------------------------------------------ a run that has ended
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...config import CfgNode, ConfigError, Duration, component
+from ...config import CfgNode, Duration, component
 from ...config.objects import is_object_text
 from ..train_loop import TrainResult
 
-__all__ = ["Program", "best_checkpoint", "name_replay", "next_steps", "program_of"]
+__all__ = ["Program", "best_checkpoint", "next_steps", "program_of", "replay_command"]
 
 _WIDTH = 80
 _INDENT = len("  train longer: ")
@@ -22,17 +22,12 @@ Words = tuple[str, ...]
 """A part of a command that stays in one line, such as an option and its value."""
 
 
-def name_replay(trainer: Any, error: BaseException) -> None:
-    """Add to an error of a step the command that repeats the step, if the run was started by a command."""
+def replay_command(trainer: Any, iteration: int) -> str:
+    """Return the command that repeats a step; empty if the run was not started by a command, or has no such step."""
     start = trainer._start
     program = None if start is None else start.program
-    if (
-        program is None
-        or not isinstance(error, Exception)
-        or isinstance(error, ConfigError)
-        or trainer.cfg.FAST_DEV_RUN
-    ):
-        return
+    if program is None or iteration >= trainer.max_iter or trainer.cfg.FAST_DEV_RUN:
+        return ""
     cls, name = type(trainer), ""
     own = vars(cls).keys() - {"__module__", "__doc__", "__parameters__"}
     if own and not cls.__module__.startswith("hookline."):
@@ -41,7 +36,7 @@ def name_replay(trainer: Any, error: BaseException) -> None:
             module = os.path.relpath(sys.argv[0]).removesuffix(".py").replace(os.sep, ".")
         name = f" --trainer {module}:{cls.__qualname__}"
     command = " ".join((*_hookline(), "replay", shlex.quote(trainer.cfg.OUTPUT_DIR)))
-    error.add_note(f"look at this step: {command} --iter {trainer.iter}{name}")
+    return f"{command} --iter {iteration}{name}"
 
 
 @dataclass(frozen=True)

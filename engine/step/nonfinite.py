@@ -176,7 +176,7 @@ class NonFinitePolicy:
                 raise _first_error(trainer, comm.all_gather(finding))
         elif finding is not None:
             self._finding = None
-            raise FloatingPointError(finding.text)
+            raise _error(finding.text, finding.iteration)
 
     def _read_flags(self, trainer: Any) -> None:
         unread, self._unread = self._unread, []
@@ -188,7 +188,7 @@ class NonFinitePolicy:
                 # With a scaler, only losses are checked here.
                 is_loss = kind is _OWN_LOSSES or trainer.grad_scaler is not None or _bad_total_loss(trainer, iteration)
                 what = "the loss" if is_loss else "a gradient"
-                error = FloatingPointError(f"{what} is NaN or infinite at iteration {iteration}")
+                error = _error(f"{what} is NaN or infinite at iteration {iteration}", iteration)
                 if self._raises_later(trainer):
                     self._note(trainer, _Finding(iteration, is_loss, str(error)))
                 elif kind is _OWN_LOSSES:
@@ -213,10 +213,11 @@ class NonFinitePolicy:
             fine = not comm.all_reduce_sum(int(not fine))
         if fine:
             return
-        raise FloatingPointError(
+        raise _error(
             f"{_name_bad(trainer, lambda parameter: parameter.detach()) or 'a weight'} is NaN or infinite after "
             f"iteration {trainer.finished_iter}: the weights are neither evaluated nor saved. Resume from the last "
-            "checkpoint, for example with a lower learning rate"
+            "checkpoint, for example with a lower learning rate",
+            trainer.finished_iter,
         )
 
     # ------------------------------------------------------------------ the policy
@@ -243,6 +244,7 @@ class NonFinitePolicy:
         if self.policy == "raise":
             raise error
         if self.policy == "stop":
+            _name_replay(trainer, iteration)
             trainer.request_stop(str(error), everywhere=not late and trainer._averaging_ranks > 1)
         self.skip_update = not late
         if self._buffers is not None and not late and self.found is None:
@@ -252,14 +254,17 @@ class NonFinitePolicy:
         if self.policy == "skip":
             if self.steps == 1:
                 logger.warning("%s; the update is skipped. Skipped updates are counted as nonfinite_steps", error)
+                _name_replay(trainer, iteration)
             self._count(iteration, error)
 
     def _report_own_losses(self, trainer: Any, error: FloatingPointError) -> None:
         """Apply the policy to losses of one rank that no gradient depends on: no rank skips the update."""
-        error = FloatingPointError(f"on rank {comm.get_rank()} {error}")
+        iteration = getattr(error, "iteration", trainer.iter)
+        error = _error(f"on rank {comm.get_rank()} {error}", iteration)
         if self.policy == "raise":
             raise error
         if self.policy == "stop":
+            _name_replay(trainer, iteration)
             trainer.request_stop(str(error))
 
     def _count_scaler(self, iteration: int, skipped: float) -> None:
@@ -318,10 +323,22 @@ def _first_error(trainer: Any, findings: Sequence[_Finding | None]) -> FloatingP
     found = [(finding, rank) for rank, finding in enumerate(findings) if finding is not None]
     first, rank = min(found, key=lambda pair: (pair[0].iteration, not pair[0].is_loss, pair[1]))
     if trainer._averaging_ranks == 1 or not first.is_loss:
-        return FloatingPointError(first.text)
+        return _error(first.text, first.iteration)
     count = sum(finding.is_loss and finding.iteration == first.iteration for finding, _ in found)
     others = f" (and on {count - 1} other ranks)" if count > 1 else ""
-    return FloatingPointError(f"on rank {rank}{others} {first.text}")
+    return _error(f"on rank {rank}{others} {first.text}", first.iteration)
+
+
+def _error(text: str, iteration: int) -> FloatingPointError:
+    """Return an error that may be raised after its step."""
+    error = FloatingPointError(text)
+    error.iteration = iteration  # type: ignore[attr-defined]
+    return error
+
+
+def _name_replay(trainer: Any, iteration: int) -> None:
+    if command := trainer.replay_command(iteration):
+        logger.warning("Look at this step: %s", command)
 
 
 def _bad_total_loss(trainer: Any, iteration: int) -> bool:

@@ -39,6 +39,8 @@ class PeriodicCheckpointer(HookBase):
         ConfigError: ``max_to_keep`` is less than 1.
     """
 
+    _log_level = logging.INFO
+
     def __init__(
         self,
         checkpointer: Any,
@@ -188,7 +190,7 @@ class PeriodicCheckpointer(HookBase):
             then(error)
             self._error = error
             if error is None:
-                logger.info("Saved %s", path)
+                logger.log(self._log_level, "Saved %s", path)
                 trainer.emit("after_save", path)
 
         self.checkpointer.save(name, then=saved, outdated=outdated, **kwargs)
@@ -227,6 +229,7 @@ class RollingCheckpointer(PeriodicCheckpointer):
     """
 
     single = True
+    _log_level = logging.DEBUG
 
     def __init__(self, checkpointer: Any, period: "Duration | int | str" = 200, keep: int = 1) -> None:
         if keep < 1:

@@ -111,6 +111,8 @@ class LossSpike(HookBase):
         more = f" (and {len(spikes) - 1} more since the last check)" if len(spikes) > 1 else ""
         message = f"{self.metric} jumped to {value:.4g} at iteration {iteration}{more}"
         logger.warning("%s; the limit was %.4g; %d spikes so far", message, limit, self.count)
+        if command := self.trainer.replay_command(iteration):
+            logger.warning("Look at this step: %s", command)
         if self._ending:
             return
         if self._action == "save":
