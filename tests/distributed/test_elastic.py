@@ -21,7 +21,10 @@ from hookline.engine.checkpoint.weights import read_checkpoint
 
 @pytest.fixture
 def agent(tmp_path):
-    """Start an agent of one run. ``namespace``: name and number of its network namespace."""
+    """Start an agent of one run. ``namespace``: name and number of its network namespace.
+
+    The first agent keeps torchrun's store, or the first one after all earlier ones have ended.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     started = []
@@ -31,11 +34,15 @@ def agent(tmp_path):
         names = [hook if isinstance(hook, dict) else f"waiting:{hook}" for hook in hooks]
         run += ["HOOKS", json.dumps(names), "SOLVER.CHECKPOINT_PERIOD", "20"]
         run += options
-        endpoint = f"localhost:{port}"
-        if namespace is not None:
+        if namespace is None:
+            endpoint, address = f"localhost:{port}", f"127.0.0.{len(started) + 1}"  # ranks are in this order
+            has_store = not any(process.alive() for process in started)
+        else:
             name, number = namespace
-            endpoint = "10.213.7.1:29512"
-            environment |= {"NAMESPACE": name, "ADDRESS": f"10.213.7.{number + 1}", "GLOO_SOCKET_IFNAME": "net"}
+            endpoint, address = "10.213.7.1:29512", f"10.213.7.{number + 1}"
+            has_store = number == 0
+            environment |= {"NAMESPACE": name, "GLOO_SOCKET_IFNAME": "net"}
+        environment |= {"ADDRESS": address, "HAS_STORE": str(has_store)}
         command = [sys.executable, PROGRAMS / "agent.py", endpoint, least, most, ranks, restarts, *run[1:]]
         started.append(fork(command, tmp_path, **environment))
         return started[-1]
@@ -145,7 +152,7 @@ def test_a_run_resumes_when_a_machine_joins(agent, tmp_path):
 def test_a_run_resumes_when_a_machine_is_replaced(agent, tmp_path):
     machines = [agent(2, 2, 1, ["Wait"], **JOINS) for _ in range(2)]
     places = [wait_for(tmp_path / f"waits.{rank}of2", *machines) for rank in range(2)]
-    # The first agent keeps torchrun's store and has rank 0. The second one is killed.
+    # The second one is killed: the first agent keeps torchrun's store.
     assert int(places[1].read_text().split()[1]) == machines[1].pid
     machines[1].kill()
     for place in places:
@@ -257,7 +264,7 @@ def test_a_lost_machine_costs_a_few_steps_with_copies_in_memory(agent, tmp_path)
 
     machines = [machine(number) for number in range(2)]
     places = [wait_for(tmp_path / f"waits.{rank}of2", *machines) for rank in range(2)]
-    for rank, place in enumerate(places):  # the first agent has torchrun's store and rank 0
+    for rank, place in enumerate(places):
         assert int(place.read_text().split()[1]) == machines[rank].pid
     wait_for_copy(tmp_path / "memory0", 34)
     machines[1].kill()

@@ -21,10 +21,9 @@ def main(tool, *arguments):
 
 if __name__ == "__main__":
     endpoint, least, most, ranks, restarts, *command = sys.argv[1:]
-    configs = {"last_call_timeout": 1, "join_timeout": 60, "keep_alive_interval": 1}
+    # By default the fastest of the agents with the endpoint's address keeps the store.
+    configs = {"is_host": os.environ["HAS_STORE"], "last_call_timeout": 1, "join_timeout": 60, "keep_alive_interval": 1}
     enter()
-    if "ADDRESS" in os.environ:
-        configs["is_host"] = endpoint.startswith(f"{os.environ['ADDRESS']}:")
     config = LaunchConfig(
         int(least),
         int(most),
@@ -34,7 +33,7 @@ if __name__ == "__main__":
         rdzv_endpoint=endpoint,
         max_restarts=int(restarts),
         start_method="fork",
-        local_addr=os.environ.get("ADDRESS", "127.0.0.1"),
+        local_addr=os.environ["ADDRESS"],
         rdzv_configs=configs,
     )
     elastic_launch(config, main)(*command)
