@@ -7,14 +7,13 @@ import re
 import select
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 
 import pytest
 import torch
-from ranks import PROGRAMS, SYNTHETIC, TOOL, finish, fork, rows, tool
+from ranks import PROGRAMS, SYNTHETIC, TOOL, finish, fork, free_port, rows, tool
 
 from hookline.engine.checkpoint.weights import read_checkpoint
 
@@ -25,9 +24,7 @@ def agent(tmp_path):
 
     The first agent keeps torchrun's store, or the first one after all earlier ones have ended.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    started = []
+    port, started = free_port(), []
 
     def start_agent(least, most, restarts, hooks, *options, ranks=1, namespace=None, **environment):
         run = tool("--config-file", SYNTHETIC, "MODEL.DEVICE", "cpu", "OUTPUT_DIR", "run", "SEED", "3")

@@ -1,17 +1,15 @@
 """Several machines: launchers with one address, also in connected network namespaces."""
 
-import socket
 import sys
 
 import pytest
-from ranks import PROGRAMS, SYNTHETIC, finish, fork, rows, start, tool
+from ranks import PROGRAMS, SYNTHETIC, finish, fork, free_port, rows, start, tool
 
 
 @pytest.fixture
 def machine(tmp_path):
     """Start ``launch()`` as on one machine: ``machine(timeout, processes, machines, machine_rank)``."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    url = f"tcp://127.0.0.1:{free_port()}"
     return lambda *numbers: fork([sys.executable, PROGRAMS / "machine.py", url, *numbers], tmp_path)
 
 
@@ -53,8 +51,7 @@ def test_two_machines_with_the_same_rank_are_refused_at_once(machine):
     ],
 )
 def test_machines_with_different_configs_are_refused_with_the_difference(there, difference, tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    url = f"tcp://127.0.0.1:{free_port()}"
     common = ["--config-file", SYNTHETIC, "--num-machines", 2, "--dist-url", url, "MODEL.DEVICE", "cpu"]
     common += ["OUTPUT_DIR", "together", "SEED", "3", "SOLVER.BASE_LR", "0.01"]
     processes = [fork(tool(*common, "--machine-rank", rank, *more), tmp_path) for rank, more in ((0, ()), (1, there))]

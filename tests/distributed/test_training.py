@@ -3,12 +3,11 @@
 import re
 import shutil
 import signal
-import socket
 import time
 from pathlib import Path
 
 import pytest
-from ranks import DIGITS, SYNTHETIC, finish, fork, forked_torchrun, rows, start, tool, torchrun
+from ranks import DIGITS, SYNTHETIC, finish, fork, forked_torchrun, free_port, rows, start, tool, torchrun
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -258,8 +257,7 @@ def test_all_ranks_apply_the_policy_for_a_nan_loss_of_one_rank(tmp_path, policy)
 
 def machines(folder, other=None, more=()):
     """Start two launchers with one address, as on two machines."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        url = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    url = f"tcp://127.0.0.1:{free_port()}"
     places = (folder, other or folder)
     common = ("--num-machines", "2", "--dist-url", url)
     return [

@@ -1,7 +1,10 @@
 """Start the processes of tests: ranks, the command line, torchrun."""
 
+import contextlib
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +79,14 @@ def run_ranks(program, ranks, folder, *arguments, timeout=200, rank_timeout=60):
     exit_code, output = finish(process, timeout)
     files = [folder / f"{rank}.json" for rank in range(ranks)]
     return exit_code, output, [json.loads(file.read_text()) if file.exists() else None for file in files]
+
+
+def free_port():
+    """A free port that the system gives to no other process in the meantime: it gives those from 32768 on."""
+    while True:
+        port = random.SystemRandom().randrange(20000, 32768)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def tool(*arguments):
