@@ -33,7 +33,7 @@ def agent(tmp_path):
         run += options
         if namespace is None:
             endpoint, address = f"localhost:{port}", f"127.0.0.{len(started) + 1}"  # ranks are in this order
-            has_store = not any(process.alive() for process in started)
+            has_store = all(process.poll() is not None for process in started)
         else:
             name, number = namespace
             endpoint, address = "10.213.7.1:29512", f"10.213.7.{number + 1}"

@@ -72,9 +72,9 @@ class Forked:
         return _session(self.pid)
 
     def kill(self) -> None:
-        """Kill the process and all that it started."""
-        while alive := self.alive():
-            for pid in alive:
+        """Kill the process and all that it started, and wait for its end."""
+        while self.poll() is None or self.alive():
+            for pid in self.alive():
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
