@@ -155,31 +155,23 @@ def parse(text):
     return tuple(map(int, text.split("x"))) if text != "one" else None
 
 
-def combinations(folder, names, *meshes):
-    """Run each mesh with each of ``names``. Resume each run "all" at iteration 3 in each other mesh.
+def combinations(folder, runs, resumed):
+    """Train, and resume copies of runs "all" in other meshes.
 
-    "one" is a run that another launch has left in ``folder``, unless there is one rank.
+    Args:
+        folder: of all runs.
+        runs: meshes and names of runs, such as ``"2x1x1:all,plain 1x2x1:all"``.
+        resumed: pairs of meshes, such as ``"2x1x1-1x2x1"``.
     """
     logging.disable(logging.WARNING)
-    names = names.split(",")
-    for text in meshes:
-        if text == "one" and comm.get_world_size() > 1:
-            continue
-        for name in names:
+    for text, _, names in (part.partition(":") for part in runs.split()):
+        for name in names.split(","):
             trainer = run(folder / text / name, parse(text), name)
             if name == "all":
                 loader = trainer.build_test_loader(trainer.cfg, "meshes:test")
                 predict_dataset(trainer.model, loader, str(folder / text / "predicted"), predict=lambda m, b: m(b[0]))
-    if len(meshes) > 3:
-        for first in meshes:
-            for then in meshes:
-                if then != "one":
-                    resume(folder, first, then)
-
-
-def resume_in_one(folder, first):
-    logging.disable(logging.WARNING)
-    resume(folder, first, "one")
+    for pair in resumed.split():
+        resume(folder, *pair.split("-"))
 
 
 def resume(folder, first, then):
