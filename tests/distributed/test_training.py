@@ -93,21 +93,12 @@ def test_two_processes_learn_digits_as_well_as_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "number", "exit_code"),
-    [
-        pytest.param(tool, signal.SIGTERM, 75, id="SIGTERM"),
-        pytest.param(tool, signal.SIGINT, 130, id="Ctrl-C", marks=pytest.mark.slow),
-        pytest.param(torchrun, signal.SIGTERM, 1, id="torchrun", marks=pytest.mark.slow),  # torchrun's own exit code
-    ],
+    ("number", "exit_code"),
+    [(signal.SIGTERM, 75), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+    ids=["SIGTERM", "Ctrl-C"],
 )
-def test_a_signal_to_the_launcher_stops_all_ranks_at_the_same_step_with_a_checkpoint(
-    tmp_path, command, number, exit_code
-):
-    arguments = options("run", "SOLVER.MAX_ITER", "20000")
-    if command is tool:
-        process = fork(tool(*arguments, "--num-gpus", "2"), tmp_path)
-    else:
-        process = start(torchrun(2, *arguments), tmp_path)
+def test_a_signal_to_the_launcher_stops_all_ranks_at_the_same_step_with_a_checkpoint(tmp_path, number, exit_code):
+    process = fork(tool(*options("run", "SOLVER.MAX_ITER", "20000", "--num-gpus", "2")), tmp_path)
     wait_for(tmp_path / "run" / "metrics.json", process)
     process.send_signal(number)
     code, output = finish(process)
@@ -134,7 +125,7 @@ def ended(run, reason):
     """Return the iteration at which all ranks ended."""
     logs = [log.read_text() for log in run.glob("log.txt*")]
     assert len(logs) == 2
-    (at,) = {re.findall(rf"Training ended at iteration (\d+): {reason}", log)[0] for log in logs}
+    (at,) = {re.findall(rf"Training ended at iteration (\d+): {reason}", log)[-1] for log in logs}
     return int(at)
 
 
@@ -297,17 +288,26 @@ def test_machines_without_a_shared_folder_are_warned_and_resume_from_copies(tmp_
 
 
 @pytest.mark.slow
-def test_torchrun_restarts_a_killed_rank_with_the_same_result(two, tmp_path):
-    arguments = options("run", mishap={"what": "kill once", "at": 110})
-    code, output = finish(start(torchrun(2, *arguments, options=("--max-restarts", 1)), tmp_path), timeout=200)
-    assert code == 0, output
-    assert (tmp_path / "killed").exists()
-    assert rows(tmp_path / "run") == rows(two[0])
+def test_torchrun_restarts_killed_ranks_and_a_signal_to_it_stops_all_with_a_checkpoint(tmp_path):
+    mishaps = [
+        {"NAME": "mishaps:Mishap", "ARGS": {"what": what, "at": at}} for what, at in (("kill once", 30), ("none", 50))
+    ]
+    arguments = options("run", "SOLVER.MAX_ITER", "20000", "SOLVER.CHECKPOINT_PERIOD", "20")
+    process = start(torchrun(2, *arguments, "HOOKS", mishaps, options=("--max-restarts", 1)), tmp_path)
+    for rank in range(2):
+        wait_for(tmp_path / f"none.{rank}", process)
+    process.send_signal(signal.SIGTERM)
+    code, output = finish(process)
+    assert code == 1, output  # torchrun's own exit code
+    log = (tmp_path / "run" / "log.txt").read_text()
+    assert "torchrun restarts this run: it resumes from its last checkpoint" in log
+    assert "Starting training from iteration 20" in log
+    at = ended(tmp_path / "run", "interrupted by SIGTERM")
+    assert (tmp_path / "run" / "last_checkpoint").read_text() == f"model_{at - 1:07d}.pth"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", [0, 17, 80, 159])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(("rank", "at"), [(1, 0), (0, 17), (1, 80), (0, 159)])
 def test_killing_any_rank_at_any_step_gives_the_same_result(two, tmp_path, rank, at):
     arguments = options("run", mishap={"what": "kill once", "at": at, "rank": rank})
     code, output = finish(forked_torchrun(2, *arguments, restarts=1, folder=tmp_path))
@@ -326,10 +326,12 @@ def test_a_rank_that_exits_silently_under_torchrun_is_named_in_the_log(tmp_path)
 
 @pytest.mark.slow
 def test_invalid_input_is_printed_once_under_torchrun(tmp_path):
-    code, output = finish(start(torchrun(2, *options("run"), "PARALLEL.ARGS.compresion", "bf16"), tmp_path))
+    code, output = finish(
+        forked_torchrun(2, *options("run"), "PARALLEL.ARGS.compresion", "bf16", restarts=0, folder=tmp_path)
+    )
     assert code == 1  # torchrun's own exit code
     assert output.count("error: PARALLEL.ARGS.compresion: DDP takes no argument 'compresion'; did you mean") == 1
-    code, output = finish(start(torchrun(2, *options("run"), "SOLVER.BASE_LRR", "1"), tmp_path))
+    code, output = finish(forked_torchrun(2, *options("run"), "SOLVER.BASE_LRR", "1", restarts=0, folder=tmp_path))
     assert output.count("unknown key 'SOLVER.BASE_LRR'; did you mean 'SOLVER.BASE_LR'?") == 1
     assert not (tmp_path / "run").exists()
 

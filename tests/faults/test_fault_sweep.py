@@ -280,29 +280,39 @@ KNOWN = [(("rename", "model_best.pth", 3), "EIO")]
 
 
 def worth_trying(operations: Iterable[Operation]) -> list[Operation]:
-    """Return all operations except most of the many writes of logs and checkpoints."""
+    """Return all operations except most of the many writes of logs and checkpoints: the first two and the last."""
     sizes = Counter((kind, name) for kind, name, _ in operations)
 
     def is_chosen(operation: Operation) -> bool:
         kind, name, number = operation
         if kind != "write" or not name.endswith((".pth", "log.txt")):
             return True
-        return number in (1, 2, 3, sizes[kind, name] - 1, sizes[kind, name])
+        return number in (1, 2, sizes[kind, name])
 
     return list(filter(is_chosen, operations))
 
 
-def faults(operations: Iterable[Operation], every: int = 1) -> list[tuple[Operation, str]]:
-    """Return kills before operations and within writes, and other faults at every third one; every n-th of them.
+# Each fault is tried at every n-th of its operations, from an offset on; errors also at all of the rare kinds.
+SHARES = {"kill before": (0, 1), "torn": (1, 2), "kill after": (4, 12), "EIO": (0, 5), "ENOSPC": (2, 5)}
+RARE = {"link", "mkdir", "remove", "truncate"}
 
-    A kill after an operation is mostly one before the next.
+
+def faults(operations: Iterable[Operation], every: int = 1) -> list[tuple[Operation, str]]:
+    """Return kills before operations and shares of the other faults; every n-th of them.
+
+    A kill after an operation is mostly one before the next. A sync changes no file, so a kill at it is one before the
+    next operation, too.
     """
     chosen = worth_trying(operations)
+    kinds = {kind for kind, *_ in chosen}
+    hit_by = {"torn": {"write"}, "kill before": kinds - {"sync"}, "kill after": kinds - {"sync"}}
     cases: list[tuple[Operation, str]] = []
-    for fault in FAULTS:
-        possible = [operation for operation in chosen if fault != "torn" or operation[0] == "write"]
-        step = every if fault in ("kill before", "torn") else 3 * every
-        cases += [(operation, fault) for operation in possible[::step]]
+    for fault, (start, step) in SHARES.items():
+        possible = [operation for operation in chosen if operation[0] in hit_by.get(fault, kinds)]
+        hit = possible[start :: step * every]
+        if fault in ("EIO", "ENOSPC"):
+            hit += [operation for operation in possible if operation[0] in RARE and operation not in hit][::every]
+        cases += [(operation, fault) for operation in hit]
     return [case for case in cases if case not in KNOWN]
 
 
@@ -398,7 +408,7 @@ def test_a_fault_while_a_new_run_starts_keeps_the_earlier_run(tmp_path):
     assert weights[0] != weights[1]
     begin = [operation for operation in recorded(tmp_path / "operations") if not operation[1].startswith("log.txt")]
     begin = begin[: [kind == "write" and "model_" in name for kind, name, _ in begin].index(True)]
-    cases = [(operation, fault) for operation in begin for fault in FAULTS if fault != "torn"][::3]
+    cases = [(operation, fault) for operation in begin for fault in FAULTS if fault != "torn"][::5]
 
     def attempt(number: int) -> list[str]:
         return split_or_lost(earlier_run(tmp_path / f"{number}"), *cases[number], weights)

@@ -142,12 +142,13 @@ def test_a_run_killed_three_times_ends_like_an_uninterrupted_one(tmp_path, worke
     assert done.kills >= 3
 
 
+# Saving in this process, without workers, is killed at each of its file operations by test_fault_sweep.py.
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize(("workers", "asynchronous"), [(0, False), (0, True), (2, False), (2, True)])
-def test_runs_killed_two_hundred_times_end_like_an_uninterrupted_one(tmp_path, workers, asynchronous):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("workers", "asynchronous"), [(0, True), (2, False)])
+def test_runs_killed_sixty_times_end_like_an_uninterrupted_one(tmp_path, workers, asynchronous):
     config = {**CONFIG, "SOLVER": {**CONFIG["SOLVER"], "MAX_ITER": 100}}
     config["CHECKPOINT"] = {**CONFIG["CHECKPOINT"], "ASYNC": asynchronous}
-    done = sweep(tmp_path, 50, seed=100 + workers, config=config, while_saving=5, NUM_WORKERS=workers)
-    assert done.kills >= 50
+    done = sweep(tmp_path, 30, seed=100 + workers, config=config, while_saving=5, NUM_WORKERS=workers)
+    assert done.kills >= 30
     assert done.kills_while_saving >= 5
