@@ -1,9 +1,11 @@
 import gc
 import json
 import logging
+import sys
 from importlib import import_module
 
 import pytest
+from ranks import PROGRAMS, finish, fork
 
 from hookline.benchmarks import show
 from hookline.cli import main
@@ -116,8 +118,10 @@ def test_evaluation_compares_passes_and_files(benchmark, monkeypatch):
 
 
 @pytest.mark.slow
-def test_ranks_measures_both_strategies_and_counts_the_collectives_of_a_step(benchmark):
-    results = benchmark("ranks", "--steps", 20, "--rounds", 1)
+def test_ranks_measures_both_strategies_and_counts_the_collectives_of_a_step(tmp_path):
+    code, output = finish(fork([sys.executable, PROGRAMS / "benchmark_ranks.py"], tmp_path))
+    assert code == 0, output
+    results = json.loads(output.splitlines()[-1])
     assert set(results) == {
         f"{strategy}, {model}" for strategy in ("ddp", "fsdp2") for model in ("MLP", "ConvNet", "GPT")
     }
