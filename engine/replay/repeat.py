@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from ... import hooks
@@ -95,13 +95,19 @@ def replay(
         if main:
             claim_files(run, [f"replay_{iteration}/{name}" for name in _FILES])
             os.makedirs(folder, exist_ok=True)
+        report, end = recorder.report, None
         try:
-            one.train()
+            end = one.train()
         except Exception as error:
-            if "error" not in recorder.report:
+            if "error" not in report:
+                error.add_note(f"the replay did not reach iteration {iteration}")
                 raise
             logger.debug("The replayed step failed", exc_info=error)
-        report = recorder.report
+        if end is not None and end.iteration <= iteration:
+            if main:
+                with suppress(OSError):  # an earlier replay's
+                    os.rmdir(folder)
+            raise ConfigError(f"iteration {iteration}: the run ended at iteration {end.iteration}: {end.reason}")
         report["run"], report["checkpoint"] = os.path.abspath(run), os.path.basename(start)
         report["first_iteration"], report["ranks"] = one.start_iter, comm.get_world_size()
         if main:

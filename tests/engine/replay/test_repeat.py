@@ -70,6 +70,24 @@ def test_a_replay_equals_the_run_to_the_bit_and_changes_none_of_its_files(tmp_pa
     assert "image/png" in (tmp_path / "replay_17" / "report.html").read_text()
 
 
+def test_a_replay_follows_a_plateau_schedule_to_the_step_that_stops_the_run(tmp_path):
+    stopping = {"NAME": "EarlyStopping", "ARGS": {"metric": "synthetic/loss", "mode": "min", "min_delta": 9.0}}
+    options = (
+        *("SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:ReduceLROnPlateau", "SOLVER.WARMUP_ITERS", 0),
+        *("SOLVER.LR_SCHEDULER_ARGS", {"factor": 0.5, "patience": 0, "threshold": 0.99}),
+        *("SOLVER.LR_SCHEDULER_METRIC", "synthetic/loss", "TEST.EVAL_PERIOD", 3, "HOOKS", [stopping]),
+    )
+    assert config_trainer(tmp_path, *RUN, *options).train().iteration == 12
+    rows = [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    assert [row["lr"] for row in rows[6:12]] == [0.05] * 3 + [0.025] * 3
+    report = replay(str(tmp_path), 11)
+    assert (report["checkpoint"], report["compared"]["first_difference"]) == ("model_0000006.pth", None)
+    assert report["compared"]["values"] > 15
+    with pytest.raises(ConfigError, match=r"the run ended at iteration 12: .*synthetic/loss"):
+        replay(str(tmp_path), 15)
+    assert not (tmp_path / "replay_15").exists()
+
+
 def test_a_replay_from_the_beginning_equals_the_run(tmp_path):
     config_trainer(tmp_path, *RUN, *JITTERED).train()
     report = replay(str(tmp_path), 3, save=True)
