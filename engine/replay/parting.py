@@ -68,7 +68,7 @@ def first_operation(first: Trace, second: Trace) -> Origin | None:
     known: set[int] = set()  # values of the first run that are known to differ
     for step, (ours, theirs) in enumerate(zip(first.steps, second.steps, strict=False), start=-1):
         for one, other in zip(ours, theirs, strict=False):
-            if one.name != other.name:
+            if one.name.partition(" ")[0] != other.name.partition(" ")[0]:
                 return Origin(step, one.name, "path", other.name)
             inputs = [a for a, b in zip(one.inputs, other.inputs, strict=False) if a != b]
             if not known.issuperset(inputs):

@@ -254,8 +254,8 @@ class _Operations(TorchDispatchMode):
         return results
 
     def _name(self, func: Any) -> str:
-        inner = max(self.modules.parents, key=lambda name: (name != "Global", name.count(".")), default="Global")
-        where = "" if inner == "Global" else f" in {inner.partition('.')[2] or inner}"
+        inner = max(self.modules.parents - {"Global"}, key=lambda name: (name.count("."), name), default="")
+        where = f" in {inner.partition('.')[2] or inner}" if inner else ""
         return f"{func}{where}{' (backward pass)' if self.modules.is_bw else ''}"
 
     def entries(self) -> list[Entry]:

@@ -128,7 +128,8 @@ def _words(tensors: list[torch.Tensor]) -> Iterator[torch.Tensor]:
             joined, size = [], 0
         joined.append(tensor.reshape(-1))
         size += tensor.numel()
-    yield (joined[0] if len(joined) == 1 else torch.cat(joined)).view(dtype)
+    single = len(joined) == 1 and joined[0].stride(0) == 1  # view() takes no expanded tensor
+    yield (joined[0] if single else torch.cat(joined)).view(dtype)
 
 
 def _sums(words: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset, get_worker_info
 from hookline.cli import main
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.replay import determinism
-from hookline.engine.replay.parting import Difference, first_difference
+from hookline.engine.replay.parting import Difference, first_difference, first_operation
 from hookline.engine.replay.trace import Entry, Trace, trace_steps
 
 
@@ -183,6 +183,30 @@ def test_settings_that_make_runs_equal_are_found(monkeypatch):
 
 
 FACTS = {"device": "the CPU", "dataset": "Odd", "declared": False, "splits_itself": False, "workers": 0}
+
+
+def operation(name, digests, inputs=(), random=False):
+    return Entry("operation", name, digests, inputs, random)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "how"),
+    [
+        (
+            operation("aten.scatter_add.default in a", (1,), (0,)),
+            operation("aten.scatter_add.default", (2,), (0,)),
+            "itself",
+        ),
+        (operation("aten.randn.default", (1,), (), True), operation("aten.randn.default", (2,), (), True), "draws"),
+        (operation("aten.add.Tensor", (1,), (3,)), operation("aten.add.Tensor", (2,), (4,)), "outside"),
+        (operation("aten.sin.default", (1,)), operation("aten.cos.default", (1,)), "path"),
+        (operation("aten.view.default", (5,), (7,)), operation("aten.view.default", (6,), (8,)), None),
+    ],
+)
+def test_memory_without_content_is_no_difference(ours, theirs, how):
+    empty = [operation("aten.empty.memory_format", (7,)), operation("aten.empty.memory_format", (8,))]
+    origin = first_operation(Trace([[], [empty[0], ours]], {}), Trace([[], [empty[1], theirs]], {}))
+    assert (origin and origin.how) == how
 
 
 def test_runs_that_do_different_things_or_fail_differ():

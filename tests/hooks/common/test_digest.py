@@ -60,6 +60,12 @@ def test_shape_dtype_and_split_count_but_not_strides():
     assert digest(image[:, 1:]) == digest(image[:, 1:].clone())
 
 
+def test_expanded_tensors_and_single_elements_with_a_stride():
+    assert digest(torch.tensor(1.5).expand(4)) == digest(torch.full((4,), 1.5))
+    assert digest(torch.arange(3.0)[1::2][:1]) == digest(torch.tensor([1.0]))
+    assert digest(torch.zeros(4).as_strided((1, 1), (0, 3))) == digest(torch.zeros(1, 1))
+
+
 def test_many_tensors_of_several_dtypes():
     tensors = [torch.randn(1000).to(dtype) for dtype in (torch.float32, torch.bfloat16) for _ in range(50)]
     before = digest(tensors)
