@@ -1,0 +1,36 @@
+"""Say where two runs part, and in what: batch, module, gradient, state.
+
+Compares configs, versions, metrics and fingerprints. If they differ, replays both
+runs up to there. Writes nothing.
+
+Exit codes: 0: equal runs; 1: they differ; 2: bad input.
+"""
+
+import argparse
+
+from hookline.command_line import signals_during_imports
+
+EXAMPLE = "hookline diverge output/first output/second"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("run", metavar="RUN", help="the folder of a run")
+    parser.add_argument("other", metavar="OTHER", help="the folder of the run to compare with")
+    parser.add_argument("--trainer", default="", metavar="NAME", help="the runs' trainer, as my_trainer:Trainer")
+    parser.add_argument("--no-replay", action="store_true", help="only compare the files")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the report."""
+    import json
+
+    with signals_during_imports():
+        from hookline.engine import config_errors_exit
+        from hookline.engine.replay.diverge import diverge
+        from hookline.engine.replay.diverge_text import diverge_text
+    with config_errors_exit():
+        report = diverge(args.run, args.other, trainer=args.trainer, replays=not args.no_replay)
+        print(json.dumps(report, indent=1) if args.json else diverge_text(report))
+        return 0 if report["equal"] else 1

@@ -1,0 +1,129 @@
+"""Two runs that part: the iteration and the cause are named."""
+
+import json
+
+import pytest
+import torch
+from small_runs import config_trainer
+from torch.utils.data import Dataset
+
+from hookline.cli import main
+from hookline.hooks import HookBase
+
+RUN = (
+    *("LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 10, "LOG.PROGRESS_BAR", False, "SOLVER.MAX_ITER", 20),
+    *("DATASETS.TEST", [], "DATALOADER.BATCH_SIZE", 4),
+)
+CHANGED = 11
+
+
+class Images(Dataset):
+    """Images with random noise, of which one may be another."""
+
+    def __init__(self, noise=0.1, changed=-1):
+        self.images = torch.randn(40, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+        self.noise, self.changed = noise, changed
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return self.images[index] + self.noise * torch.randn(1, 4, 4) + (index == self.changed), index % 4
+
+
+class Draws(HookBase):
+    """Draws a random number before the forward pass of a step."""
+
+    def __init__(self, iteration):
+        self.iteration = iteration
+
+    def before_forward(self, batch):
+        if self.trainer.iter == self.iteration:
+            torch.rand(1)
+
+
+def train(folder, *overrides, hooks=(), period=5, **images):
+    data = [{"NAME": f"{__name__}:Images", "ARGS": images}]
+    fingerprints = [{"NAME": "Fingerprints", "ARGS": {"period": period}}] if period else []
+    config_trainer(folder, *RUN, "DATASETS.TRAIN", data, "HOOKS", [*fingerprints, *hooks], *overrides).train()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "one"
+    train(folder)
+    return folder
+
+
+def diverge(capsys, run, other, *options):
+    """Return the exit code and the printed report."""
+    capsys.readouterr()
+    code = main(["diverge", str(run), str(other), *options])
+    return code, capsys.readouterr().out
+
+
+def content(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_equal_runs(run, tmp_path, capsys):
+    train(tmp_path)
+    code, text = diverge(capsys, run, tmp_path)
+    assert code == 0
+    assert "Config: the same" in text
+    assert "Fingerprints: all 4 are equal\nThe runs are equal.\n" in text
+
+
+def test_a_changed_augmentation(run, tmp_path, capsys):
+    train(tmp_path, noise=0.2)
+    code, text = diverge(capsys, run, tmp_path)
+    assert code == 1
+    assert "DATASETS.TRAIN" in text
+    assert "is not equal to the run" not in text
+    assert "The runs part at iteration 0, in the batch. It has the same samples with other values." in text
+    assert "samples that differ: all (4 of 4), by at most" in text
+    assert "first output that differs: features.0 (Conv2d), by at most" in text
+
+
+def test_one_changed_sample(run, tmp_path, capsys):
+    train(tmp_path, changed=CHANGED)
+    before = content(run), content(tmp_path)
+    code, text = diverge(capsys, run, tmp_path, "--json")
+    report = json.loads(text)
+    assert code == 1
+    replay = report["replay"]
+    assert replay["first"]["kind"] == "batch"
+    assert replay["first"]["samples"] == [CHANGED]
+    assert replay["first"]["max_absolute"] == pytest.approx(1.0)
+    assert main(["samples", str(run), "--iter", str(replay["iteration"])]) == 0
+    assert str(CHANGED) in capsys.readouterr().out.split()
+    assert report["fingerprints"]["last_equal"] < replay["iteration"]
+    assert (content(run), content(tmp_path)) == before
+
+
+def test_another_dropout_draw(run, tmp_path, capsys):
+    train(tmp_path, hooks=[{"NAME": f"{__name__}:Draws", "ARGS": {"iteration": 12}}])
+    code, text = diverge(capsys, run, tmp_path)
+    assert code == 1
+    assert "equal at iteration 9, different at iteration 14 in parameters, buffers, optimizer, generators" in text
+    assert "Replayed both runs from model_0000006.pth." in text
+    assert "The runs part at iteration 12, in the output of dropout (Dropout). The batch and the weights are" in text
+    assert "the runs draw other random numbers" in text
+
+
+def test_without_fingerprints_the_difference_is_found_from_the_metrics(run, tmp_path, capsys):
+    for name in ("one", "other"):
+        hooks = [{"NAME": f"{__name__}:Draws", "ARGS": {"iteration": 3}}] if name == "other" else []
+        train(tmp_path / name, period=0, hooks=hooks)
+    code, text = diverge(capsys, tmp_path / "one", tmp_path / "other")
+    assert code == 1
+    assert "Fingerprints: no iteration in both" in text
+    assert "The runs part at iteration 3, in the output of dropout (Dropout)" in text
+
+
+def test_bad_input(run, tmp_path, capsys):
+    train(tmp_path / "silent", "LOG.WRITERS", [], period=0)
+    for other, message in ((tmp_path, "no run of hookline is here"), (tmp_path / "silent", "nothing to compare")):
+        with pytest.raises(SystemExit, match="2"):
+            main(["diverge", str(run), str(other)])
+        assert message in capsys.readouterr().err
