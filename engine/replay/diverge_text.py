@@ -88,7 +88,8 @@ def _cause(replay: Mapping[str, Any]) -> str:
     """Return what the first difference means."""
     first, differ = replay["first"], replay["in"]
     if first["kind"] == "state" and replay["iteration"] < 0:
-        return " They start with other weights or another SEED."
+        seed = "another SEED, or random numbers that are drawn while the run is built"
+        return f" The weights are equal: {seed}." if first["name"] == "generators" else " SEED or the model differs."
     if first["kind"] == "batch":
         if "other_samples" in first:
             return " It has other samples."

@@ -1,4 +1,4 @@
-"""Say where two runs part, and in what: batch, module, gradient, state.
+"""Say where two runs part: in which iteration, batch, module or gradient.
 
 Compares configs, versions, metrics and fingerprints. If they differ, replays both
 runs up to there. Writes nothing.
