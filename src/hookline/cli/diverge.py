@@ -1,8 +1,6 @@
-"""Say where two runs part: in which iteration, batch, module or gradient.
+"""Say where two runs part: the step, and what differs in it.
 
-Compares configs, versions, metrics and fingerprints. If they differ, replays both
-runs up to there. Writes nothing.
-
+If metrics or fingerprints differ, both runs are replayed. Writes nothing.
 Exit codes: 0: equal runs; 1: they differ; 2: bad input.
 """
 
