@@ -49,7 +49,7 @@ _THREADS = _Remedy(
 )
 
 _WHAT = {
-    "samples": "the step reads other samples",
+    "samples": "the indices of the samples",
     "batch": "the batch",
     "output": "the output of {}",
     "loss": "the loss {}",
@@ -57,9 +57,9 @@ _WHAT = {
     "parameter": "the parameter {}",
     "buffer": "the buffer {}",
     "generator": "the state of {}'s random generator",
-    "order": "the runs do different things: {}",
-    "error": "only one of the runs fails, or both differently: {}",
-    "length": "one run stops here",
+    "order": "they do different things, {}",
+    "error": "only one fails, or both in other ways, {}",
+    "length": "one of them stops",
 }
 
 
@@ -113,8 +113,8 @@ def determinism_of(cfg: CfgNode, steps: int, trainer: type[DefaultTrainer] = Def
     lines.append(f"{done} steps on {device}, SEED {cfg.SEED}, {_workers(workers)}")
     difference = first_difference(first, second)
     if difference is not None:
-        lines.append(f"Not deterministic: {_describe(difference)} between two runs with equal settings.")
-        return False, lines + runs.explain(difference, first)
+        lines.append(_describe(difference, "two runs with equal settings"))
+        return False, lines + runs.explain(difference, first, second)
     if first.error:
         raise ConfigError(f"the run fails after {done} steps, which are equal in two runs: {first.error}")
     lines.append("  two runs: equal to the bit")
@@ -123,8 +123,8 @@ def determinism_of(cfg: CfgNode, steps: int, trainer: type[DefaultTrainer] = Def
     if third.facts["workers"] == workers:
         lines.append("  with another number of workers: not tried, since the loader is the project's own")
     elif (difference := first_difference(first, third)) is not None:
-        lines.append(f"Not deterministic: {_describe(difference)} with {_workers(other)}.")
-        return False, [*lines, *_advise_workers(difference, first)]
+        lines.append(_describe(difference, f"runs with {workers or 0} and {_workers(other)}"))
+        return False, lines + _advise_workers(difference, first)
     else:
         lines.append(f"  with {_workers(other)}: equal to the bit")
     compared = "batches, module outputs, losses, gradients, parameters and random generators"
@@ -162,7 +162,7 @@ class _Runs:
             return result
         raise result
 
-    def explain(self, difference: Difference, first: Trace) -> list[str]:
+    def explain(self, difference: Difference, first: Trace, second: Trace) -> list[str]:
         """Say where a difference comes from and what to set, from runs with other settings."""
         lines: list[str] = []
         steps = max(difference.step, 0) + 1
@@ -191,7 +191,10 @@ class _Runs:
             if remedy is _KERNELS and one.warned:
                 lines.append(f"  operations without a deterministic version: {', '.join(one.warned)}")
             if first_difference(one, other) is None:
-                return [*lines, f"  what to set: {remedy.advice}. With this setting two runs are equal."]
+                third = self.trace(steps)
+                chance = any(third.steps == earlier.steps[: steps + 1] for earlier in (first, second))
+                lines.append(f"  what to set: {remedy.advice}. With this setting two runs are equal.")
+                return lines + [_CHANCE] * chance
             tried.append(remedy.name)
         if tried:
             lines.append(f"  tried, and not enough: {', '.join(tried)}")
@@ -214,6 +217,7 @@ _UNSEEDED = (
     "torch.Generator of its own, the time, or the order of files or sets. Draw from the global generators of random, "
     "numpy and torch"
 )
+_CHANCE = "  That may be chance: a third run without it was equal to one of the first. Try more --steps."
 _SEED_IT = "draw from torch's global generator, which SEED seeds, or call manual_seed() of the generator that is used"
 _REPLACE = "replace the operation or module that is named above by a deterministic one"
 
@@ -246,10 +250,9 @@ def _workers(number: int | None) -> str:
     return "1 worker" if number == 1 else f"{number or 0} workers"
 
 
-def _describe(difference: Difference) -> str:
-    what = _WHAT[difference.kind].format(difference.name)
+def _describe(difference: Difference, runs: str) -> str:
     when = f"in step {difference.step}" if difference.step >= 0 else "before the first step"
-    return f"{when} {what}" + ("" if difference.kind in ("samples", "order", "error", "length") else " differs")
+    return f"Not deterministic: {runs} differ {when}: {_WHAT[difference.kind].format(difference.name)}."
 
 
 def _describe_samples(difference: Difference, dataset: str) -> list[str]:
