@@ -118,6 +118,33 @@ def test_evaluation_compares_passes_and_files(benchmark, monkeypatch):
 
 
 @pytest.mark.slow
+def test_start_compares_whole_processes(benchmark, monkeypatch):
+    once = lambda runs, steps, rounds: {name: run(steps) for name, run in runs.items()}  # noqa: E731
+    monkeypatch.setattr(import_module("hookline.benchmarks.start"), "interleaved", once)
+    results = benchmark("start", "--steps", 1, "--rounds", 1)
+    assert set(results["digits"]) == {"seconds", "more", "ratio"}
+    assert {"import torch", "train --help", "digits, --dry-run", "digits, by hand"} < set(results)
+
+
+@pytest.mark.slow
+def test_resume_and_memory_compare_runs_in_processes_of_their_own(benchmark, monkeypatch):
+    monkeypatch.setattr(import_module("hookline.benchmarks.start"), "WORKS", ("tiny",))
+    results = benchmark("resume", "--rounds", 1)
+    assert list(results) == ["tiny, fresh", "tiny, resumed", "tiny, torch.load"]
+    assert results["tiny, resumed"]["ratio"] > 0
+    results = benchmark("memory", "--rounds", 1, "--steps", 20)
+    assert list(results) == [f"tiny, {kind}" for kind in ("imports", "by hand", "lean", "default")]
+    assert results["tiny, default"]["peak_mb"] > 50
+
+
+@pytest.mark.slow
+def test_compile_step_measures_two_starts(benchmark):
+    results = benchmark("compile_step", "--backend", "eager")
+    assert list(results) == ["ordinary", "first start", "second start"]
+    assert all(0 < row["seconds_to_step_2"] < row["seconds_to_epoch_2"] for row in results.values())
+
+
+@pytest.mark.slow
 def test_ranks_measures_both_strategies_and_counts_the_collectives_of_a_step(tmp_path):
     code, output = finish(fork([sys.executable, PROGRAMS / "benchmark_ranks.py"], tmp_path))
     assert code == 0, output

@@ -22,6 +22,13 @@ from .measure import use_clock
 
 __all__ = ["measure_and_show", "show"]
 
+
+def _later(module: str, function: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Call a function of a module that imports what others do not need: torch.distributed, or parts of Unix."""
+    results: dict[str, Any] = getattr(import_module(f".{module}", __name__), function)(args)
+    return results
+
+
 _BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "overhead": steps.overhead,
     "hooks": steps.hooks,
@@ -30,9 +37,13 @@ _BENCHMARKS: dict[str, Callable[[argparse.Namespace], dict[str, Any]]] = {
     "loaders": loaders,
     "evaluation": evaluation,
     "checkpoint": checkpoint,
+    "start": lambda args: _later("start", "start", args),
+    "resume": lambda args: _later("start", "resume", args),
+    "memory": lambda args: _later("start", "memory", args),
+    "compile_step": lambda args: _later("start", "compile_step", args),
     "length": steps.length,
-    "ranks": lambda args: import_module(".ranks", __name__).ranks(args),  # imports torch.distributed
-    "scaling": lambda args: import_module(".scaling", __name__).scaling(args),
+    "ranks": lambda args: _later("ranks", "ranks", args),
+    "scaling": lambda args: _later("scaling", "scaling", args),
 }
 
 

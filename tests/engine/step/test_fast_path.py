@@ -191,6 +191,7 @@ def loaders():
         "arrays": lambda: DataLoader(arrays, batch_size=4, collate_fn=arrays.collate_fn, shuffle=True),
         "own collate": lambda: DataLoader(plain, batch_size=2, collate_fn=len),
         "unbatched": lambda: DataLoader(plain, batch_size=None),
+        "unbatched, shuffled": lambda: DataLoader(plain, batch_size=None, shuffle=True),
         "workers": lambda: DataLoader(plain, batch_size=5, num_workers=1),
     }
 
