@@ -182,7 +182,7 @@ class StepRecorder(HookBase):
             for entry in order:
                 values = entry.get(kind)
                 if values and values["nan"] + values["inf"]:
-                    return {"module": entry["module"], "what": kind}
+                    return {"module": entry["module"], "type": entry["type"], "what": kind}
         return None
 
 

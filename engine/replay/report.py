@@ -26,7 +26,8 @@ def write_report(report: Mapping[str, Any], images: torch.Tensor | None, folder:
 def report_text(report: Mapping[str, Any]) -> str:
     """Return the report as text for the console."""
     origin = f"checkpoint {report['checkpoint']}" if report["checkpoint"] else "the beginning"
-    lines = [f"Replayed iteration {report['iteration']} of {report['run']}, from {origin}."]
+    run = min(report["run"], os.path.relpath(report["run"]), key=len)
+    lines = [f"Replayed iteration {report['iteration']} of {run}, from {origin}."]
     lines += _verdict(report)
     if "error" in report:
         error = [line for line in report["error"].splitlines() if line]
@@ -51,7 +52,7 @@ def report_text(report: Mapping[str, Any]) -> str:
         lines.append(f"Samples: not known ({report['samples_unknown']})")
     if report["first_nonfinite"]:
         where = report["first_nonfinite"]
-        lines.append(f"First NaN or infinity: the {where['what']} of {where['module']}")
+        lines.append(f"First NaN or infinity: the {where['what']} of {where['module']} ({where['type']})")
     lines += _table("Modules", report["modules"])
     updates = report.get("updates", [])
     if updates:

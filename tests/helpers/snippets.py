@@ -51,8 +51,9 @@ class Page:
     - python: all in one namespace. One that names a file is written there before anything runs. Then it runs by itself,
       or by a bash snippet of the page if it has a ``__main__`` part.
     - yaml: must hold known config keys. One that names a file is written there.
-    - bash: each command is run; trainings are cut to a few iterations. For commands that set up or check the repository
-      (pip, pytest, ruff, ...) only the files, extras and programs that they name are checked.
+    - bash: each command is run, and may fail if it ends in "# fails"; trainings are cut to a few iterations. For
+      commands that set up or check the repository (pip, pytest, ruff, ...) only the files, extras and programs that
+      they name are checked.
 
     Args:
         path: the page.
@@ -112,6 +113,7 @@ class Page:
                 f"{self.path.name}:{line}: no bash snippet runs {snippet.file}"
             )
             return [["bash", line, ""]]
+        text = re.sub(r" +# fails$", " || true", text, flags=re.MULTILINE)
         commands = [self._short(command) for command in shell_commands(text) if not check_command(command)]
         return [["bash", line, "\n".join(commands)]]
 
@@ -122,10 +124,11 @@ class Page:
         command = re.sub(r"(^|\s)(\.venv/bin/)?python3?(?=\s)", rf"\1{shlex.quote(sys.executable)}", command, count=1)
         command = re.sub(r"^hookline(?=\s)", f"{shlex.quote(sys.executable)} -m hookline", command)
         training = "train" in command and "--config-file" in command and "lazyconfig" not in command
+        command, fails, _ = command.partition(" || true")
         if training and not re.search(r"--(eval-only|dry-run|predict|help)\b", command):
             self._trainings += 1
             command += f" SOLVER.MAX_ITER {SHORT * self._trainings}"
-        return command
+        return command + fails
 
 
 def shell_commands(text: str) -> list[str]:
