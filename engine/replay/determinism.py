@@ -147,7 +147,7 @@ class _Runs:
         cfg = self._cfg.clone()
         cfg.merge_from_list(list(keys))
         with tempfile.TemporaryDirectory(prefix="hookline-determinism-") as folder, _environment(variables):
-            path = Path(folder, "trace")
+            path, cfg.OUTPUT_DIR = Path(folder, "trace"), os.path.join(folder, "run")
             arguments = (path, self._trainer, cfg, steps or self._steps, operations)
             process = torch.multiprocessing.get_context("spawn").Process(target=_trace, args=arguments)
             process.start()

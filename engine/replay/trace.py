@@ -1,7 +1,5 @@
 """``trace_steps``: digests of everything in a run's first steps, to compare two runs."""
 
-import os
-import tempfile
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -62,11 +60,11 @@ class Trace(NamedTuple):
 
 
 def trace_steps(trainer: type[DefaultTrainer], cfg: CfgNode, steps: int, operations: bool = False) -> Trace:
-    """Train for some steps in a temporary folder, and return what happened in them.
+    """Train for some steps, and return what happened in them.
 
     Args:
         trainer: the class of the trainer.
-        cfg: its config, with a seed. Writers, checkpoints and evaluations are left out.
+        cfg: its config, with a seed, and a folder for a log. Writers, checkpoints and evaluations are left out.
         steps: number of steps.
         operations: record each operation of torch in place of the values of modules. Slow.
     """
@@ -74,10 +72,8 @@ def trace_steps(trainer: type[DefaultTrainer], cfg: CfgNode, steps: int, operati
     cfg.defrost()
     cfg.LOG.WRITERS, cfg.LOG.PROGRESS_BAR, cfg.LOG.CURVES, cfg.LOG.LEVEL = (), False, False, "ERROR"
     cfg.TEST.SANITY_CHECK_BATCHES, cfg.TEST.EVAL_ON_START, cfg.FAST_DEV_RUN = 0, False, 0
-    temporary = tempfile.TemporaryDirectory(prefix="hookline-determinism-")
-    with temporary as folder, console_kept(), warnings.catch_warnings(record=True) as caught:
+    with console_kept(), warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message=".*deterministic")
-        cfg.OUTPUT_DIR = os.path.join(folder, "run")
         default_setup(cfg)
         set_console_level("CRITICAL")  # an error is part of the trace
         one = trainer(cfg)

@@ -89,12 +89,12 @@ class Declared(Odd):
 
 
 @pytest.fixture
-def report(monkeypatch):
+def report(monkeypatch, tmp_path_factory):
     """A function that returns the report on a run. All runs are in this process, which saves the starts of others."""
 
     def trace(self, steps=0, operations=False, keys=(), variables=()):
         cfg = self._cfg.clone()
-        cfg.merge_from_list(list(keys))
+        cfg.merge_from_list([*keys, "OUTPUT_DIR", str(tmp_path_factory.mktemp("run"))])
         return trace_steps(self._trainer, cfg, steps or self._steps, operations)
 
     monkeypatch.setattr(determinism._Runs, "trace", trace)
