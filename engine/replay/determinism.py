@@ -127,6 +127,10 @@ def determinism_of(cfg: CfgNode, steps: int, trainer: type[DefaultTrainer] = Def
         return False, lines + _advise_workers(difference, first)
     else:
         lines.append(f"  with {_workers(other)}: equal to the bit")
+    if not cfg.DETERMINISTIC:
+        names = ", ".join(runs.trace(1, keys=_KERNELS.keys).warned)
+        advice = f"{names} (may differ in longer runs; DETERMINISTIC: True makes them an error)"
+        lines.append(f"  operations without a deterministic version: {advice if names else 'none'}")
     compared = "batches, module outputs, losses, gradients, parameters and random generators"
     return True, [*lines, f"Deterministic: {compared} are equal in all steps."]
 

@@ -57,6 +57,13 @@ class OrderOfASet(nn.Module):
         return x * sum(i * int(one) for i, one in enumerate({str(number) for number in range(50)}))
 
 
+class Put(nn.Module):
+    """Equal in all runs, though torch does not promise it."""
+
+    def forward(self, x):
+        return x + torch.zeros(4).put_(torch.tensor([1]), torch.tensor([2.0]))
+
+
 class Net(nn.Module):
     def __init__(self, middle="Identity"):
         super().__init__()
@@ -128,7 +135,14 @@ def test_a_deterministic_run_is_told_so_and_nothing_is_written(report, tmp_path,
     assert "3 steps on the CPU" in text
     assert "two runs: equal to the bit" in text
     assert "with 2 workers: equal to the bit" in text
+    assert "without a deterministic version: none" in text
     assert not list(tmp_path.iterdir())
+
+
+def test_operations_without_a_deterministic_version_are_named(report):
+    deterministic, text = report("Put", steps=1)
+    assert deterministic
+    assert "without a deterministic version: put_ (may differ in longer runs" in text
 
 
 @pytest.mark.parametrize(
