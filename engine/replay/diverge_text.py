@@ -58,7 +58,7 @@ def _replays(report: Mapping[str, Any], replay: Mapping[str, Any]) -> list[str]:
         if error:
             lines.append(f"{run} fails at {error}")
         if unlike is not None:
-            where = f"at iteration {unlike['iteration']} in {unlike['in']}"
+            where = f"at iteration {unlike['iteration']} in {', '.join(unlike['in'])}"
             lines.append(f"The replay of {run} is not equal to the run, {where}:")
             if version != report["version_now"]:
                 lines.append(f"  the run: {version or 'not known'}\n  now: {report['version_now']}")
@@ -68,7 +68,8 @@ def _replays(report: Mapping[str, Any], replay: Mapping[str, Any]) -> list[str]:
         return [*lines, "The replays are equal: what parted the runs does not come again."]
     first, at = replay["first"], replay["iteration"]
     where = f"at iteration {at}" if at >= 0 else "before the first step"
-    lines.append(f"The runs part {where}, in {_what(first)}.{_cause(replay)}")
+    where += f" on rank {replay['rank']}" if max(report["ranks"]) > 1 else ""
+    lines.append(f"The runs part {where}, in {_what(first)}. {_cause(replay)}".rstrip())
     lines.append(f"  different in this step: {', '.join(replay['in'])}")
     lines += [f"  {line}" for line in _samples(first)]
     for key in ("output", "gradient"):
@@ -81,37 +82,38 @@ def _replays(report: Mapping[str, Any], replay: Mapping[str, Any]) -> list[str]:
 def _what(entry: Mapping[str, Any]) -> str:
     kind, name = entry["kind"], entry["name"]
     other = f" (in the other run: {entry['other_name']})" if "other_name" in entry else ""
-    return {"batch": "the batch", "state": f"the {name}"}.get(kind, f"the {kind} of {name}") + other
+    fixed = {"samples": "the batch", "batch": "the batch", "optimizer": "the optimizer's state"}
+    of = " of" if kind in ("output", "gradient", "generator") else ""
+    return fixed.get(kind, f"the {kind}{of} {name}") + other
 
 
 def _cause(replay: Mapping[str, Any]) -> str:
     """Return what the first difference means."""
-    first, differ = replay["first"], replay["in"]
-    if first["kind"] == "state" and replay["iteration"] < 0:
+    kind, differ = replay["first"]["kind"], replay["in"]
+    if kind == "samples":
+        return "It has other samples."
+    if kind == "batch":
+        return "It has the same samples with other values." if replay["first"]["batch_size"] else ""
+    if kind == "optimizer":
+        return "The weights are equal: a setting such as the learning rate differs."
+    if replay["iteration"] < 0:
         seed = "another SEED, or random numbers that are drawn while the run is built"
-        return f" The weights are equal: {seed}." if first["name"] == "generators" else " SEED or the model differs."
-    if first["kind"] == "batch":
-        if "other_samples" in first:
-            return " It has other samples."
-        return " It has the same samples with other values." if "samples" in first else ""
-    if first["kind"] == "output":
-        same = " The batch and the weights are equal"
+        return f"The weights are equal: {seed}." if kind == "generator" else "The SEED or the model differs."
+    if kind == "output":
+        same = "The batch and the weights are equal"
         if "generators" in differ:
             return f"{same}, and the generators differ after the step: the runs draw other random numbers."
         return f"{same}, and so are the generators: the module computes something else, or is not deterministic."
-    if first["kind"] == "gradient":
-        return " All outputs and losses are equal: the backward pass is not deterministic, or differs."
-    if first["kind"] == "state" and first["name"] == "generators":
-        return " Everything else is equal in this step: one run draws more random numbers, in a hook for example."
-    if first["kind"] == "state":
-        return " All gradients are equal: the update differs, or a hook changes the state."
-    return ""
+    return {
+        "loss": "All outputs of modules are equal: the loss differs, or is not deterministic.",
+        "gradient": "All outputs and losses are equal: the backward pass differs, or is not deterministic.",
+        "generator": "The weights are equal after the step: one run draws more random numbers, in a hook for example.",
+    }.get(kind, "All gradients are equal: the update differs, or a hook changes the value.")
 
 
 def _samples(first: Mapping[str, Any]) -> list[str]:
     if "other_samples" in first:
-        one, other = (", ".join(map(str, indices)) for indices in first["other_samples"])
-        return [f"samples: {one}", f"samples: {other}"]
+        return [f"samples: {indices}" for indices in first["other_samples"]]
     if not first.get("samples"):
         return []
     indices = first["samples"]

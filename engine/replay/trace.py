@@ -166,7 +166,10 @@ class StepTracer(WholeStepTracer):
     def before_train(self) -> None:
         super().before_train()
         compiled: list[str] = []
-        for name, module in self.trainer.model.named_modules():
+        model = self.trainer.model
+        if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+            model = model.module
+        for name, module in model.named_modules():
             if any(name.startswith(outer) for outer in compiled):
                 continue  # a hook would change what is compiled
             if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
