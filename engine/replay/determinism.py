@@ -19,7 +19,7 @@ from ..ranks.torchrun import launched_by_torchrun
 from ..setup.check import check_config, overridden_builders
 from ..setup.seeding import choose_seed
 from .parting import Difference, first_difference, first_operation
-from .trace import Trace, trace_steps
+from .trace import NO_VERSION, Trace, trace_steps
 
 __all__ = ["check_determinism", "determinism_of"]
 
@@ -40,8 +40,9 @@ _BENCHMARK = _Remedy("CUDNN_BENCHMARK False", "CUDNN_BENCHMARK: False", ("CUDNN_
 _KERNELS = _Remedy(
     "DETERMINISTIC True",
     "DETERMINISTIC: True, for deterministic versions of operations (slower)",
-    ("DETERMINISTIC", "warn", "CUDNN_BENCHMARK", False),
+    ("DETERMINISTIC", True, "CUDNN_BENCHMARK", False),
 )
+_WARNINGS = ("DETERMINISTIC", "warn", "CUDNN_BENCHMARK", False)
 _THREADS = _Remedy(
     "one thread",
     "the environment variable OMP_NUM_THREADS=1, since an operation depends on the order of threads",
@@ -128,7 +129,7 @@ def determinism_of(cfg: CfgNode, steps: int, trainer: type[DefaultTrainer] = Def
     else:
         lines.append(f"  with {_workers(other)}: equal to the bit")
     if not cfg.DETERMINISTIC:
-        names = ", ".join(runs.trace(1, keys=_KERNELS.keys).warned)
+        names = ", ".join(runs.trace(1, keys=_WARNINGS).warned)
         advice = f"{names} (may differ in longer runs; DETERMINISTIC: True makes them an error)"
         lines.append(f"  operations without a deterministic version: {advice if names else 'none'}")
     compared = "batches, module outputs, losses, gradients, parameters and random generators"
@@ -192,9 +193,10 @@ class _Runs:
             if remedy is _HASHES and "PYTHONHASHSEED" in os.environ:
                 continue
             one, other = (self.trace(steps, keys=remedy.keys, variables=remedy.variables) for _ in range(2))
-            if remedy is _KERNELS and one.warned:
-                lines.append(f"  operations without a deterministic version: {', '.join(one.warned)}")
-            if first_difference(one, other) is None:
+            if NO_VERSION in one.error:
+                names = ", ".join(self.trace(steps, keys=_WARNINGS).warned)
+                lines.append(f"  operations without a deterministic version: {names}")
+            elif first_difference(one, other) is None:
                 third = self.trace(steps)
                 chance = any(third.steps == earlier.steps[: steps + 1] for earlier in (first, second))
                 lines.append(f"  what to set: {remedy.advice}. With this setting two runs are equal.")

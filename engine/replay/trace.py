@@ -32,6 +32,10 @@ _LEFT_OUT = (
 )
 
 
+NO_VERSION = " does not have a deterministic implementation"
+"""What torch says of an operation, in errors and warnings."""
+
+
 class Entry(NamedTuple):
     """One value of a step, or one operation.
 
@@ -90,8 +94,8 @@ def trace_steps(trainer: type[DefaultTrainer], cfg: CfgNode, steps: int, operati
         except Exception as failure:
             notes = [note for note in getattr(failure, "__notes__", ()) if "hookline" not in note]
             error = "; ".join([f"{type(failure).__name__}: {failure}", *notes])
-        warned = {str(warning.message).partition(" does not have a deterministic")[0] for warning in caught}
-        warned = {name.split()[-1] for name in warned if "\n" not in name}
+        parts = (str(warning.message).partition(NO_VERSION) for warning in caught)
+        warned = {name.split()[-1] for name, found, _ in parts if found}
         return Trace(tracer.steps, _facts(one), error, tuple(sorted(warned)))
 
 
@@ -172,12 +176,13 @@ class StepTracer(WholeStepTracer):
         for name, module in model.named_modules():
             if any(name.startswith(outer) for outer in compiled):
                 continue  # a hook would change what is compiled
+            see = self._watch(name, type(unwrap_model(module)).__name__)
             if hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None:
                 compiled.append(f"{name}." if name else "")
-            module.register_forward_hook(self._watch(name, type(unwrap_model(module)).__name__))
+                see = torch.compiler.disable(see)
+            module.register_forward_hook(see)
 
     def _watch(self, name: str, kind: str) -> Any:
-        @torch.compiler.disable
         def see(module: Any, inputs: Any, output: Any) -> None:
             self._calls.setdefault(name, len(self._calls))
             self._note("output", f"{name} ({kind})" if name else f"the model ({kind})", output)

@@ -13,7 +13,7 @@ from hookline.cli import main
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.replay import determinism
 from hookline.engine.replay.parting import Difference, first_difference, first_operation
-from hookline.engine.replay.trace import Entry, Trace, trace_steps
+from hookline.engine.replay.trace import NO_VERSION, Entry, Trace, trace_steps
 
 
 class Noise(nn.Module):
@@ -180,23 +180,25 @@ def test_samples_that_depend_on_the_worker_are_named(report, name, advice):
     assert advice in text.splitlines()[-1]
 
 
-@pytest.mark.parametrize("rare", [False, True])
-def test_settings_that_make_runs_equal_are_found(monkeypatch, rare):
+@pytest.mark.parametrize("case", ["found", "by chance", "no version"])
+def test_settings_that_make_runs_equal_are_found(monkeypatch, case):
     """Runs in processes of their own, of which only their settings count here."""
     runs, tried = determinism._Runs(config(), 1, None), []
 
     def trace(steps=0, operations=False, keys=(), variables=()):
         tried.append(keys)
-        equal = "DETERMINISTIC" in keys
-        entry = Entry("output", "middle (Middle)", (0 if equal or rare else len(tried),))
-        return Trace([[], [] if operations else [entry]], FACTS, warned=("scatter",) if equal else ())
+        equal = True in keys or case == "by chance"
+        entry = Entry("output", "middle (Middle)", (0 if equal else len(tried),))
+        error = f"RuntimeError: scatter{NO_VERSION}" if True in keys and case == "no version" else ""
+        return Trace([[], [] if operations else [entry]], FACTS, error, ("scatter",) if "warn" in keys else ())
 
     monkeypatch.setattr(runs, "trace", trace)
     before = (Trace([[], [Entry("output", "middle (Middle)", (-number,))]], FACTS) for number in range(2))
     text = "\n".join(runs.explain(Difference(0, "output", "middle (Middle)"), *before))
-    assert ("That may be chance" in text) == rare
-    assert "what to set: DETERMINISTIC: True" in text or rare
-    assert "operations without a deterministic version: scatter" in text or rare
+    assert ("That may be chance" in text) == (case == "by chance")
+    assert ("what to set: DETERMINISTIC: True" in text) == (case == "found")
+    assert ("operations without a deterministic version: scatter" in text) == (case == "no version")
+    assert ("tried, and not enough: PYTHONHASHSEED=0, DETERMINISTIC True, one thread" in text) == (case == "no version")
 
 
 FACTS = {"device": "the CPU", "dataset": "Odd", "declared": False, "splits_itself": False, "workers": 0}
