@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from forker import forker
+from shell_python import forked_python
+
 ROOT = Path(__file__).resolve().parents[2]
 
 # Blocks in these languages are not run: output, sessions at a prompt, other formats, programs for other libraries (py).
@@ -51,9 +54,9 @@ class Page:
     - python: all in one namespace. One that names a file is written there before anything runs. Then it runs by itself,
       or by a bash snippet of the page if it has a ``__main__`` part.
     - yaml: must hold known config keys. One that names a file is written there.
-    - bash: each command is run, and may fail if it ends in "# fails"; trainings are cut to a few iterations. For
-      commands that set up or check the repository (pip, pytest, ruff, ...) only the files, extras and programs that
-      they name are checked.
+    - bash: each command is run, Python in forked processes, and may fail if it ends in "# fails"; trainings are cut to
+      a few iterations. For commands that set up or check the repository (pip, pytest, ruff, ...) only the files, extras
+      and programs that they name are checked.
 
     Args:
         path: the page.
@@ -91,11 +94,15 @@ class Page:
                 (folder / snippet.file).parent.mkdir(parents=True, exist_ok=True)
                 (folder / snippet.file).write_text(snippet.text)
         jobs = [job for snippet in self.runnable for job in self._jobs(snippet)]
-        (folder / ".jobs.json").write_text(json.dumps(jobs))
         (folder / ".driver.py").write_text(_DRIVER)
-        done = run_python([".driver.py"], folder)
-        output = done.stdout + done.stderr
-        assert done.returncode == 0, f"{self.path.name}: exit code {done.returncode}\n{output[-6000:]}"
+        with forked_python(folder) as python:
+            (folder / ".jobs.json").write_text(json.dumps(jobs).replace(shlex.quote(sys.executable), python))
+            log = folder / ".output"  # all processes append to it
+            process = forker.start([".driver.py"], folder, _environment(sys.executable), log=log)
+            if not process.ended_within(500):
+                process.kill()
+            code, output = process.wait(), log.read_text()
+        assert code == 0, f"{self.path.name}: exit code {code}\n{output[-6000:]}"
         ran = {int(line) for line in re.findall(r"^ran the snippet of line (\d+)$", output, re.MULTILINE)}
         return Ran(len(ran), output)
 
@@ -197,11 +204,15 @@ def _check_pytest(paths: list[str]) -> None:
 
 def run_python(arguments: list[str], folder: Path, python: str = sys.executable) -> subprocess.CompletedProcess[str]:
     """Run Python in a folder, on one thread, without PYTHON* and PYTEST* variables."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
-    environment |= {"OMP_NUM_THREADS": "1", "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
+    environment = _environment(python)
     return subprocess.run(
         [python, *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=500, check=False
     )
+
+
+def _environment(python: str) -> dict[str, str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PYTEST"))}
+    return environment | {"OMP_NUM_THREADS": "1", "PATH": f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def _parse(path: Path) -> list[Snippet]:
