@@ -1,20 +1,18 @@
 """``hookline replay``: the processes of a replay."""
 
 import argparse
-import glob
 import logging
-import os
 from typing import Any
 
 from ...config import ConfigError, locate
 from ...config.slots import errors_at
 from ...hooks.base import HookBase
 from .. import comm
-from ..checkpoint.candidates import saved_ranks
 from ..defaults import DefaultTrainer
 from ..launch import launch
 from .repeat import find_checkpoint, replay, replay_config
 from .report import report_text
+from .run_config import ranks_of
 
 __all__ = ["replay_in_processes"]
 
@@ -36,8 +34,7 @@ def replay_in_processes(args: argparse.Namespace) -> None:
         raise ConfigError(f"--ranks must be positive, not {args.ranks}")
     cfg = replay_config(args.run, None, args.set)
     checkpoint = find_checkpoint(args.run, args.iter)
-    had = saved_ranks(checkpoint) if checkpoint else 0
-    had = had or 1 + len(glob.glob(os.path.join(glob.escape(args.run), "log.txt.rank*")))
+    had = ranks_of(args.run, checkpoint)
     ranks = args.ranks or had
     if args.pdb and ranks > 1:
         raise ConfigError("--pdb needs one process: add --ranks 1")

@@ -1,18 +1,17 @@
 """``diverge``: say where two runs part, and in what."""
 
-import glob
 import os
 from typing import Any
 
 from ...config import ConfigError
 from ...config.compare import differences, resolved
 from ...hooks.writers.fingerprints import FINGERPRINTS_FILE
-from ..checkpoint.candidates import saved_ranks
 from ..setup.report import describe_environment
 from .differences import compare_curves, curves_of, environment_of
 from .diverge_steps import compare_steps
 from .fingerprints import compare_fingerprints, fingerprints_of
 from .repeat import find_checkpoint
+from .run_config import ranks_of
 
 __all__ = ["diverge"]
 
@@ -58,7 +57,7 @@ def diverge(run: str, other: str, *, trainer: str = "", replays: bool = True) ->
         "config": differences(*configs),
         "versions": [environment_of(one) for one in runs],
         "version_now": describe_environment(),
-        "ranks": [_ranks(one) for one in runs],
+        "ranks": [ranks_of(one, find_checkpoint(one, 1 << 62)) for one in runs],
         "metrics": found,
         "fingerprints": prints,
         "equal": metric is None and prints["first_difference"] is None,
@@ -71,8 +70,3 @@ def diverge(run: str, other: str, *, trainer: str = "", replays: bool = True) ->
         except ConfigError as error:
             report["replay"] = {"impossible": str(error)}
     return report
-
-
-def _ranks(run: str) -> int:
-    checkpoint = find_checkpoint(run, 1 << 62)
-    return (saved_ranks(checkpoint) if checkpoint else 0) or 1 + len(glob.glob(f"{glob.escape(run)}/log.txt.rank*"))

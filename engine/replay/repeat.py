@@ -24,7 +24,7 @@ from ..setup.start import default_setup
 from .differences import compare_curves, curves_of, environment_of
 from .recorder import StepRecorder
 from .report import write_report
-from .run_config import run_config
+from .run_config import ranks_of, run_config
 
 __all__ = ["find_checkpoint", "rebuilt", "replay", "replay_config"]
 
@@ -112,7 +112,9 @@ def replay(
         report["first_iteration"], report["ranks"] = one.start_iter, comm.get_world_size()
         if main:
             report["compared"] = compare_curves(curves, curves_of(one.cfg.OUTPUT_DIR), one.start_iter, iteration)
-            report["environment"] = {"then": environment_of(run), "now": describe_environment()}
+            then = f"{environment_of(run) or 'versions not known'}, ranks: {ranks_of(run, start)}"
+            now = f"{describe_environment()}, ranks: {comm.get_world_size()}"
+            report["environment"] = {"then": then, "now": now}
             report["overrides"] = [str(value) for value in overrides]
             write_report(report, recorder.images, folder)
         return report

@@ -80,7 +80,7 @@ def _verdict(report: Mapping[str, Any]) -> list[str]:
         lines.append(f"  other config: {' '.join(report['overrides'])}")
     there = report["environment"]
     if there["then"] != there["now"]:
-        lines.append(f"  the run: {there['then'] or 'not known'}\n  now: {there['now']}")
+        lines.append(f"  the run: {there['then']}\n  now: {there['now']}")
     return lines
 
 

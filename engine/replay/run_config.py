@@ -1,10 +1,12 @@
-"""The config of a run on disk."""
+"""What a run on disk was: its config and its number of ranks."""
 
+import glob
 import os
 
 from ...config import CfgNode, ConfigError, get_cfg
+from ..checkpoint.candidates import saved_ranks
 
-__all__ = ["run_config"]
+__all__ = ["ranks_of", "run_config"]
 
 
 def run_config(run: str, cfg: CfgNode | None = None) -> CfgNode:
@@ -23,3 +25,9 @@ def run_config(run: str, cfg: CfgNode | None = None) -> CfgNode:
     cfg = get_cfg() if cfg is None else cfg.clone()
     cfg.merge_from_file(path)
     return cfg
+
+
+def ranks_of(run: str, checkpoint: str = "") -> int:
+    """Return the number of ranks of a run, from one of its checkpoints, or else from its log files."""
+    ranks = saved_ranks(checkpoint) if checkpoint else 0
+    return ranks or 1 + len(glob.glob(os.path.join(glob.escape(run), "log.txt.rank*")))

@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+import re
 
 import pytest
 import torch
@@ -101,10 +102,12 @@ def test_a_replay_from_the_beginning_equals_the_run(tmp_path):
 
 def test_a_changed_config_is_found_in_the_metrics(tmp_path):
     config_trainer(tmp_path, *RUN).train()
+    (tmp_path / "log.txt.rank1").touch()
     report = replay(str(tmp_path), 3, overrides=["SOLVER.BASE_LR", 0.2])
     difference = report["compared"]["first_difference"]
     assert (difference["iteration"], difference["metric"]) == (0, "lr")
     assert "SOLVER.BASE_LR 0.2" in report_text(report)
+    assert re.search(r"the run: torch .*, ranks: 2\n  now: torch .*, ranks: 1", report_text(report))
 
 
 def test_a_changed_config_is_found_after_a_checkpoint_and_the_console_stays_as_it_was(tmp_path):
