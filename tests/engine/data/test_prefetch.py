@@ -32,3 +32,17 @@ def test_batches_arrive_complete_and_in_order():
         assert batch["name"] == str(number)
         assert (batch["x"] == number).all()
     assert number == 19
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_an_error_comes_with_the_step_that_reads_the_batch():
+    def batches():
+        yield torch.zeros(2)
+        yield torch.ones(2)
+        raise ValueError("a truncated image")
+
+    prefetched = CudaPrefetcher(batches(), torch.device("cuda"))
+    assert [next(prefetched).sum().item() for _ in range(2)] == [0, 2]
+    with pytest.raises(ValueError, match="truncated"):
+        next(prefetched)
