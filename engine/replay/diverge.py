@@ -3,8 +3,9 @@
 import os
 from typing import Any
 
-from ...config import ConfigError
+from ...config import ConfigError, locate
 from ...config.compare import differences, resolved
+from ...config.slots import errors_at
 from ...hooks.writers.fingerprints import FINGERPRINTS_FILE
 from ..setup.report import describe_environment
 from .differences import compare_curves, curves_of, environment_of
@@ -28,9 +29,9 @@ def diverge(run: str, other: str, *, trainer: str = "", replays: bool = True) ->
         replays: whether to replay.
 
     Returns:
-        ``equal``; ``config`` (a text); ``versions`` and ``ranks`` of both; ``version_now``; ``metrics`` (``values``,
-        ``first_difference``) and ``fingerprints`` (``lines``, ``last_equal``, ``first_difference``);
-        ``replay``: see :func:`compare_steps`; ``impossible``: why there is none.
+        ``equal``; of both runs ``last_iterations`` in their files, ``versions`` and ``ranks``; ``version_now``;
+        ``config`` (a text); ``metrics`` (``values``, ``first_difference``) and ``fingerprints`` (``lines``,
+        ``last_equal``, ``first_difference``); ``replay``: see :func:`compare_steps`; ``impossible``: why there is none.
 
     Raises:
         ConfigError: a folder has no run; or the runs have neither metrics nor fingerprints of the same iterations.
@@ -39,14 +40,18 @@ def diverge(run: str, other: str, *, trainer: str = "", replays: bool = True) ->
     for one in runs:
         if not os.path.isfile(os.path.join(one, "config.yaml")):
             raise ConfigError(f"{one}: no run of hookline is here (it has no config.yaml)")
+    with errors_at("--trainer"):
+        locate(trainer or "hookline.engine:DefaultTrainer")
     configs = [resolved(one) for one in runs]
     for config in configs:
         config.OUTPUT_DIR = ""
-    found = compare_curves(curves_of(run), curves_of(other), 0, 1 << 62)
+    curves = [curves_of(one) for one in runs]
+    found = compare_curves(curves[0], curves[1], 0, 1 << 62)
     metric = found["first_difference"]
     if metric is not None:
         metric["other"] = metric.pop("replay")
-    prints = compare_fingerprints(fingerprints_of(run), fingerprints_of(other))
+    rows = [fingerprints_of(one) for one in runs]
+    prints = compare_fingerprints(*rows)
     if not found["values"] and not prints["lines"]:
         raise ConfigError(
             f"{run} and {other} have nothing to compare: no iteration is in the metrics.json, or in the "
@@ -54,6 +59,10 @@ def diverge(run: str, other: str, *, trainer: str = "", replays: bool = True) ->
         )
     report: dict[str, Any] = {
         "runs": [os.path.abspath(one) for one in runs],
+        "last_iterations": [
+            max([-1, *rows_of, *(int(curve.iterations[-1]) for curve in curves_of.values())])
+            for rows_of, curves_of in zip(rows, curves, strict=True)
+        ],
         "config": differences(*configs),
         "versions": [environment_of(one) for one in runs],
         "version_now": describe_environment(),

@@ -46,7 +46,10 @@ def _files(report: Mapping[str, Any]) -> list[str]:
         before = f"equal at iteration {prints['last_equal']}, " if prints["last_equal"] >= 0 else ""
         lines.append(f"Fingerprints: {before}different at iteration {found['iteration']} in {', '.join(found['in'])}")
     if report["equal"]:
-        lines.append("The runs are equal.")
+        ends, runs = report["last_iterations"], report["runs"]
+        shorter = runs[ends.index(min(ends))]
+        until = "" if ends[0] == ends[1] else f" up to iteration {min(ends)}, the last one of {shorter}"
+        lines.append(f"The runs are equal{until}.")
     return lines
 
 

@@ -17,6 +17,7 @@ from hookline.engine.parallel import DDP, STRATEGY_REGISTRY, Strategy, build_str
 from hookline.engine.ranks import agreement
 from hookline.engine.train_loop import TrainerBase
 from hookline.hooks import CallbackHook, EventWriter, Every, StopTraining, get_event_storage
+from hookline.hooks.common.digest import digest, read_digests
 from hookline.hooks.common.monitor import Monitor
 
 
@@ -343,6 +344,23 @@ def buffers(results):
     results["buffers"] = [before[0] != before[1], all_same(norm.module.running_mean.tolist()) == before[0]]
 
 
+class Summed(nn.Linear):
+    def forward(self, x):
+        return {"loss": super().forward(x).sum()}
+
+
+def fingerprints(results, folder):
+    rank = comm.get_rank()
+    model = DDP().wrap(Summed(2, 1), torch.device("cpu"))
+    trainer = SimpleTrainer(model, [torch.full((1, 2), 1.0 + rank)], torch.optim.SGD(model.parameters(), lr=0.1))
+    writer = hooks.PeriodicWriter([], period=2)
+    trainer.register_hooks([hooks.Fingerprints(output_dir=str(folder), period=2), writer])
+    trainer.train(0, 4)
+    own = {"batch": digest(torch.full((1, 2), 1.0 + rank)), "parameters": digest(list(model.parameters()))}
+    results["fingerprints"] = read_digests(list(own.values()))
+    results["fingerprints folder"] = str(folder)
+
+
 def main(folder):
     logging.disable(logging.CRITICAL)
     results = {}
@@ -356,6 +374,7 @@ def main(folder):
     strategies(results)
     buffers(results)
     unused(results)
+    fingerprints(results, folder)
     write_result(folder, results)
 
 

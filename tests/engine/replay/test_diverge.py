@@ -42,6 +42,12 @@ class Draws(HookBase):
             torch.rand(1)
 
 
+class Stops(HookBase):
+    def after_step(self):
+        if self.trainer.iter == 9:
+            self.trainer.request_stop()
+
+
 def train(folder, *overrides, hooks=(), period=5, **images):
     data = [{"NAME": f"{__name__}:Images", "ARGS": images}]
     fingerprints = [{"NAME": "Fingerprints", "ARGS": {"period": period}}] if period else []
@@ -72,6 +78,13 @@ def test_equal_runs(run, tmp_path, capsys):
     assert code == 0
     assert "Config: the same" in text
     assert "Fingerprints: all 4 are equal\nThe runs are equal.\n" in text
+
+
+def test_a_run_that_ended_earlier(run, tmp_path, capsys):
+    train(tmp_path, hooks=[f"{__name__}:Stops"])
+    code, text = diverge(capsys, run, tmp_path)
+    assert code == 0
+    assert f"The runs are equal up to iteration 9, the last one of {tmp_path}." in text
 
 
 def test_a_changed_augmentation(run, tmp_path, capsys):
@@ -111,6 +124,7 @@ def test_another_dropout_draw(run, tmp_path, capsys):
     assert "the runs draw other random numbers" in text
 
 
+@pytest.mark.slow
 def test_without_fingerprints_the_difference_is_found_from_the_metrics(run, tmp_path, capsys):
     for name in ("one", "other"):
         hooks = [{"NAME": f"{__name__}:Draws", "ARGS": {"iteration": 3}}] if name == "other" else []
@@ -123,7 +137,11 @@ def test_without_fingerprints_the_difference_is_found_from_the_metrics(run, tmp_
 
 def test_bad_input(run, tmp_path, capsys):
     train(tmp_path / "silent", "LOG.WRITERS", [], period=0)
-    for other, message in ((tmp_path, "no run of hookline is here"), (tmp_path / "silent", "nothing to compare")):
+    for arguments, message in (
+        ([str(tmp_path)], "no run of hookline is here"),
+        ([str(tmp_path / "silent")], "nothing to compare"),
+        ([str(run), "--trainer", "mine:Trainer"], "there is no module 'mine'"),
+    ):
         with pytest.raises(SystemExit, match="2"):
-            main(["diverge", str(run), str(other)])
+            main(["diverge", str(run), *arguments])
         assert message in capsys.readouterr().err
