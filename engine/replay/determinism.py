@@ -1,6 +1,7 @@
 """``hookline determinism``: whether a run is deterministic, and if not, what differs first and what to set."""
 
 import argparse
+import gc
 import os
 import pickle
 import tempfile
@@ -236,6 +237,7 @@ def _trace(path: Path, trainer: type[DefaultTrainer], cfg: CfgNode, steps: int, 
     except ConfigError as error:
         result = error
     path.write_bytes(pickle.dumps(result))
+    gc.collect()  # ends the loader's workers, for which a process of multiprocessing would wait at its end
 
 
 @contextmanager
