@@ -17,6 +17,7 @@ from ..checkpoint.candidates import iteration_of
 from ..data.index_stream import reason_without_indices
 from ..defaults import DefaultTrainer
 from ..launch import launch
+from .differences import compare_curves, curves_of
 from .fingerprints import compare_fingerprints, fingerprints_of
 from .repeat import find_checkpoint, rebuilt, replay_config
 from .trace import StepTracer, WholeStepTracer
@@ -44,9 +45,10 @@ def compare_steps(runs: Sequence[str], first: int, last: int, ranks: Sequence[in
 
     Returns:
         ``checkpoints``, ``first_iteration``, ``errors``, and ``unlike``: how each replay differs from its run. If the
-        replays differ: ``iteration``, -1 before the first step; ``in``: what differs in it; ``first``, ``output`` and
-        ``gradient``: the first difference of all, and of these kinds, with ``iteration``, ``kind``, ``name`` and
-        amounts. A batch has ``samples`` (the indices of those that differ) and ``batch_size``, or ``other_samples``.
+        replays differ: ``iteration``, -1 before the first step, and ``rank``; ``in``: what differs in it;
+        ``whole_steps``: whether only batches and states were seen; ``first``, ``output`` and ``gradient``: the first
+        difference of all, and of these kinds, with ``iteration``, ``kind``, ``name`` and amounts. A batch has
+        ``samples`` (the indices of those that differ) and ``batch_size``, or ``other_samples``.
 
     Raises:
         ConfigError: a run cannot be replayed.
@@ -71,6 +73,7 @@ def compare_steps(runs: Sequence[str], first: int, last: int, ranks: Sequence[in
         return report
     iteration = values[0][numbers["first"]][0]
     report["iteration"], report["rank"] = iteration, rank
+    report["whole_steps"] = not any(kind == "loss" for _, kind, *_ in values[0])
     report["in"] = list(dict.fromkeys(_IN[a[1]] for a, b in zip(*values, strict=False) if a != b and a[0] == iteration))
     until = max(first, *(values[0][number][0] for number in numbers.values()))
     keep = list(numbers.values())
@@ -124,19 +127,21 @@ def _record(
             if not tracer.steps:
                 raise
             error = f"iteration {one.iter}: {type(failure).__name__}: {failure}"
-        unlike = _compare_with_run(run, one.cfg.OUTPUT_DIR, path) if comm.is_main_process() else None
+        unlike = _compare_with_run(run, one.cfg.OUTPUT_DIR, path, last) if comm.is_main_process() else None
     ranks = comm.gather((tracer.values(), tracer.kept))
     return _Recorded([values for values, _ in ranks], [kept for _, kept in ranks], error, unlike)
 
 
-def _compare_with_run(run: str, replayed: str, path: str) -> Mapping[str, Any] | None:
+def _compare_with_run(run: str, replayed: str, path: str, last: int) -> Mapping[str, Any] | None:
+    """Return the first difference of a replay's fingerprints, or else metrics, from those of the run."""
     theirs, ours = fingerprints_of(run), fingerprints_of(replayed)
     if not path:  # the generators depend on what was imported before
-        ours = {
-            iteration: {**row, "generators": theirs.get(iteration, row)["generators"]}
-            for iteration, row in ours.items()
-        }
+        ours = {at: {**row, "generators": theirs.get(at, row)["generators"]} for at, row in ours.items()}
     difference: Mapping[str, Any] | None = compare_fingerprints(theirs, ours)["first_difference"]
+    if difference is None and (
+        metric := compare_curves(curves_of(run), curves_of(replayed), 0, last)["first_difference"]
+    ):
+        return {"iteration": metric["iteration"], "in": [metric["metric"]]}
     return difference
 
 
@@ -226,9 +231,10 @@ def _amounts(pair: Sequence[Sequence[torch.Tensor]]) -> dict[str, Any]:
         return {"shapes": [[list(tensor.shape) for tensor in tensors] for tensors in pair]}
     absolute = relative = 0.0
     for a, b in zip(*((tensor.double() for tensor in tensors) for tensors in pair), strict=True):
-        size = (a - b).abs()
+        size = (a - b).abs().nan_to_num(math.inf, math.inf)
         size[(a == b) | (a.isnan() & b.isnan())] = 0.0
         if size.numel():
-            absolute = max(absolute, float(size.nan_to_num(math.inf).max()))
-            relative = max(relative, float((size / torch.maximum(a.abs(), b.abs())).nan_to_num(0.0).max()))
+            share = (size / torch.maximum(a.abs(), b.abs())).nan_to_num(math.inf, math.inf)
+            absolute = max(absolute, float(size.max()))
+            relative = max(relative, float(share[size > 0].max()) if size.any() else 0.0)
     return {"max_absolute": absolute, "max_relative": relative} if absolute else {}

@@ -1,10 +1,25 @@
 """The report of ``hookline diverge`` as text."""
 
+import json
+import math
 from collections.abc import Mapping
 from textwrap import indent
 from typing import Any
 
-__all__ = ["diverge_text"]
+__all__ = ["diverge_json", "diverge_text"]
+
+
+def diverge_json(report: Mapping[str, Any]) -> str:
+    """Return the report as JSON. NaN and infinite numbers become null: JSON has none."""
+    return json.dumps(_finite(report), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return list(map(_finite, value))
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def diverge_text(report: Mapping[str, Any]) -> str:
@@ -59,7 +74,7 @@ def _replays(report: Mapping[str, Any], replay: Mapping[str, Any]) -> list[str]:
     each = zip(report["runs"], report["versions"], replay["unlike"], replay["errors"], strict=True)
     for run, version, unlike, error in each:
         if error:
-            lines.append(f"{run} fails at {error}")
+            lines.append(f"The replay of {run} fails at {error}")
         if unlike is not None:
             where = f"at iteration {unlike['iteration']} in {', '.join(unlike['in'])}"
             lines.append(f"The replay of {run} is not equal to the run, {where}:")
@@ -68,7 +83,7 @@ def _replays(report: Mapping[str, Any], replay: Mapping[str, Any]) -> list[str]:
             else:
                 lines.append("  its code or data changed since, or its steps are not deterministic")
     if "first" not in replay:
-        return [*lines, "The replays are equal: what parted the runs does not come again."]
+        return [*lines, "The replays are equal: a replay does not repeat what parted the runs."]
     first, at = replay["first"], replay["iteration"]
     where = f"at iteration {at}" if at >= 0 else "before the first step"
     where += f" on rank {replay['rank']}" if max(report["ranks"]) > 1 else ""
@@ -107,6 +122,8 @@ def _cause(replay: Mapping[str, Any]) -> str:
         if "generators" in differ:
             return f"{same}, and the generators differ after the step: the runs draw other random numbers."
         return f"{same}, and so are the generators: the module computes something else, or is not deterministic."
+    if replay["whole_steps"]:
+        return "Outputs and gradients are not known: each step runs as a whole (COMPILE_STEP, CUDA_GRAPH)."
     return {
         "loss": "All outputs of modules are equal: the loss differs, or is not deterministic.",
         "gradient": "All outputs and losses are equal: the backward pass differs, or is not deterministic.",
