@@ -536,6 +536,14 @@ ELSEWHERE = {
         "hooks/control/test_time_budget.py",
         "test_a_stopped_and_resumed_run_equals_a_whole_one",
     ),
+    "trainer/hooks/RollingCheckpointer": (
+        "hooks/checkpoints/test_periodic.py",
+        "test_a_resume_takes_the_newest_checkpoint_rolling_or_not_and_is_exact",
+    ),
+    "trainer/hooks/Fingerprints": (
+        "hooks/writers/test_fingerprints.py",
+        "test_a_killed_and_resumed_run_writes_the_same_lines",
+    ),
     "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/written": (
         "hooks/writers/test_line_writer.py",
         "test_a_resume_warns_about_missing_rows",
