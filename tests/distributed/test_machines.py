@@ -14,20 +14,20 @@ def machine(tmp_path):
 
 
 def test_a_missing_machine_is_an_error_after_the_timeout(machine):
-    code, output = finish(machine(1, 1, 2, 0), timeout=20)
+    code, output = finish(machine(1, 1, 2, 0), timeout=50)
     assert code == 2
     assert output.startswith("error: rank(s) 1 did not join within 1 s (PARALLEL.TIMEOUT): start all machines")
     assert output.count("\n") == 1
 
 
 def test_a_missing_machine_0_is_an_error_after_the_timeout(machine):
-    code, output = finish(machine(1, 1, 2, 1), timeout=20)
+    code, output = finish(machine(1, 1, 2, 1), timeout=50)
     assert code == 2
     assert "did not answer within 1 s (PARALLEL.TIMEOUT); start machine 0 as well" in output
 
 
 def test_machines_with_different_numbers_of_processes_are_refused_at_once(machine):
-    ended = [finish(one, timeout=20) for one in (machine(60, 1, 2, 0), machine(60, 2, 2, 1))]
+    ended = [finish(one, timeout=50) for one in (machine(60, 1, 2, 0), machine(60, 2, 2, 1))]
     for code, output in ended:
         assert code == 2
         assert "expects 4 processes, 2 of them its own" in output
@@ -36,7 +36,7 @@ def test_machines_with_different_numbers_of_processes_are_refused_at_once(machin
 
 def test_two_machines_with_the_same_rank_are_refused_at_once(machine):
     first, *others = machine(60, 1, 3, 0), machine(60, 1, 3, 1), machine(60, 1, 3, 1)
-    for code, output in [finish(one, timeout=20) for one in (first, *others)]:
+    for code, output in [finish(one, timeout=50) for one in (first, *others)]:
         assert code == 2
         assert "rank 1 is there already" in output
         assert "give each machine its own --machine-rank" in output

@@ -31,7 +31,7 @@ def two(tmp_path_factory):
 def assert_gone(folder, what):
     pids = [int(path.read_text()) for path in folder.glob(f"{what}.?")]
     assert len(pids) == 2
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while alive := [pid for pid in pids if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < end, alive
         time.sleep(0.1)
@@ -180,7 +180,7 @@ def test_a_rank_that_is_killed_ends_the_others(tmp_path):
     killed = time.monotonic()
     code, output = finish(process)
     assert code == 1
-    assert time.monotonic() - killed < 30  # about ten seconds on a quiet machine
+    assert time.monotonic() - killed < 100  # about ten seconds on a quiet machine
     pid = (tmp_path / "kill.1").read_text()
     assert output.rstrip().endswith(f"rank 1 of 2 failed first: process {pid} was killed by SIGKILL")
     last = (tmp_path / "run" / "log.txt").read_text().rstrip().splitlines()[-2:]

@@ -215,4 +215,4 @@ def test_scaling_measures_the_exchanges_of_ranks(benchmark):
     assert list(results["metrics"]) == ["2 ranks"]
     assert all(numbers["2 ranks"]["wall_ms"] > 0 for numbers in results.values())
     assert results["sharded save"]["2 ranks"]["cpu_rank0_ms"] > 0
-    assert results["failure"]["2 ranks"]["wall_ms"] < 8000
+    assert results["failure"]["2 ranks"]["wall_ms"] < 40_000
