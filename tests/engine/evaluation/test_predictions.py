@@ -35,6 +35,15 @@ def test_a_table_has_a_column_for_each_number(tmp_path):
     assert len(rows) == 5
 
 
+def test_a_table_has_columns_for_nested_and_missing_values(tmp_path):
+    outputs = {"a": [{"b": [1, 2.5], "c": None}], "d": torch.ones(1, 2, 1, dtype=torch.bool), "e": ['x,"y"']}
+    path, _ = write_predictions([outputs], str(tmp_path), format="csv")
+    with open(path, newline="") as file:
+        header, row = csv.reader(file)
+    assert header == ["index", "a_b_0", "a_b_1", "a_c", "d_0_0", "d_1_0", "e"]
+    assert row == ["0", "1", "2.5", "", "True", "True", 'x,"y"']
+
+
 def test_arrays_equal_the_models_outputs(tmp_path):
     def predict(model, batch):
         return {"a": model(batch), "b": (batch["x"] > 3)[:, 0]}
@@ -78,6 +87,8 @@ def test_outputs_of_all_usual_forms_are_rows(tmp_path, outputs, expected):
         ([{}], "jsonl", "outputs are empty"),
         ([torch.zeros(1, 2), torch.zeros(1, 3)], "npz", "npz cannot hold it; use jsonl"),
         ([[[1], [1, 2]]], "csv", "sample 1 has the columns"),
+        ([{"a": [1]}, {"b": [2]}], "csv", "sample 1 has the columns"),
+        ([{"a": [{"b": object()}]}], "csv", "to a table: a_b is of type object"),
         ([{"a": torch.zeros(1)}, {"b": torch.zeros(1)}], "npz", "one before had"),
         ([], "jsno", "did you mean 'jsonl'"),
     ],
