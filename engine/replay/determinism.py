@@ -170,8 +170,10 @@ class _Runs:
 
     def explain(self, difference: Difference, first: Trace, second: Trace) -> list[str]:
         """Say where a difference comes from and what to set, from runs with other settings."""
-        lines: list[str] = []
         steps = max(difference.step, 0) + 1
+        third = self.trace(steps)
+        equal = [name for name, one in (("first", first), ("second", second)) if third.steps == one.steps[: steps + 1]]
+        lines = [_RARE.format(name) for name in equal]
         dataset = first.facts["dataset"]
         who, advice, remedies = "the code of this value", _UNSEEDED, [_HASHES]
         if difference.kind in ("samples", "batch"):
@@ -191,17 +193,14 @@ class _Runs:
                 advice, remedies = _REPLACE, [_HASHES, *self._of_kernels(first)]
         tried = []
         for remedy in remedies:
-            if remedy is _HASHES and "PYTHONHASHSEED" in os.environ:
+            if equal or (remedy is _HASHES and "PYTHONHASHSEED" in os.environ):
                 continue
             one, other = (self.trace(steps, keys=remedy.keys, variables=remedy.variables) for _ in range(2))
             if NO_VERSION in one.error:
                 names = ", ".join(self.trace(steps, keys=_WARNINGS).warned)
                 lines.append(f"  operations without a deterministic version: {names}")
             elif first_difference(one, other) is None:
-                third = self.trace(steps)
-                chance = any(third.steps == earlier.steps[: steps + 1] for earlier in (first, second))
-                lines.append(f"  what to set: {remedy.advice}. With this setting two runs are equal.")
-                return lines + [_CHANCE] * chance
+                return [*lines, f"  what to set: {remedy.advice}. With this setting two runs are equal."]
             tried.append(remedy.name)
         if tried:
             lines.append(f"  tried, and not enough: {', '.join(tried)}")
@@ -224,7 +223,10 @@ _UNSEEDED = (
     "torch.Generator of its own, the time, or the order of files or sets. Draw from the global generators of random, "
     "numpy and torch"
 )
-_CHANCE = "  That may be chance: a third run without it was equal to one of the first. Try more --steps."
+_RARE = (
+    "  a third run equals the {}: the difference is rare, or one run did something that the others did not need, such "
+    "as a download. Run the command again, with more --steps"
+)
 _SEED_IT = "draw from torch's global generator, which SEED seeds, or call manual_seed() of the generator that is used"
 _REPLACE = "replace the operation or module that is named above by a deterministic one"
 
