@@ -173,7 +173,7 @@ def test_checkpoint(benchmark, tmp_path):
 
 
 def test_length(benchmark):
-    results = benchmark("length", "--steps", 60, "--puts", 200)
+    results = benchmark("length", "--steps", 60, "--size", 200)
     assert list(results) == ["lean", "default", "200 x 10 scalars"]
     assert set(results["lean"]) == {"steps", "first_us", "last_us", "last_over_first"}
     assert set(results["200 x 10 scalars"]) == {"grown_mb"}

@@ -134,7 +134,8 @@ def length(args: argparse.Namespace) -> dict[str, Any]:
         lean_trainer = SimpleTrainer(parts.model, parts.data_loader, parts.optimizer, adapter=adapter)
         for name, trainer in {"lean": lean_trainer, "default": DefaultTrainer(tiny_config(folder))}.items():
             results[name] = _growth(trainer, steps)
-    results[f"{args.puts:,} x 10 scalars"] = _memory(args.puts)
+    puts = args.size or 1_000_000
+    results[f"{puts:,} x 10 scalars"] = _memory(puts)
     return results
 
 
