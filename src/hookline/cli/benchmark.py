@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--compare", default="", metavar="NAMES", help="other trainers, comma-separated, or all")
     add("--steps", type=number, default=0, metavar="N", help="steps per round (default: depends on what)")
     add("--rounds", type=number, default=11, metavar="N", help="rounds; the median is reported (%(default)s)")
-    add("--size", type=number, default=0, metavar="N", help="checkpoint: parameters (2M); length: puts; scaling: ranks")
+    add("--size", type=number, default=0, metavar="N", help="checkpoint: parameters; length: puts; scaling: ranks")
     add("--folder", metavar="PATH", help="checkpoint: where to write (the temporary folder)")
     add("--clock", choices=("wall", "cpu"), default="wall", help="cpu: for a machine shared with others")
     add("--backend", default="inductor", metavar="NAME", help="overhead: backend of torch.compile")
