@@ -41,3 +41,9 @@ def log(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> py
 def _restore_logging():
     with unchanged_logging():
         yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _restore_logging_after_fixtures_of_a_module():
+    with unchanged_logging():
+        yield

@@ -84,6 +84,11 @@ def test_four_ranks_in_one_dimension_train_like_one(one, four, mesh):
 
 
 @pytest.mark.slow
+def test_eight_ranks_in_three_dimensions_train_like_one(one, tmp_path):
+    assert_same(launch(8, {"2x2x2": ["all"]}, tmp_path) / "2x2x2" / "all", one / "all")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", RESUMED)
 def test_a_run_of_one_mesh_resumes_in_another(one, four, pair):
     assert_same(four / pair, one / "all")

@@ -58,6 +58,11 @@ class Net(nn.Module):
         return self.layer(x.flatten(1))
 
 
+@pytest.fixture(autouse=True)
+def _started_by_a_command(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["hookline"])
+
+
 def train(folder, bad="infinite", **options):
     tree = {
         key: {**value, **options.get(key, {})} if isinstance(value, dict) else value for key, value in CONFIG.items()
