@@ -3,14 +3,15 @@
 import argparse
 import os
 
-from ...config import CfgNode, ConfigError, get_cfg
+from ...config import CfgNode, ConfigError, get_cfg, locate
+from ...config.slots import errors_at
 from ..defaults import DefaultTrainer
 from ..evaluation import check_metrics
 from ..setup.check import overridden_builders
 from ..setup.ignored import check_dry_run
 from ..setup.start import default_setup
 
-__all__ = ["check_options", "merge_options", "set_up_probe"]
+__all__ = ["check_options", "merge_options", "named_trainer", "set_up_probe"]
 
 
 def merge_options(args: argparse.Namespace, cfg: CfgNode | None = None) -> CfgNode:
@@ -28,6 +29,19 @@ def merge_options(args: argparse.Namespace, cfg: CfgNode | None = None) -> CfgNo
         cfg.merge_from_file(args.config_file)
     cfg.merge_from_list(args.opts)
     return cfg
+
+
+def named_trainer(name: str) -> type[DefaultTrainer]:
+    """Return the class that ``--trainer`` names, as ``"my_trainer:Trainer"``; DefaultTrainer if the name is empty.
+
+    Raises:
+        ConfigError: it cannot be imported, or is no subclass of DefaultTrainer.
+    """
+    with errors_at("--trainer"):
+        trainer = locate(name) if name else DefaultTrainer
+        if not (isinstance(trainer, type) and issubclass(trainer, DefaultTrainer)):
+            raise ConfigError(f"{name} is no subclass of DefaultTrainer")
+        return trainer
 
 
 def check_options(args: argparse.Namespace, cfg: CfgNode, trainer: type[DefaultTrainer] = DefaultTrainer) -> None:

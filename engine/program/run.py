@@ -5,8 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 from ...command_line import default_argument_parser
-from ...config import CfgNode, ConfigError, Duration, locate
-from ...config.slots import errors_at
+from ...config import CfgNode, ConfigError, Duration
 from ...hooks.common.models import unwrap_model
 from .. import comm
 from ..defaults import DefaultTrainer
@@ -17,7 +16,7 @@ from ..setup.exit_codes import config_errors_exit
 from ..setup.report import describe_run
 from ..setup.start import begin_run, default_setup
 from .look import evaluate, load_weights, looking, predict
-from .options import check_options, merge_options
+from .options import check_options, merge_options, named_trainer
 
 __all__ = ["run", "run_trainer"]
 
@@ -79,9 +78,7 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
 def run_trainer(args: argparse.Namespace) -> Any:
     """Call :func:`run` with the trainer that ``args.trainer`` names, such as "my_trainer:Trainer"."""
     with config_errors_exit():
-        with errors_at("--trainer"):
-            trainer = locate(args.trainer) if args.trainer else DefaultTrainer
-        return run(trainer, args)
+        return run(named_trainer(args.trainer), args)
 
 
 def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode, cost: str) -> Any:

@@ -10,6 +10,7 @@ from ...hooks.base import HookBase
 from .. import comm
 from ..defaults import DefaultTrainer
 from ..launch import launch
+from ..program.options import named_trainer
 from .repeat import find_checkpoint, replay, replay_config
 from .report import report_text
 from .run_config import ranks_of
@@ -32,6 +33,7 @@ def replay_in_processes(args: argparse.Namespace) -> None:
         raise ConfigError(f"--set takes pairs of KEY VALUE; {args.set[-1]!r} has no value")
     if args.ranks < 0:
         raise ConfigError(f"--ranks must be positive, not {args.ranks}")
+    trainer = named_trainer(args.trainer)
     cfg = replay_config(args.run, None, args.set)
     checkpoint = find_checkpoint(args.run, args.iter)
     had = ranks_of(args.run, checkpoint)
@@ -40,12 +42,10 @@ def replay_in_processes(args: argparse.Namespace) -> None:
         raise ConfigError("--pdb needs one process: add --ranks 1")
     if ranks != had:
         logger.warning("The run had %d ranks, and the replay has %d: it is equal up to rounding", had, ranks)
-    launch(_replay_rank, ranks, args=(args, checkpoint), device=cfg.MODEL.DEVICE)
+    launch(_replay_rank, ranks, args=(args, trainer, checkpoint), device=cfg.MODEL.DEVICE)
 
 
-def _replay_rank(args: argparse.Namespace, checkpoint: str) -> None:
-    with errors_at("--trainer"):
-        trainer: Any = locate(args.trainer) if args.trainer else DefaultTrainer
+def _replay_rank(args: argparse.Namespace, trainer: type[DefaultTrainer], checkpoint: str) -> None:
     hooks: list[HookBase] = []
     for name in args.hook:
         with errors_at("--hook"):

@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ...config import CfgNode, ConfigError, locate
-from ...config.slots import errors_at
+from ...config import CfgNode, ConfigError
 from ..defaults import DefaultTrainer
-from ..program.options import check_options, merge_options
+from ..program.options import check_options, merge_options, named_trainer
 from ..ranks.torchrun import launched_by_torchrun
 from ..setup.check import check_config, overridden_builders
 from ..setup.seeding import choose_seed
@@ -71,10 +70,7 @@ def check_determinism(args: argparse.Namespace) -> int:
         raise ConfigError("hookline determinism runs in one process: start it without torchrun")
     if args.steps < 1:
         raise ConfigError(f"--steps must be at least 1, not {args.steps}")
-    with errors_at("--trainer"):
-        trainer: Any = locate(args.trainer) if args.trainer else DefaultTrainer
-        if not (isinstance(trainer, type) and issubclass(trainer, DefaultTrainer)):
-            raise ConfigError(f"{args.trainer} is no subclass of DefaultTrainer")
+    trainer = named_trainer(args.trainer)
     cfg = merge_options(args)
     check_options(args, cfg, trainer)
     check_config(cfg, overridden_builders(trainer, DefaultTrainer))

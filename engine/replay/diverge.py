@@ -3,10 +3,10 @@
 import os
 from typing import Any
 
-from ...config import ConfigError, locate
+from ...config import ConfigError
 from ...config.compare import differences, resolved
-from ...config.slots import errors_at
 from ...hooks.writers.fingerprints import FINGERPRINTS_FILE
+from ..program.options import named_trainer
 from ..setup.report import describe_environment
 from .differences import compare_curves, curves_of, environment_of
 from .diverge_steps import compare_steps
@@ -40,8 +40,7 @@ def diverge(run: str, other: str, *, trainer: str = "", replays: bool = True) ->
     for one in runs:
         if not os.path.isfile(os.path.join(one, "config.yaml")):
             raise ConfigError(f"{one}: no run of hookline is here (it has no config.yaml)")
-    with errors_at("--trainer"):
-        locate(trainer or "hookline.engine:DefaultTrainer")
+    named_trainer(trainer)
     configs = [resolved(one) for one in runs]
     for config in configs:
         config.OUTPUT_DIR = ""

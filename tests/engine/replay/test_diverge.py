@@ -141,6 +141,7 @@ def test_bad_input(run, tmp_path, capsys):
         ([str(tmp_path)], "no run of hookline is here"),
         ([str(tmp_path / "silent")], "nothing to compare"),
         ([str(run), "--trainer", "mine:Trainer"], "there is no module 'mine'"),
+        ([str(run), "--trainer", "os:path"], "os:path is no subclass of DefaultTrainer"),
     ):
         with pytest.raises(SystemExit, match="2"):
             main(["diverge", str(run), *arguments])
