@@ -184,7 +184,9 @@ def find_checkpoint(run: str, iteration: int) -> str:
 
 
 def _check_free(folder: str) -> None:
-    """Raise an error if the folder has files that no replay has written."""
+    """Raise an error if the folder has files that no replay has written, or is none."""
+    if os.path.exists(folder) and not os.path.isdir(folder):
+        raise ConfigError(f"{folder} is a file, and the report goes into a folder of this name: move the file away")
     foreign = set(os.listdir(folder)).difference(_FILES) if os.path.isdir(folder) else set()
     if foreign:
         raise ConfigError(f"{folder} has files that no replay has written, such as {min(foreign)}: move them away")

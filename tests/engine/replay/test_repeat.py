@@ -10,6 +10,7 @@ import torch
 from small_runs import config_trainer
 from torch.utils.data import Dataset
 
+from hookline.cli import main
 from hookline.config import ConfigError
 from hookline.engine.replay import iterations_of, replay, samples_at
 from hookline.engine.replay.report import report_text
@@ -157,7 +158,7 @@ def test_a_replay_makes_no_copies_in_memory(tmp_path):
     assert not found
 
 
-def test_a_step_that_the_run_does_not_have_is_refused(tmp_path):
+def test_a_step_that_the_run_does_not_have_is_refused(tmp_path, capsys):
     config_trainer(tmp_path, *RUN).train()
     for iteration in (-1, 20):
         with pytest.raises(ConfigError, match="iteration"):
@@ -168,6 +169,12 @@ def test_a_step_that_the_run_does_not_have_is_refused(tmp_path):
     (tmp_path / "replay_2" / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"notes\.txt"):
         replay(str(tmp_path), 2)
+    (tmp_path / "replay_4").write_text("mine")
+    with pytest.raises(ConfigError, match="replay_4 is a file"):
+        replay(str(tmp_path), 4)
+    with pytest.raises(SystemExit, match="2"):
+        main(["replay", str(tmp_path), "--iter", "3", "--trainer", "os:path"])
+    assert "--trainer: os:path is no subclass of DefaultTrainer" in capsys.readouterr().err
 
 
 def test_all_steps_that_read_a_sample_are_found(tmp_path):
