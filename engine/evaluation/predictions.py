@@ -155,9 +155,10 @@ def _part(base: str, rank: int) -> str:
 
 
 class _Part:
-    """A folder with the rows of one rank: JSON lines, a table with the rank's own index, or a binary file per column.
+    """A folder with the rows of one rank: JSON lines, a table, or a binary file per column.
 
-    Merging the parts copies text and bytes; only the index of further ranks changes.
+    Merging the parts copies text and bytes. The rows of a table of further ranks are lists in JSON, since their index
+    changes.
     """
 
     def __init__(self, folder: str, format: str) -> None:
@@ -168,7 +169,7 @@ class _Part:
         self._columns: dict[str, tuple[str, list[int]]] = {}
         self._open: dict[str, IO[bytes]] = {}
         self._text: IO[str] | None = None
-        self._table: Any = None  # a csv.writer
+        self._row: Callable[[list[Any]], Any] | None = None
         self._header: list[str] = []
 
     def __enter__(self) -> "_Part":
@@ -205,16 +206,18 @@ class _Part:
                 raise ConfigError(f"a prediction cannot be written as JSON ({error})") from error
 
     def _write_table(self, columns: Columns) -> None:
-        table = self._table = self._table or csv.writer(self._rows_file(), lineterminator="\n")
+        if self._row is None:
+            file = self._rows_file()
+            self._row = _row_writer(file) if comm.is_main_process() else lambda row: file.write(json.dumps(row) + "\n")
         cells = [_cells(name, values) for name, values in columns.items()]
         for index, parts in enumerate(zip(*cells, strict=True), self.rows):
             names = [name for part, _ in parts for name in part]
             if not self._header:
                 self._header = names
-                table.writerow(["index", *names])
+                self._row(["index", *names])
             if names != self._header:
                 raise _other_columns(index, names, self._header)
-            table.writerow([index, *(value for _, part in parts for value in part)])
+            self._row([index, *(value for _, part in parts for value in part)])
 
     def _write_arrays(self, columns: Columns) -> None:
         for index, (name, values) in enumerate(columns.items()):
@@ -281,6 +284,14 @@ def _cells(name: str, values: Any) -> Iterator[tuple[list[str], list[Any]]]:
         yield list(flat), list(flat.values())
 
 
+def _row_writer(file: Any) -> Callable[[list[Any]], Any]:
+    """Return a function that writes a row of a table."""
+    plain = csv.writer(file, lineterminator="\n").writerow
+    # Python 3.11 does not quote a carriage return, which readers take for the end of a row.
+    quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).writerow
+    return lambda row: (quoted if any(type(cell) is str and "\r" in cell for cell in row) else plain)(row)
+
+
 def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         pairs: Iterable[tuple[Any, Any]] = value.items()
@@ -314,22 +325,25 @@ def _merge_lines(file: IO[bytes], parts: list[str], counts: list[int]) -> None:
 
 def _merge_table(file: IO[bytes], parts: list[str], counts: list[int]) -> None:
     header: list[str] = []
-    writer = csv.writer(_Encoded(file), lineterminator="\n")
+    write = _row_writer(_Encoded(file))
     for rank, part in enumerate(parts):
         if not counts[rank]:
             continue
         start, path = sum(counts[:rank]), os.path.join(part, _ROWS)
         with open(path, encoding="utf-8", newline="") as rows:
-            reader = csv.reader(rows)
-            own = next(reader)
-            if not header:  # its index is that of the whole file
-                header = own
+            if rank == 0:
+                header = next(csv.reader(rows))
                 with open(path, "rb") as content:
                     shutil.copyfileobj(content, file, 1 << 22)
                 continue
+            own = json.loads(next(rows))
+            if not header:
+                header = own
+                write(header)
             if own != header:
                 raise _other_columns(start, own[1:], header[1:])
-            writer.writerows([start + int(index), *values] for index, *values in reader)
+            for index, *values in map(json.loads, rows):
+                write([start + index, *values])
 
 
 class _Encoded:

@@ -235,7 +235,7 @@ class ResumableTrainer(PortedTrainer):
 
     def _fail(self, error: BaseException) -> BaseException:
         quiet = self._error is not None or isinstance(error, ConfigError) or not isinstance(error, Exception)
-        iteration = getattr(error, "iteration", self.iter)  # an error may be found after its step
+        iteration = getattr(error, "found_in_step", self.iter)  # an error may be found after its step
         if not quiet and (command := self.replay_command(iteration)):
             error.add_note(f"look at this step: {command}")
         return super()._fail(error)

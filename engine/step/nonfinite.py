@@ -259,7 +259,7 @@ class NonFinitePolicy:
 
     def _report_own_losses(self, trainer: Any, error: FloatingPointError) -> None:
         """Apply the policy to losses of one rank that no gradient depends on: no rank skips the update."""
-        iteration = getattr(error, "iteration", trainer.iter)
+        iteration = getattr(error, "found_in_step", trainer.iter)
         error = _error(f"on rank {comm.get_rank()} {error}", iteration)
         if self.policy == "raise":
             raise error
@@ -332,7 +332,7 @@ def _first_error(trainer: Any, findings: Sequence[_Finding | None]) -> FloatingP
 def _error(text: str, iteration: int) -> FloatingPointError:
     """Return an error that may be raised after its step."""
     error = FloatingPointError(text)
-    error.iteration = iteration  # type: ignore[attr-defined]
+    error.found_in_step = iteration  # type: ignore[attr-defined]
     return error
 
 

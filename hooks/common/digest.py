@@ -23,7 +23,7 @@ def digest(value: Any) -> torch.Tensor:
     """Return a 64-bit digest of a value: an int64 tensor of one element. It waits for no device.
 
     Values that differ in one bit have different digests, up to a chance of about 2^-48. The order of elements, shapes
-    and dtypes count; devices and strides do not.
+    and dtypes count; devices and strides do not, nor whether a sequence is a list or a tuple.
 
     Args:
         value: tensors on any device in any nesting, with other values between them. Of a DTensor counts the local part.
@@ -68,7 +68,9 @@ def _parts(value: Any, parents: list[Any]) -> Iterator[torch.Tensor | bytes]:
     if isinstance(value, torch.Tensor):
         yield from _plain(value)
         return
-    if isinstance(value, _PLAIN) or (type(value) in (tuple, list) and all(isinstance(one, _PLAIN) for one in value)):
+    if type(value) is tuple:
+        value = list(value)
+    if isinstance(value, _PLAIN) or (type(value) is list and all(isinstance(one, _PLAIN) for one in value)):
         yield repr(value).encode()
         return
     if hasattr(value, "__array_interface__"):
@@ -93,7 +95,7 @@ def _parts(value: Any, parents: list[Any]) -> Iterator[torch.Tensor | bytes]:
     else:
         try:
             children = value.__reduce_ex__(4)
-        except TypeError:  # no content that can be saved
+        except Exception:  # no content that can be saved
             return
         children = [list(part) if isinstance(part, Iterator) else part for part in children]
     yield str(len(children)).encode()

@@ -25,6 +25,11 @@ def test_uneven_shares_are_predicted_once_and_in_order(tmp_path):
         with (tmp_path / f"plain/{size}/predictions.csv").open(newline="") as file:
             table = list(csv.DictReader(file))
         np.testing.assert_allclose([float(row["prediction_1"]) for row in table], expected[:, 1], rtol=1e-5)
+    csv.field_size_limit(1_000_000)
+    with (tmp_path / "texts/predictions.csv").open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    assert [row["text"] for row in table] == results[0]["texts"]
+    assert [row["index"] for row in table] == ["0", "1", "2", "3"]
 
 
 @pytest.mark.slow

@@ -5,8 +5,9 @@ from results import write_result
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, TensorDataset
 
+from hookline.engine import comm
 from hookline.engine.data.samplers import InferenceSampler
-from hookline.engine.evaluation import predict_dataset
+from hookline.engine.evaluation import predict_dataset, write_predictions
 from hookline.engine.parallel.fsdp import FSDP2
 
 
@@ -34,4 +35,8 @@ def main(folder):
             result[f"{name} {size} {format}"] = predict_dataset(model, loader, where, format=format, predict=predict)[1]
         with torch.no_grad():
             result[f"expected {size}"] = plain(data.tensors[0]).tolist()
+    texts = ["a\rb", "long " * 40_000, 'a "quote",\r\nmore', "é"]
+    half = texts[2 * comm.get_rank() :][:2]
+    write_predictions([{"text": half, "score": torch.ones(2)}], str(folder / "texts"), format="csv")
+    result["texts"] = texts
     write_result(folder, result)

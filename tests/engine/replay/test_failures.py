@@ -54,7 +54,9 @@ class Net(nn.Module):
 
     def forward(self, x):
         if not x.isfinite().all():
-            raise RuntimeError("bad inputs")
+            error = RuntimeError("bad inputs")
+            error.iteration = "an attribute of its own"
+            raise error
         return self.layer(x.flatten(1))
 
 

@@ -111,3 +111,16 @@ def test_a_value_that_contains_itself():
 
 def test_a_value_without_content():
     assert digest([iter([1]), object(), (x for x in [1]), len, Sample]).shape == ()
+
+
+def test_a_sequence_may_be_a_list_or_a_tuple():
+    image = torch.ones(3)
+    assert digest((image, (1, 2), [(image,), 3])) == digest([image, [1, 2], ((image,), 3)])
+
+
+def test_an_object_that_cannot_be_saved():
+    class Locked:
+        def __reduce_ex__(self, protocol):
+            raise RuntimeError("not here")
+
+    assert digest([Locked()]).shape == ()
