@@ -1,25 +1,10 @@
 """The report of ``hookline diverge`` as text."""
 
-import json
-import math
 from collections.abc import Mapping
 from textwrap import indent
 from typing import Any
 
-__all__ = ["diverge_json", "diverge_text"]
-
-
-def diverge_json(report: Mapping[str, Any]) -> str:
-    """Return the report as JSON. NaN and infinite numbers become null: JSON has none."""
-    return json.dumps(_finite(report), indent=1, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return list(map(_finite, value))
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+__all__ = ["diverge_text"]
 
 
 def diverge_text(report: Mapping[str, Any]) -> str:

@@ -4,6 +4,7 @@ import base64
 import html
 import io
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -12,15 +13,28 @@ import torch
 
 from ...config.files.atomic import replace_text
 
-__all__ = ["report_text", "write_report"]
+__all__ = ["json_text", "report_text", "write_report"]
 
 _SHOWN = 12  # rows of a table on the console
 
 
 def write_report(report: Mapping[str, Any], images: torch.Tensor | None, folder: str) -> None:
     """Write ``report.json`` and ``report.html`` into a folder."""
-    replace_text(os.path.join(folder, "report.json"), json.dumps(report, indent=1) + "\n")
+    replace_text(os.path.join(folder, "report.json"), json_text(report) + "\n")
     replace_text(os.path.join(folder, "report.html"), _page(report, images))
+
+
+def json_text(report: Mapping[str, Any]) -> str:
+    """Return a report as JSON. NaN and infinite numbers become null: JSON has none."""
+    return json.dumps(_finite(report), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def report_text(report: Mapping[str, Any]) -> str:

@@ -25,8 +25,9 @@ def main(args: argparse.Namespace) -> int:
     with signals_during_imports():
         from hookline.engine import config_errors_exit
         from hookline.engine.replay.diverge import diverge
-        from hookline.engine.replay.diverge_text import diverge_json, diverge_text
+        from hookline.engine.replay.diverge_text import diverge_text
+        from hookline.engine.replay.report import json_text
     with config_errors_exit():
         report = diverge(args.run, args.other, trainer=args.trainer, replays=not args.no_replay)
-        print(diverge_json(report) if args.json else diverge_text(report))
+        print(json_text(report) if args.json else diverge_text(report))
         return 0 if report["equal"] else 1
