@@ -1,11 +1,15 @@
 """``diverge``: say where two runs part, and in what."""
 
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...config import ConfigError
+import numpy as np
+
+from ...config import CfgNode, ConfigError
 from ...config.compare import differences, resolved
 from ...hooks.writers.fingerprints import FINGERPRINTS_FILE
+from ...runs.reading import Curve
 from ..program.options import named_trainer
 from ..setup.report import describe_environment
 from .differences import compare_curves, curves_of, environment_of
@@ -17,15 +21,19 @@ from .run_config import ranks_of
 __all__ = ["diverge"]
 
 
-def diverge(run: str, other: str, *, trainer: str = "", replays: bool = True) -> dict[str, Any]:
+def diverge(
+    run: str, other: str, *, trainer: str = "", cfg: CfgNode | None = None, replays: bool = True
+) -> dict[str, Any]:
     """Compare two runs: their configs, versions, metrics and fingerprints. If they differ, replay both up to there.
 
     The replays start from the newest checkpoints before the difference, or from the beginning, and write nothing into
-    the folders of the runs. They are compared module by module, in each step since the last equal fingerprint.
+    the folders of the runs. They are compared module by module, in each step since the last equal fingerprint or
+    metrics.
 
     Args:
         run, other: the folders of the runs.
         trainer: the class of the runs' trainer, as ``"my_trainer:Trainer"``. Default: ``DefaultTrainer``.
+        cfg: see :func:`~hookline.engine.replay.replay`.
         replays: whether to replay.
 
     Returns:
@@ -72,9 +80,17 @@ def diverge(run: str, other: str, *, trainer: str = "", replays: bool = True) ->
         "replay": None,
     }
     if replays and not report["equal"]:
-        seen = [one["iteration"] for one in (metric, prints["first_difference"]) if one is not None]
+        last = min(one["iteration"] for one in (metric, prints["first_difference"]) if one is not None)
+        first = 1 + max(prints["last_equal"], _last_row_before(last, curves))
         try:
-            report["replay"] = compare_steps(runs, prints["last_equal"] + 1, min(seen), report["ranks"], trainer)
+            report["replay"] = compare_steps(runs, first, last, report["ranks"], trainer, cfg)
         except ConfigError as error:
             report["replay"] = {"impossible": str(error)}
     return report
+
+
+def _last_row_before(iteration: int, curves: Sequence[Mapping[str, Curve]]) -> int:
+    """Return the last iteration before another of which both runs have a metric; -1 if there is none."""
+    one, other = curves
+    shared = [np.intersect1d(one[name].iterations, other[name].iterations) for name in one.keys() & other.keys()]
+    return max((int(rows[rows < iteration].max(initial=-1)) for rows in shared), default=-1)

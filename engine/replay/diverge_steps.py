@@ -12,6 +12,7 @@ from ...config import CfgNode, locate
 from ...config.slots import errors_at
 from ...hooks.common.batches import convert
 from ...hooks.common.tensors import local_part
+from ...runs.reading import Curve
 from .. import comm
 from ..checkpoint.candidates import iteration_of
 from ..data.index_stream import reason_without_indices
@@ -34,21 +35,24 @@ _IN = {
 }
 
 
-def compare_steps(runs: Sequence[str], first: int, last: int, ranks: Sequence[int], trainer: str) -> dict[str, Any]:
+def compare_steps(
+    runs: Sequence[str], first: int, last: int, ranks: Sequence[int], trainer: str, cfg: CfgNode | None = None
+) -> dict[str, Any]:
     """Replay two runs, and compare their steps from ``first`` to one after ``last``.
 
     Args:
         runs: the folders.
         first, last: iterations. If the runs differ before ``first``, earlier steps are compared, too.
         ranks: the number of processes of each run.
-        trainer: see :func:`~hookline.engine.replay.diverge`.
+        trainer, cfg: see :func:`~hookline.engine.replay.diverge`.
 
     Returns:
         ``checkpoints``, ``first_iteration``, ``errors``, and ``unlike``: how each replay differs from its run. If the
-        replays differ: ``iteration``, -1 before the first step, and ``rank``; ``in``: what differs in it;
-        ``whole_steps``: whether only batches and states were seen; ``first``, ``output`` and ``gradient``: the first
-        difference of all, and of these kinds, with ``iteration``, ``kind``, ``name`` and amounts. A batch has
-        ``samples`` (the indices of those that differ) and ``batch_size``, or ``other_samples``.
+        steps are equal: ``metric``, the first difference of the metrics of the replays, or None. If they differ:
+        ``iteration``, -1 before the first step, and ``rank``; ``in``: what differs in it; ``whole_steps``: whether only
+        batches and states were seen; ``first``, ``output`` and ``gradient``: the first difference of all, and of these
+        kinds, with ``iteration``, ``kind``, ``name`` and amounts. A batch has ``samples`` (the indices of those that
+        differ) and ``batch_size``, or ``other_samples``.
 
     Raises:
         ConfigError: a run cannot be replayed.
@@ -56,7 +60,8 @@ def compare_steps(runs: Sequence[str], first: int, last: int, ranks: Sequence[in
     first = min(first, last)
     while True:
         paths = [find_checkpoint(run, first) for run in runs]
-        jobs = [(run, path, trainer, first) for run, path in zip(runs, paths, strict=True)]
+        configs = [replay_config(run, cfg, ()) for run in runs]
+        jobs = [(*job, trainer, first) for job in zip(configs, runs, paths, strict=True)]
         found = [_launch(count, *job, last + 1) for count, job in zip(ranks, jobs, strict=True)]
         rank, numbers = _first_differences(found)
         values = [one.values[rank] for one in found]
@@ -70,7 +75,10 @@ def compare_steps(runs: Sequence[str], first: int, last: int, ranks: Sequence[in
         "unlike": [one.unlike for one in found],
     }
     if not numbers:
-        return report
+        metric = compare_curves(found[0].curves, found[1].curves, first, last)["first_difference"]
+        if metric is not None:
+            metric["other"] = metric.pop("replay")
+        return {**report, "metric": metric}
     iteration = values[0][numbers["first"]][0]
     report["iteration"], report["rank"] = iteration, rank
     report["whole_steps"] = not any(kind == "loss" for _, kind, *_ in values[0])
@@ -94,17 +102,20 @@ def compare_steps(runs: Sequence[str], first: int, last: int, ranks: Sequence[in
 
 @dataclass
 class _Recorded:
-    """What a replay recorded: the values and kept tensors of each rank, and how it failed or differs from its run."""
+    """What a replay recorded.
+
+    ``values`` and ``kept`` tensors of each rank, ``curves`` of its metrics, and how it failed or differs from its run.
+    """
 
     values: list[list[Values]]
     kept: list[Mapping[int, list[torch.Tensor]]]
+    curves: Mapping[str, Curve]
     error: str
     unlike: Mapping[str, Any] | None
 
 
-def _launch(ranks: int, run: str, *args: Any) -> _Recorded:
-    cfg = replay_config(run, None, ())
-    recorded: _Recorded = launch(_record, ranks, args=(cfg, run, *args), device=cfg.MODEL.DEVICE)
+def _launch(ranks: int, cfg: CfgNode, *args: Any) -> _Recorded:
+    recorded: _Recorded = launch(_record, ranks, args=(cfg, *args), device=cfg.MODEL.DEVICE)
     return recorded
 
 
@@ -127,9 +138,11 @@ def _record(
             if not tracer.steps:
                 raise
             error = f"iteration {one.iter}: {type(failure).__name__}: {failure}"
-        unlike = _compare_with_run(run, one.cfg.OUTPUT_DIR, path, last) if comm.is_main_process() else None
+        folder, main = one.cfg.OUTPUT_DIR, comm.is_main_process()
+        curves = curves_of(folder) if main else {}
+        unlike = _compare_with_run(run, folder, path, last) if main else None
     ranks = comm.gather((tracer.values(), tracer.kept))
-    return _Recorded([values for values, _ in ranks], [kept for _, kept in ranks], error, unlike)
+    return _Recorded([values for values, _ in ranks], [kept for _, kept in ranks], curves, error, unlike)
 
 
 def _compare_with_run(run: str, replayed: str, path: str, last: int) -> Mapping[str, Any] | None:

@@ -67,6 +67,10 @@ def _replays(report: Mapping[str, Any], replay: Mapping[str, Any]) -> list[str]:
                 lines.append(f"  the run: {version or 'not known'}\n  now: {report['version_now']}")
             else:
                 lines.append("  its code or data changed since, or its steps are not deterministic")
+    if "first" not in replay and (found := replay["metric"]):
+        values = f"{found['run']!r} and {found['other']!r}"
+        lines.append(f"The training steps are equal; at iteration {found['iteration']} {found['metric']} is {values}:")
+        return [*lines, "  it comes from a hook or an evaluation"]
     if "first" not in replay:
         return [*lines, "The replays are equal: a replay does not repeat what parted the runs."]
     first, at = replay["first"], replay["iteration"]

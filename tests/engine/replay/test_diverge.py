@@ -8,6 +8,9 @@ from small_runs import config_trainer
 from torch.utils.data import Dataset
 
 from hookline.cli import main
+from hookline.config import get_cfg
+from hookline.engine import replay
+from hookline.engine.replay.diverge_text import diverge_text
 from hookline.hooks import HookBase
 
 RUN = (
@@ -48,9 +51,21 @@ class Stops(HookBase):
             self.trainer.request_stop()
 
 
-def train(folder, *overrides, hooks=(), period=5, **images):
+class Measures(HookBase):
+    """Writes a metric in the last step."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def after_step(self):
+        if self.trainer.iter == 19:
+            self.trainer.storage.put_scalar("measured", self.value)
+
+
+def train(folder, *overrides, hooks=(), period=5, value=1.0, **images):
     data = [{"NAME": f"{__name__}:Images", "ARGS": images}]
     fingerprints = [{"NAME": "Fingerprints", "ARGS": {"period": period}}] if period else []
+    hooks = [{"NAME": f"{__name__}:Measures", "ARGS": {"value": value}}, *hooks]
     config_trainer(folder, *RUN, "DATASETS.TRAIN", data, "HOOKS", [*fingerprints, *hooks], *overrides).train()
 
 
@@ -104,13 +119,13 @@ def test_one_changed_sample(run, tmp_path, capsys):
     code, text = diverge(capsys, run, tmp_path, "--json")
     report = json.loads(text)
     assert code == 1
-    replay = report["replay"]
-    assert replay["first"]["kind"] == "batch"
-    assert replay["first"]["samples"] == [CHANGED]
-    assert replay["first"]["max_absolute"] == pytest.approx(1.0)
-    assert main(["samples", str(run), "--iter", str(replay["iteration"])]) == 0
+    found = report["replay"]
+    assert found["first"]["kind"] == "batch"
+    assert found["first"]["samples"] == [CHANGED]
+    assert found["first"]["max_absolute"] == pytest.approx(1.0)
+    assert main(["samples", str(run), "--iter", str(found["iteration"])]) == 0
     assert str(CHANGED) in capsys.readouterr().out.split()
-    assert report["fingerprints"]["last_equal"] < replay["iteration"]
+    assert report["fingerprints"]["last_equal"] < found["iteration"]
     assert (content(run), content(tmp_path)) == before
 
 
@@ -122,6 +137,17 @@ def test_another_dropout_draw(run, tmp_path, capsys):
     assert "Replayed both runs from model_0000006.pth." in text
     assert "The runs part at iteration 12, in the output of dropout (Dropout). The batch and the weights are" in text
     assert "the runs draw other random numbers" in text
+
+
+def test_a_metric_of_a_hook_in_a_run_with_a_key_of_its_project(run, tmp_path):
+    train(tmp_path, period=0, value=2.0)
+    with open(tmp_path / "config.yaml", "a") as file:
+        file.write("PROJECT: 1\n")
+    cfg = get_cfg()
+    cfg.PROJECT = 0
+    text = diverge_text(replay.diverge(str(run), str(tmp_path), cfg=cfg))
+    assert "Replayed both runs from model_0000006.pth." in text  # both have the metrics of iteration 9
+    assert "The training steps are equal; at iteration 19 measured is 1.0 and 2.0:\n  it comes from a hook" in text
 
 
 @pytest.mark.slow
