@@ -237,7 +237,7 @@ class RollingCheckpointer(PeriodicCheckpointer):
         super().__init__(checkpointer, period, max_to_keep=keep, file_prefix="rolling")
 
     def after_step(self) -> None:
-        if self._every(self.trainer):
+        if self._every(self.trainer) and self.trainer.iter + 1 < self.trainer.max_iter:
             self._scheduled = True
             self.trainer.request_save(everywhere=True, extra=True)
 

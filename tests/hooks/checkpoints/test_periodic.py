@@ -392,7 +392,7 @@ def test_rolling_checkpoints_stand_between_the_others_and_only_the_newest_stay(m
     look = CallbackHook(after_step=lambda t: seen.append(files(checkpointer)))
     trainer.register_hooks([PeriodicCheckpointer(checkpointer, 4, max_to_keep=2), look])
     trainer.register_hooks([RollingCheckpointer(checkpointer, 2, keep=1)])
-    trainer.train(0, 9)
+    trainer.train(0, 10)  # the last step has the final checkpoint
     assert "rolling_0000001.pth" in seen[2]
     assert "rolling_0000003.pth" not in seen[4]  # the PeriodicCheckpointer saved there
     kept = ["model_0000003.pth", "model_0000007.pth", "model_final.pth", "rolling_0000005.pth"]
