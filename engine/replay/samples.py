@@ -5,17 +5,22 @@ from itertools import islice
 from typing import Any
 
 from ...config import CfgNode, ConfigError
+from ..checkpoint.candidates import iteration_of
 from ..data import build_train_loader
 from ..data.batch_sampler import GlobalBatchSampler, RankBatchSampler, takes_start
 from ..data.index_stream import reason_without_indices
-from ..resume.lengths import loader_length, resolve_lengths
+from ..resume.lengths import NO_END, loader_length, resolve_lengths
+from .differences import curves_of
+from .repeat import find_checkpoint
 from .run_config import run_config
 
-__all__ = ["iterations_of", "samples_at"]
+__all__ = ["each_iteration_of", "iterations_of", "samples_at"]
 
 
 def samples_at(run: str, iteration: int, cfg: CfgNode | None = None) -> list[int]:
     """Return the indices of the samples in the global batch of a step, which may be in the future.
+
+    A run whose length is a time may end before the step.
 
     Args:
         run: the folder of the run.
@@ -32,17 +37,37 @@ def samples_at(run: str, iteration: int, cfg: CfgNode | None = None) -> list[int
 def iterations_of(run: str, sample: int, cfg: CfgNode | None = None) -> list[int]:
     """Return all steps of a run that read a sample.
 
+    If the length of the run is a time, these are the steps up to its newest checkpoint, or its last row of metrics.
+
     Args:
         run, cfg: see :func:`samples_at`.
         sample: its index in the data set.
 
     Raises:
-        ConfigError: as for :func:`samples_at`, or there is no such sample.
+        ConfigError: as for :func:`samples_at`, or there is no such sample; or the length of the run is a time, and it
+            has no checkpoint and no metrics yet.
     """
+    return list(each_iteration_of(run, sample, cfg))
+
+
+def each_iteration_of(run: str, sample: int, cfg: CfgNode | None = None) -> Iterator[int]:
+    """Yield what :func:`iterations_of` returns, each step as soon as it is found."""
     stream = _Stream(run, cfg)
     if not 0 <= sample < stream.size:
         raise ConfigError(f"sample {sample}: the data set has the samples 0 to {stream.size - 1}")
-    return [number for number, batch in enumerate(stream.all()) if sample in batch]
+    if stream.max_iter >= NO_END:
+        stream.max_iter = _known_length(run)
+    yield from (number for number, batch in enumerate(stream.all()) if sample in batch)
+
+
+def _known_length(run: str) -> int:
+    """Return how many iterations of a run its checkpoints or metrics know of."""
+    rows = (int(curve.iterations[-1]) for curve in curves_of(run).values())
+    checkpoint = find_checkpoint(run, NO_END)
+    length = 1 + max((*rows, iteration_of(checkpoint) if checkpoint else -1))
+    if not length:
+        raise ConfigError(f"{run}: its length is a time (SOLVER.MAX_ITER), and it has no checkpoint or metrics yet")
+    return length
 
 
 class _Stream:

@@ -22,7 +22,8 @@ def main(args: argparse.Namespace) -> None:
     """Print numbers, one per line."""
     with signals_during_imports():
         from hookline.engine import config_errors_exit
-        from hookline.engine.replay.samples import iterations_of, samples_at
+        from hookline.engine.replay.samples import each_iteration_of, samples_at
     with config_errors_exit():
-        numbers = iterations_of(args.run, args.sample) if args.iter is None else samples_at(args.run, args.iter)
-        print("\n".join(map(str, numbers)))
+        numbers = each_iteration_of(args.run, args.sample) if args.iter is None else samples_at(args.run, args.iter)
+        for number in numbers:
+            print(number, flush=True)

@@ -185,3 +185,10 @@ def test_all_steps_that_read_a_sample_are_found(tmp_path):
     assert steps == [step for step in range(20) if 7 in samples_at(run, step)]
     with pytest.raises(ConfigError, match="sample 40"):
         iterations_of(run, 40)
+    config = tmp_path / "config.yaml"
+    config.write_text(config.read_text().replace("MAX_ITER: 20", "MAX_ITER: 3min"))
+    assert iterations_of(run, 7) == steps  # up to the newest checkpoint
+    for path in (*tmp_path.glob("*.pth"), tmp_path / "metrics.json"):
+        path.unlink()
+    with pytest.raises(ConfigError, match="its length is a time"):
+        iterations_of(run, 7)
