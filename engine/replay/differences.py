@@ -25,6 +25,8 @@ def curves_of(folder: str) -> Mapping[str, Curve]:
 def compare_curves(run: Mapping[str, Curve], replay: Mapping[str, Curve], start: int, end: int) -> dict[str, Any]:
     """Compare metrics from iteration ``start`` to ``end``, to the bit. Measured ones, such as times, are left out.
 
+    ``metrics.json`` has null for NaN and for infinite values, so these are equal here.
+
     Returns:
         ``values``: how many were compared; ``first_difference``: None, or iteration, metric and both values.
     """

@@ -16,16 +16,17 @@ COLORS = (
 )
 """Colors of runs, or of the metrics of one run. They are readable on white and on black."""
 
-_MEASURED = (
-    *("time", "data_time", "forward_time", "time_*", "eval_time", "*samples_per_s", "items_per_s", "flops_per_s"),
-    *("mfu", "*_mem", "ranks/*", "eta_seconds"),
-)
+_MEASURED = {  # those that hookline puts: a project's own "time_to_event" or "aux_mem" may be a result
+    *("time", "data_time", "forward_time", "time_p95", "time_max", "samples_per_s", "items_per_s", "flops_per_s"),
+    *("mfu", "eval_time", "eval_samples_per_s", "rss_mem", "max_mem", "reserved_mem", "eta_seconds"),
+    *("ranks/time_max", "ranks/time_mean", "ranks/data_time_max", "ranks/data_time_mean", "ranks/slowest"),
+}
 _LAST = ("epoch", "loss_scale")  # their charts come last, as those of _MEASURED
 
 
 def is_measured(name: str) -> bool:
-    """Return whether a metric is a time, a speed or an amount of memory, which differs in each run."""
-    return any(fnmatchcase(name, pattern) for pattern in _MEASURED)
+    """Return whether a metric is a time, a speed or an amount of memory of hookline, which differs in each run."""
+    return name in _MEASURED
 
 
 def select_metrics(runs: Sequence[Run], patterns: Iterable[str] = ()) -> list[str]:

@@ -5,6 +5,7 @@ import logging
 import random
 import re
 
+import numpy as np
 import pytest
 import torch
 from small_runs import config_trainer
@@ -13,8 +14,10 @@ from torch.utils.data import Dataset
 from hookline.cli import main
 from hookline.config import ConfigError
 from hookline.engine.replay import iterations_of, replay, samples_at
+from hookline.engine.replay.differences import compare_curves
 from hookline.engine.replay.report import report_text
 from hookline.hooks import HookBase
+from hookline.runs.reading import Curve
 
 RUN = (
     *("LOG.WRITERS", ["JSONWriter"], "LOG.PERIOD", 1, "LOG.PROGRESS_BAR", False, "SOLVER.MAX_ITER", 20),
@@ -128,6 +131,13 @@ def test_a_run_without_metrics_json_is_replayed_and_not_compared(tmp_path):
     report = replay(str(tmp_path), 3)
     assert report["compared"] == {"values": 0, "first_difference": None}
     assert "no rows on the way" in report_text(report)
+
+
+@pytest.mark.parametrize(("name", "compared"), [("time_to_event", 1), ("aux_mem", 1), ("time_p95", 0), ("rss_mem", 0)])
+def test_only_the_measured_metrics_of_hookline_are_left_out(name, compared):
+    run, again = ({name: Curve(np.array([3]), np.array([value]))} for value in (1.0, 2.0))
+    found = compare_curves(run, again, 0, 5)
+    assert (found["values"], found["first_difference"] is not None) == (compared, bool(compared))
 
 
 class Counts(HookBase):
