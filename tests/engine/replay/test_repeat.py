@@ -133,7 +133,9 @@ def test_a_run_without_metrics_json_is_replayed_and_not_compared(tmp_path):
     assert "no rows on the way" in report_text(report)
 
 
-@pytest.mark.parametrize(("name", "compared"), [("time_to_event", 1), ("aux_mem", 1), ("time_p95", 0), ("rss_mem", 0)])
+@pytest.mark.parametrize(
+    ("name", "compared"), [("time_to_event", 1), ("aux_mem", 1), ("time_p95", 0), ("ranks/forward_time_max", 0)]
+)
 def test_only_the_measured_metrics_of_hookline_are_left_out(name, compared):
     run, again = ({name: Curve(np.array([3]), np.array([value]))} for value in (1.0, 2.0))
     found = compare_curves(run, again, 0, 5)
