@@ -73,7 +73,9 @@ def test_a_trainer_of_ones_own(tmp_path, capsys, monkeypatch):
     main(["inspect", "out"])
     assert "36 numbers" in capsys.readouterr().out
     assert "own_trainer" in refused(capsys, "train", "--trainer", "own_trainer:Trayner", *TINY)
-    assert "DefaultTrainer or a subclass" in refused(capsys, "train", "--trainer", "own_trainer:Other", *TINY)
+    assert "--trainer: own_trainer:Other is no subclass of DefaultTrainer" in refused(
+        capsys, "train", "--trainer", "own_trainer:Other", *TINY
+    )
     assert "no_such_module" in refused(capsys, "train", "--trainer", "no_such_module:Trainer", *TINY)
 
 
