@@ -21,6 +21,7 @@ from .torch_files import load_torch_file
 __all__ = [
     "OtherModelError",
     "check_resumable",
+    "config_in",
     "find_resumable",
     "iteration_of",
     "iterations",
@@ -214,7 +215,15 @@ def saved_config(folder: str) -> str:
         if name := read_tag(folder):
             paths.insert(0, os.path.join(folder, name))
     for path in paths:
-        with suppress(ConfigError, OSError, KeyError, TypeError):
+        with suppress(ConfigError, OSError):
             verify_checkpoint(_state_file(path))
-            return str(load_torch_file(_state_file(path), mmap=True)["trainer"]["run"]["config"])
+            if text := config_in(path):
+                return text
+    return ""
+
+
+def config_in(path: str) -> str:
+    """Return the dump of the config in a local checkpoint; empty if it has none."""
+    with suppress(ConfigError, OSError, KeyError, TypeError):
+        return str(load_torch_file(_state_file(path), mmap=True)["trainer"]["run"]["config"])
     return ""

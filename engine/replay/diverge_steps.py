@@ -20,7 +20,7 @@ from ..defaults import DefaultTrainer
 from ..launch import launch
 from .differences import compare_curves, curves_of
 from .fingerprints import compare_fingerprints, fingerprints_of
-from .repeat import find_checkpoint, rebuilt, replay_config
+from .repeat import config_changes, find_checkpoint, rebuilt, replay_config
 from .trace import StepTracer, WholeStepTracer
 
 __all__ = ["compare_steps"]
@@ -141,16 +141,18 @@ def _record(
         folder, main = one.cfg.OUTPUT_DIR, comm.is_main_process()
         curves = curves_of(folder) if main else {}
         unlike = _compare_with_run(run, folder, path, last) if main else None
+        if unlike is not None:
+            unlike["config_changes"] = config_changes(run, path, first, one.cfg)
     ranks = comm.gather((tracer.values(), tracer.kept))
     return _Recorded([values for values, _ in ranks], [kept for _, kept in ranks], curves, error, unlike)
 
 
-def _compare_with_run(run: str, replayed: str, path: str, last: int) -> Mapping[str, Any] | None:
+def _compare_with_run(run: str, replayed: str, path: str, last: int) -> dict[str, Any] | None:
     """Return the first difference of a replay's fingerprints, or else metrics, from those of the run."""
     theirs, ours = fingerprints_of(run), fingerprints_of(replayed)
     if not path:  # the generators depend on what was imported before
         ours = {at: {**row, "generators": theirs.get(at, row)["generators"]} for at, row in ours.items()}
-    difference: Mapping[str, Any] | None = compare_fingerprints(theirs, ours)["first_difference"]
+    difference: dict[str, Any] | None = compare_fingerprints(theirs, ours)["first_difference"]
     if difference is None and (
         metric := compare_curves(curves_of(run), curves_of(replayed), 0, last)["first_difference"]
     ):

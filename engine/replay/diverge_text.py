@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from textwrap import indent
 from typing import Any
 
+from .report import changes_text
+
 __all__ = ["diverge_text"]
 
 
@@ -63,7 +65,9 @@ def _replays(report: Mapping[str, Any], replay: Mapping[str, Any]) -> list[str]:
         if unlike is not None:
             where = f"at iteration {unlike['iteration']} in {', '.join(unlike['in'])}"
             lines.append(f"The replay of {run} is not equal to the run, {where}:")
-            if version != report["version_now"]:
+            if unlike["config_changes"]:
+                lines.append(f"  {changes_text(unlike['config_changes'])}")
+            elif version != report["version_now"]:
                 lines.append(f"  the run: {version or 'not known'}\n  now: {report['version_now']}")
             else:
                 lines.append("  its code or data changed since, or its steps are not deterministic")
@@ -76,7 +80,8 @@ def _replays(report: Mapping[str, Any], replay: Mapping[str, Any]) -> list[str]:
     first, at = replay["first"], replay["iteration"]
     where = f"at iteration {at}" if at >= 0 else "before the first step"
     where += f" on rank {replay['rank']}" if max(report["ranks"]) > 1 else ""
-    lines.append(f"The runs part {where}, in {_what(first)}. {_cause(replay)}".rstrip())
+    who = "runs" if replay["unlike"] == [None, None] else "replays"
+    lines.append(f"The {who} part {where}, in {_what(first)}. {_cause(replay)}".rstrip())
     lines.append(f"  different in this step: {', '.join(replay['in'])}")
     lines += [f"  {line}" for line in _samples(first)]
     for key in ("output", "gradient"):

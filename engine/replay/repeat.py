@@ -11,13 +11,17 @@ from typing import Any
 
 from ... import hooks
 from ...config import CfgNode, ConfigError
+from ...config.literals import spell
+from ...config.tree import MISSING
 from ...hooks.base import HookBase
 from ...runs.output import claim_files
 from .. import comm
 from ..checkpoint import Checkpointer
-from ..checkpoint.candidates import check_resumable, iteration_of, newest_first
+from ..checkpoint.candidates import check_resumable, config_in, iteration_of, newest_first
 from ..data.index_stream import reason_without_indices
 from ..defaults import DefaultTrainer
+from ..resume.changes import changes_since
+from ..resume.lengths import NO_END
 from ..setup.logger import console_kept, set_console_level
 from ..setup.report import describe_environment
 from ..setup.start import default_setup
@@ -26,7 +30,7 @@ from .recorder import StepRecorder
 from .report import write_report
 from .run_config import ranks_of, run_config
 
-__all__ = ["find_checkpoint", "rebuilt", "replay", "replay_config"]
+__all__ = ["config_changes", "find_checkpoint", "rebuilt", "replay", "replay_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +119,8 @@ def replay(
             then = f"{environment_of(run) or 'versions not known'}, ranks: {ranks_of(run, start)}"
             now = f"{describe_environment()}, ranks: {comm.get_world_size()}"
             report["environment"] = {"then": then, "now": now}
+            changes = config_changes(run, start, iteration, one.cfg)
+            report["config_changes"] = {key: pair for key, pair in changes.items() if key not in overrides[::2]}
             report["overrides"] = [str(value) for value in overrides]
             write_report(report, recorder.images, folder)
         return report
@@ -170,8 +176,7 @@ def replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[Any]) -> Cf
 
 def find_checkpoint(run: str, iteration: int) -> str:
     """Return the path of a run's newest whole checkpoint before a step; empty if there is none."""
-    reader = Checkpointer(model=None, save_dir=run)  # type: ignore[arg-type]
-    for path in newest_first(reader.get_all_checkpoint_files()):
+    for path in _checkpoints(run):
         if not 0 <= iteration_of(path) < iteration:
             continue
         try:
@@ -181,6 +186,39 @@ def find_checkpoint(run: str, iteration: int) -> str:
             continue
         return path
     return ""
+
+
+def config_changes(run: str, checkpoint: str, iteration: int, cfg: CfgNode) -> dict[str, list[str]]:
+    """Return what a replay's config has changed since a step of the run: a resume may have had another config.
+
+    The config of the step is that in the checkpoint of the replay, or in the run's next one after the step.
+
+    Args:
+        run, iteration: see :func:`replay`.
+        checkpoint: path of the one that the replay starts from; empty: from the beginning.
+        cfg: the config of the replay's trainer.
+
+    Returns:
+        The run's value and the replay's, as in ``--set``, by full key. Without those in LOG, which change no step.
+    """
+    later: list[str] = []
+    with suppress(OSError):  # the run goes on, and has removed one
+        later = [path for path in _checkpoints(run) if iteration_of(path) >= iteration]
+    changes: dict[str, tuple[Any, Any]] = {}
+    for saved in (config_in(path) for path in [checkpoint, *later[-1:]] if path):
+        changes |= changes_since(saved, cfg) if saved else {}
+    if cfg.SOLVER.MAX_ITER == NO_END:  # a length in time; the checkpoints have estimates
+        changes.pop("SOLVER.MAX_ITER", None)
+    return {
+        key: ["(not set)" if value is MISSING else spell(value) for value in pair]
+        for key, pair in changes.items()
+        if not key.startswith("LOG.")
+    }
+
+
+def _checkpoints(run: str) -> list[str]:
+    reader = Checkpointer(model=None, save_dir=run)  # type: ignore[arg-type]
+    return newest_first(reader.get_all_checkpoint_files())
 
 
 def _check_free(folder: str) -> None:

@@ -6,14 +6,15 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ...config.files.atomic import replace_text
 
-__all__ = ["json_text", "report_text", "write_report"]
+__all__ = ["changes_text", "json_text", "report_text", "write_report"]
 
 _SHOWN = 12  # rows of a table on the console
 
@@ -92,10 +93,20 @@ def _verdict(report: Mapping[str, Any]) -> list[str]:
     ]
     if report["overrides"]:
         lines.append(f"  other config: {' '.join(report['overrides'])}")
+    if changes := report["config_changes"]:
+        lines.append(f"  {changes_text(changes)}")
+        earlier = [f"{key} {shlex.quote(then)}" for key, (then, _) in changes.items() if then != "(not set)"]
+        lines += [f"  with the earlier config: --set {' '.join(earlier)}"] if earlier else []
     there = report["environment"]
     if there["then"] != there["now"]:
         lines.append(f"  the run: {there['then']}\n  now: {there['now']}")
     return lines
+
+
+def changes_text(changes: Mapping[str, Sequence[str]]) -> str:
+    """Return what :func:`~hookline.engine.replay.repeat.config_changes` has found as text."""
+    each = (f"{key} was {then} and is {now}" for key, (then, now) in changes.items())
+    return f"the run was resumed with another config: {', '.join(each)}"
 
 
 def _table(title: str, entries: list[Mapping[str, Any]]) -> list[str]:

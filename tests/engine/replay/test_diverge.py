@@ -161,6 +161,19 @@ def test_without_fingerprints_the_difference_is_found_from_the_metrics(run, tmp_
     assert "The runs part at iteration 3, in the output of dropout (Dropout)" in text
 
 
+@pytest.mark.slow
+def test_a_run_that_was_resumed_with_another_config(run, tmp_path, capsys):
+    train(tmp_path, noise=0.2)
+    config = tmp_path / "config.yaml"
+    config.write_text(config.read_text().replace("BASE_LR: 0.1", "BASE_LR: 0.07"))
+    code, text = diverge(capsys, run, tmp_path)
+    assert code == 1
+    assert f"The replay of {tmp_path} is not equal to the run, at iteration 4 in" in text
+    assert "resumed with another config: SOLVER.BASE_LR was 0.1 and is 0.07" in text
+    assert "The replays part" in text
+    assert "The runs part" not in text
+
+
 def test_bad_input(run, tmp_path, capsys):
     train(tmp_path / "silent", "LOG.WRITERS", [], period=0)
     for arguments, message in (

@@ -110,7 +110,8 @@ def test_a_changed_config_is_found_in_the_metrics(tmp_path):
     report = replay(str(tmp_path), 3, overrides=["SOLVER.BASE_LR", 0.2])
     difference = report["compared"]["first_difference"]
     assert (difference["iteration"], difference["metric"]) == (0, "lr")
-    assert "SOLVER.BASE_LR 0.2" in report_text(report)
+    assert "other config: SOLVER.BASE_LR 0.2" in report_text(report)
+    assert not report["config_changes"]
     assert re.search(r"the run: torch .*, ranks: 2\n  now: torch .*, ranks: 1", report_text(report))
 
 
@@ -118,10 +119,14 @@ def test_a_changed_config_is_found_after_a_checkpoint_and_the_console_stays_as_i
     config_trainer(tmp_path, *RUN).train()
     (console,) = (one for one in logging.getLogger("hookline").handlers if "Console" in type(one).__name__)
     console.setLevel("WARNING")
-    report = replay(str(tmp_path), 17, overrides=["SOLVER.BASE_LR", 0.2])
+    config = tmp_path / "config.yaml"
+    config.write_text(config.read_text().replace("BASE_LR: 0.1", "BASE_LR: 0.2"))  # as a resume would
+    report = replay(str(tmp_path), 17)
     assert report["checkpoint"] == "model_0000013.pth"
     difference = report["compared"]["first_difference"]
     assert (difference["iteration"], difference["metric"]) == (14, "lr")
+    assert "resumed with another config: SOLVER.BASE_LR was 0.1 and is 0.2\n" in report_text(report)
+    assert "--set SOLVER.BASE_LR 0.1\n" in report_text(report)
     assert console.level == logging.WARNING
 
 
