@@ -22,7 +22,7 @@ from ..ranks.agreement import StopRequest
 from ..ranks.torchrun import note_training
 from ..setup.curves import draw_at_end
 from ..setup.ignored import check_resumes
-from ..setup.next_steps import replay_command
+from ..setup.next_steps import name_replay, replay_command
 from ..setup.screen import log_start
 from ..setup.seeding import set_seed
 from ..setup.start import RunStart, take_start
@@ -234,10 +234,8 @@ class ResumableTrainer(PortedTrainer):
         return result
 
     def _fail(self, error: BaseException) -> BaseException:
-        quiet = self._error is not None or isinstance(error, ConfigError) or not isinstance(error, Exception)
-        iteration = getattr(error, "found_in_step", self.iter)  # an error may be found after its step
-        if not quiet and (command := self.replay_command(iteration)):
-            error.add_note(f"look at this step: {command}")
+        if self._error is None:
+            name_replay(self, error)
         return super()._fail(error)
 
     def replay_command(self, iteration: int) -> str:

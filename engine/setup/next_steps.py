@@ -9,17 +9,25 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ...config import CfgNode, Duration, component
+from ...config import CfgNode, ConfigError, Duration, component
 from ...config.objects import is_object_text
 from ..train_loop import TrainResult
 
-__all__ = ["Program", "best_checkpoint", "next_steps", "program_of", "replay_command"]
+__all__ = ["Program", "best_checkpoint", "name_replay", "next_steps", "program_of", "replay_command"]
 
 _WIDTH = 80
 _INDENT = len("  train longer: ")
 
 Words = tuple[str, ...]
 """A part of a command that stays in one line, such as an option and its value."""
+
+
+def name_replay(trainer: Any, error: BaseException) -> None:
+    """Add to an error of a step the command that repeats the step, if there is one."""
+    iteration = getattr(error, "found_in_step", trainer.iter)  # an error may be found after its step
+    of_a_step = isinstance(error, Exception) and not isinstance(error, ConfigError)
+    if of_a_step and (command := trainer.replay_command(iteration)):
+        error.add_note(f"look at this step: {command}")
 
 
 def replay_command(trainer: Any, iteration: int) -> str:

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..engine.checkpoint import Checkpointer
 from ..engine.checkpoint.checkpoint_file import verify_checkpoint
-from .measure import Run, all_times, now
+from .measure import all_times, now, repeated
 
 PARTS = 20
 
@@ -45,20 +45,20 @@ def checkpoint(args: argparse.Namespace, device: str = "cpu") -> dict[str, Any]:
             content = bytearray(file.read())  # the same bytes, and an allocated buffer to read into
         stalled: list[float] = []
         writes = {
-            "plain write + fsync": _once(lambda: _write(plain, lambda file: file.write(content))),
-            "torch.save + fsync": _once(
+            "plain write + fsync": repeated(lambda: _write(plain, lambda file: file.write(content))),
+            "torch.save + fsync": repeated(
                 lambda: _write(
                     saved,
                     lambda file: torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file),
                 )
             ),
-            "save": _once(lambda: at_once.save("state")),
-            "save, asynchronous": _once(lambda: stalled.append(_save_and_wait(beside))),
+            "save": repeated(lambda: at_once.save("state")),
+            "save, asynchronous": repeated(lambda: stalled.append(_save_and_wait(beside))),
         }
         reads = {
-            "plain read": _once(lambda: _read(plain, content)),
-            "load": _once(lambda: at_once.load(path)),
-            "verify": _once(lambda: verify_checkpoint(path)),
+            "plain read": repeated(lambda: _read(plain, content)),
+            "load": repeated(lambda: at_once.load(path)),
+            "verify": repeated(lambda: verify_checkpoint(path)),
         }
         results: dict[str, Any] = {
             "size": {"parameters": PARTS * len(model[0]), "file_mb": round(len(content) / 1e6, 1)}
@@ -93,16 +93,6 @@ def _save_and_wait(checkpointer: Checkpointer) -> float:
     stalled = now() - start
     checkpointer.wait()
     return stalled
-
-
-def _once(act: Callable[[], Any]) -> Run:
-    def run(steps: int) -> float:
-        start = now()
-        for _ in range(steps):
-            act()
-        return now() - start
-
-    return run
 
 
 def _peak(act: Callable[[], Any]) -> int:

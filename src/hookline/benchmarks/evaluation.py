@@ -17,7 +17,7 @@ from ..config import CfgNode
 from ..engine import DefaultTrainer
 from ..engine.data import build_test_loader
 from ..engine.program.look import predict
-from .measure import Run, interleaved, now, ratios, usual_logging
+from .measure import interleaved, ratios, repeated, usual_logging
 from .work import digits_config, tiny_config
 
 BATCH_SIZE = 64
@@ -43,7 +43,7 @@ def evaluation(args: argparse.Namespace) -> dict[str, Any]:
                 path = Path(folder, f"by_hand.{form}")
                 acts[f"predictions, {form}"] = (_predictions(trainer.model, loader, write, path), _ours(trainer, form))
             for what, (by_hand, ours) in acts.items():
-                runs = {"by hand": _passes(by_hand), "hookline": _passes(ours)}
+                runs = {"by hand": repeated(by_hand), "hookline": repeated(ours)}
                 rows = ratios(interleaved(runs, args.steps or passes, args.rounds), "by hand")
                 results[f"{name}, {what}"] = {
                     "ms_by_hand": round(rows["by hand"]["us_per_step"] / 1000, 2),
@@ -51,16 +51,6 @@ def evaluation(args: argparse.Namespace) -> dict[str, Any]:
                     "ratio": rows["hookline"]["ratio"],
                 }
     return results
-
-
-def _passes(act: Callable[[], Any]) -> Run:
-    def run(steps: int) -> float:
-        start = now()
-        for _ in range(steps):
-            act()
-        return now() - start
-
-    return run
 
 
 def _plain_loader(cfg: CfgNode) -> DataLoader[Any]:

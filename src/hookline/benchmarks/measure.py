@@ -103,6 +103,18 @@ def timed(trainer: SimpleTrainer) -> Run:
     return run
 
 
+def repeated(act: Callable[[], object]) -> Run:
+    """Time an act that is repeated."""
+
+    def run(steps: int) -> float:
+        start = now()
+        for _ in range(steps):
+            act()
+        return now() - start
+
+    return run
+
+
 @contextmanager
 def usual_logging() -> Iterator[None]:
     """Set up logging as in a run: every line is formatted and written to the console, and to the run's log.txt.
