@@ -241,7 +241,7 @@ _C.TEST = CN()
 _C.TEST.EVAL_PERIOD = Typed(0, Duration.parse)
 # Evaluate before the first step, too.
 _C.TEST.EVAL_ON_START = False
-# A component of EVALUATOR_REGISTRY, built for each test set.
+# A component of EVALUATOR_REGISTRY, built for each test set. A name alone means {NAME: ...}.
 _C.TEST.EVALUATOR = CN()
 _C.TEST.EVALUATOR.NAME = "MetricsEvaluator"
 _C.TEST.EVALUATOR.ARGS = CN(new_allowed=True)

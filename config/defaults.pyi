@@ -264,9 +264,9 @@ class _SOLVER(CfgNode):
 
 class _TEST_EVALUATOR(CfgNode):
     NAME: str
-    """A component of EVALUATOR_REGISTRY, built for each test set."""
+    """A component of EVALUATOR_REGISTRY, built for each test set. A name alone means {NAME: ...}."""
     ARGS: CfgNode
-    """A component of EVALUATOR_REGISTRY, built for each test set."""
+    """A component of EVALUATOR_REGISTRY, built for each test set. A name alone means {NAME: ...}."""
 
 class _TEST_PRECISE_BN(CfgNode):
     ENABLED: bool
@@ -282,7 +282,7 @@ class _TEST(CfgNode):
     EVAL_ON_START: bool
     """Evaluate before the first step, too."""
     EVALUATOR: _TEST_EVALUATOR
-    """A component of EVALUATOR_REGISTRY, built for each test set."""
+    """A component of EVALUATOR_REGISTRY, built for each test set. A name alone means {NAME: ...}."""
     METRICS: list[Any]
     """MetricsEvaluator's metrics: components of METRIC_REGISTRY, "torchmetrics:Name", or a function of all predictions
     and targets (docs/evaluation.md). AS gives one a name of its own, as for DATASETS.TEST."""

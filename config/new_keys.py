@@ -38,6 +38,8 @@ _GENERAL = frozenset(
     ("NAME", "ARGS", "ENABLED", "METRIC", "MODE", "PERIOD", "KEEP", "TARGET", "TRAIN", "TEST", "INPUTS")
 )
 
+_NAMED_SECTIONS = frozenset(("SOLVER.OPTIMIZER", "TEST.EVALUATOR"))
+
 _defaults: Node = None
 _noted: set[str] = set()
 
@@ -127,8 +129,8 @@ def hint_of_own_section(node: Node, name: str) -> str:
 
 
 def takes_name(node: Node, key: str) -> bool:
-    """Whether a section may be set to the name of its component: SOLVER.OPTIMIZER, as detectron2's projects do."""
-    return key == "OPTIMIZER" and node.__dict__.get(_SECTION) == "SOLVER"
+    """Whether a section may be set to the name of its component, as detectron2's projects do."""
+    return f"{node.__dict__.get(_SECTION)}.{key}" in _NAMED_SECTIONS
 
 
 def complete_section(node: Node, key: Any, value: Any) -> None:

@@ -37,11 +37,15 @@ class Slot:
         """Return name, arguments and the arguments' full key of each component."""
         *section, last = self.key.split(".")
         node, args = reduce(getitem, section, cfg), args_key(last)
-        if isinstance(node, str):  # code written for detectron2 sets SOLVER.OPTIMIZER to a name
+        if isinstance(node, str):  # code written for detectron2 sets a section to a name
             return [(self.registry.in_any_case(node), {}, self.key)]
         if args is None:
             return [(*component(entry), f"{self.key}[{i}].ARGS") for i, entry in enumerate(node[last])]
         return [(node[last], node[args], ".".join([*section, args]))]
+
+    def name(self, cfg: CfgNode) -> str:
+        """Return the name of the component, or of the first one in a list."""
+        return self.entries(cfg)[0][0]
 
     def is_named(self, cfg: CfgNode) -> bool:
         """Whether the key has a name, or at least one component."""

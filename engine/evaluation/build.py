@@ -205,7 +205,7 @@ def check_metrics(cfg: CfgNode) -> None:
     Raises:
         ConfigError: no evaluator is named, or ``MetricsEvaluator`` has no metrics.
     """
-    name = cfg.TEST.EVALUATOR.NAME
+    name = EVALUATOR_SLOT.name(cfg)
     if not name:
         raise ConfigError('TEST.EVALUATOR.NAME is empty: set it, for example to "MetricsEvaluator"')
     if not cfg.TEST.METRICS and EVALUATOR_REGISTRY.get(name, "TEST.EVALUATOR.NAME") is MetricsEvaluator:

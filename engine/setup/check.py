@@ -26,6 +26,7 @@ from ..data import DATASET_REGISTRY, check_data
 from ..data.build import SAMPLER_SLOT
 from ..data.datasets import TEST_SLOT, TRAIN_SLOT
 from ..evaluation import check_evaluation, result_names
+from ..evaluation.build import EVALUATOR_SLOT
 from ..evaluation.test_sets import own_periods, sets_of_period
 from ..modeling import check_model
 from ..modeling.build import LOSS_SLOT, MODEL_SLOT
@@ -62,6 +63,7 @@ _NAMED_BY = (
     ("build_train_loader", TRAIN_SLOT),
     ("build_train_loader", SAMPLER_SLOT),
     ("build_test_loader", TEST_SLOT),
+    ("build_evaluator", EVALUATOR_SLOT),
 )
 
 
@@ -113,6 +115,8 @@ def check_config(cfg: CfgNode, overridden: Collection[str] = ()) -> None:
         cfg.defrost()
         if "build_optimizer" in overridden:  # the subclass's own optimizer may be a string
             cfg.SOLVER.OPTIMIZER = get_cfg().SOLVER.OPTIMIZER
+        if not {"build_evaluator", "test"}.isdisjoint(overridden):
+            cfg.TEST.EVALUATOR = get_cfg().TEST.EVALUATOR
         cfg.merge_from_list([part for name in overridden for part in _BUILT_FROM.get(name, ())])
     for check in (
         _check_ranges,
@@ -256,7 +260,7 @@ def _monitor(cfg: CfgNode, key: str) -> str:
 
 def _check_expected_results(cfg: CfgNode) -> None:
     """Check that evaluations produce the results that are expected, if the default evaluator is used."""
-    if not cfg.TEST.EXPECTED_RESULTS or cfg.TEST.EVALUATOR.NAME != "MetricsEvaluator":
+    if not cfg.TEST.EXPECTED_RESULTS or EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator":
         return
     metrics, others = result_names(cfg)
     names = [f"{name_of(entry)}/{metric}" for entry in cfg.DATASETS.TEST for metric in metrics]
@@ -310,7 +314,7 @@ def _check_monitors(cfg: CfgNode) -> None:
             "TEST.EVAL_PERIOD: is 0, so the only evaluation is at the end and SOLVER.LR_SCHEDULER_METRIC has no "
             'effect; set it, for example to "1ep"'
         )
-    if cfg.TEST.EVALUATOR.NAME != "MetricsEvaluator":
+    if EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator":
         return  # metrics of other evaluators are unknown
     metrics, others = result_names(cfg)
     if others:  # known only after the first evaluation

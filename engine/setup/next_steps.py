@@ -17,6 +17,7 @@ __all__ = ["Program", "best_checkpoint", "name_replay", "next_steps", "program_o
 
 _WIDTH = 80
 _INDENT = len("  train longer: ")
+_PORTED = "hookline.detectron2.script"  # the module that is __main__ in "python -m hookline.detectron2 SCRIPT"
 
 Words = tuple[str, ...]
 """A part of a command that stays in one line, such as an option and its value."""
@@ -34,7 +35,7 @@ def replay_command(trainer: Any, iteration: int) -> str:
     """Return the command that repeats a step; empty if the run was not started by a command, or has no such step."""
     start = trainer._start
     program = None if start is None else start.program
-    if program is None or iteration >= trainer.max_iter or trainer.cfg.FAST_DEV_RUN:
+    if program is None or program.ported or iteration >= trainer.max_iter or trainer.cfg.FAST_DEV_RUN:
         return ""
     cls, name = type(trainer), ""
     own = vars(cls).keys() - {"__module__", "__doc__", "__parameters__"}
@@ -54,10 +55,12 @@ class Program:
     Attributes:
         words: the program, such as ``("python", "tools/train_net.py")``.
         options: more options that every command needs.
+        ported: whether it is a script for detectron2: it has no ``--predict``, and no command can import its trainer.
     """
 
     words: Words
     options: tuple[Words, ...] = ()
+    ported: bool = False
 
     def command(self, task: str, config: str, *more: Words) -> str:
         """Return a command for the shell: ``task`` is "train", "eval" or "predict"."""
@@ -74,7 +77,10 @@ def program_of(args: Any) -> Program | None:
     script, spec = sys.argv[0], getattr(sys.modules.get("__main__"), "__spec__", None)
     module = spec.name.removesuffix(".__main__") if spec is not None else ""
     name = script.removesuffix(os.path.join(os.sep, "__main__.py"))  # of "python -m hookline", in a process of its own
-    if os.path.basename(name).partition(".")[0] == "hookline" or module == "hookline":
+    ported = module == _PORTED
+    if ported:
+        words: Words = (_python(), "-m", module.rpartition(".")[0], script)
+    elif os.path.basename(name).partition(".")[0] == "hookline" or module == "hookline":
         words = (_python(), "-m", "hookline") if dist.is_torchelastic_launched() else _hookline()
     elif module and module != "__mp_main__":
         words = (_python(), "-m", module)
@@ -89,7 +95,7 @@ def program_of(args: Any) -> Program | None:
         options.append(("--num-gpus", str(args.num_gpus)))
     if getattr(args, "trainer", ""):
         options.append(("--trainer", str(args.trainer)))
-    return Program(words, tuple(options))
+    return Program(words, tuple(options), ported=ported)
 
 
 def _python() -> str:
@@ -134,12 +140,13 @@ def _commands(trainer: Any, result: TrainResult, program: Program) -> dict[str, 
     steps = {}
     if result.exit_code:
         steps["resume"] = program.command("train", config, ("--resume",))
-    elif longer := _longer(trainer._unresolved.SOLVER.MAX_ITER, trainer.max_iter, result.iteration):
+    elif longer := _longer(_length(trainer), trainer.max_iter, result.iteration):
         steps["train longer"] = program.command("train", config, ("--resume",), ("SOLVER.MAX_ITER", longer))
     files = (_path(cfg, name) for name in ("model_best.pth", "model_final.pth"))
     weights = next(filter(os.path.exists, files), "")
     if cfg.DATASETS.TEST and weights:
-        for name, task in (("evaluate", "eval"), ("predict", "predict")):
+        tasks = {"evaluate": "eval"} if program.ported else {"evaluate": "eval", "predict": "predict"}
+        for name, task in tasks.items():
             steps[name] = program.command(task, config, ("MODEL.WEIGHTS", weights))
     return steps
 
@@ -161,6 +168,12 @@ def _calls(trainer: Any, result: TrainResult) -> dict[str, str]:
 
 def _names(cfg: CfgNode) -> list[str]:
     return [component(entry)[0] for key in ("TRAIN", "TEST") for entry in cfg.DATASETS[key]]
+
+
+def _length(trainer: Any) -> Any:
+    """Return SOLVER.MAX_ITER as the config of the run sets it."""
+    # A trainer that skips DefaultTrainer.__init__ has no other config than its own.
+    return getattr(trainer, "_unresolved", trainer.cfg).SOLVER.MAX_ITER
 
 
 def _longer(length: Any, max_iter: int, iteration: int) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ...config import CfgNode, Duration, component, get_cfg, name_of
+from ...config import MISSING, CfgNode, Duration, component, get_cfg, name_of
 from ..modeling import model_summary
 
 __all__ = ["describe_config", "describe_data", "describe_environment", "describe_run"]
@@ -21,7 +21,7 @@ def describe_environment() -> str:
 
 def describe_config(cfg: CfgNode) -> str:
     """Return the keys that differ from the defaults, one per line."""
-    lines = [f"  {key} = {value!r}" for key, (_, value) in cfg.diff(get_cfg()).items()]
+    lines = [f"  {key} = {value!r}" for key, (_, value) in cfg.diff(get_cfg()).items() if value is not MISSING]
     return "\n".join(lines) or "  nowhere"
 
 

@@ -125,16 +125,18 @@ def test_a_section_is_not_a_value():
         get_cfg().MODEL.COMPILE = True
 
 
-def test_the_optimizer_may_be_a_name(tmp_path):
+@pytest.mark.parametrize("key", ["SOLVER.OPTIMIZER", "TEST.EVALUATOR"])
+def test_a_component_that_projects_name_may_be_a_name(tmp_path, key):
+    section, name = key.split(".")
     cfg = get_cfg()
-    cfg.SOLVER.OPTIMIZER = "ADAMW"
-    assert cfg.SOLVER.OPTIMIZER == "ADAMW"
+    setattr(cfg[section], name, "MINE")
+    assert cfg[section][name] == "MINE"
     (tmp_path / "config.yaml").write_text(cfg.dump())
     again = get_cfg()
     again.merge_from_file(tmp_path / "config.yaml")
     assert again == cfg
-    again.merge_from_list(["SOLVER.OPTIMIZER", "SGD"])
-    assert again.SOLVER.OPTIMIZER == "SGD"
+    again.merge_from_list([key, "Other"])
+    assert again[section][name] == "Other"
 
 
 def test_a_missing_section_tells_how_to_add_it():
@@ -167,10 +169,10 @@ def test_a_renamed_key_is_in_its_section_and_only_once_among_the_keys():
 def test_a_name_in_the_place_of_a_section_is_refused_with_the_key_to_set():
     cfg = get_cfg()
     with pytest.raises(
-        ConfigError, match=r"TEST.EVALUATOR is a section, and cannot be 'COCOeval'; set TEST.EVALUATOR.N"
+        ConfigError, match=r"MODEL.LOSS is a section, and cannot be 'CrossEntropy'; set MODEL.LOSS.NAME"
     ):
-        cfg.TEST.EVALUATOR = "COCOeval"
+        cfg.MODEL.LOSS = "CrossEntropy"
     with pytest.raises(
-        ConfigError, match=r"expected a mapping of keys, got 'COCOeval' \(str\); set TEST.EVALUATOR.NAME"
+        ConfigError, match=r"expected a mapping of keys, got 'CrossEntropy' \(str\); set MODEL.LOSS.NAME"
     ):
-        cfg.merge_from_list(["TEST.EVALUATOR", "COCOeval"])
+        cfg.merge_from_list(["MODEL.LOSS", "CrossEntropy"])
