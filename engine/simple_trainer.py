@@ -114,17 +114,16 @@ class SimpleTrainer(ModelTrainer):
     def run_step(self) -> None:
         """Read a batch, compute its losses and gradients, and update the weights.
 
-        Hooks receive ``before_fetch`` and ``after_fetch``; then ``before_forward``, ``after_forward``,
-        ``before_backward`` and ``after_backward``, once per micro-batch; then ``before_optimizer_step``,
-        ``after_optimizer_step``, ``before_zero_grad`` and ``after_zero_grad``. Losses and gradients are checked before
-        the update, which is not made if one of them is NaN or infinite. :meth:`_write_metrics` puts the losses, their
-        sum and the time of :meth:`fetch` into the storage.
+        Losses and gradients are checked before the update, which is not made if one of them is NaN or infinite.
+        :meth:`_write_metrics` puts the losses, their sum and the time of :meth:`fetch` into the storage.
         """
         start = time.perf_counter()
         batch = self.fetch()
         data_time = time.perf_counter() - start
-        if self._whole_step is not None and self._whole_step.run(self, batch, data_time):
-            return
+        if self._whole_step is None or not self._whole_step.run(self, batch, data_time):
+            self._run_parts(batch, data_time)
+
+    def _run_parts(self, batch: Any, data_time: float) -> None:
         if self.zero_grad_before_forward:
             self.zero_grad()
         self.nonfinite.begin(self)

@@ -280,11 +280,9 @@ class TrainerBase(RunState):
         run ended, if this is its last checkpoint.
         """
         state: dict[str, Any] = {"iteration": self.finished_iter}
-        end = self._end()
-        if end:
+        if end := self._end():
             state["end"] = end
-        hooks = self._hooks_state()
-        if hooks:
+        if hooks := self._hooks_state():
             state["hooks"] = hooks
         if self._running:
             state["storage"] = self._state_at_end or self.storage.state_dict()

@@ -36,6 +36,8 @@ class EvalHook(HookBase):
         on_start: evaluate before the first step of a run that is not resumed.
     """
 
+    needs_each_step = False
+
     def __init__(
         self,
         eval_period: "Duration | int | str",

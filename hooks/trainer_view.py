@@ -1,6 +1,6 @@
 """What a hook may use of the trainer, as a typed protocol."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -75,6 +75,10 @@ class TrainerView(Protocol):
         ``uses_indices = True``."""
 
     @property
+    def waiting_steps(self) -> Sequence[Any]:
+        """The steps that are read and not computed yet (SOLVER.COMPILE_STEP_ARGS.steps), the current one included."""
+
+    @property
     def epoch(self) -> int:
         """The current pass over the data, from 0."""
 
@@ -141,6 +145,9 @@ class TrainerView(Protocol):
 
     def replay_command(self, iteration: int) -> str:
         """Return the shell command that repeats a step, for messages; empty if there is none."""
+
+    def finish_steps(self) -> None:
+        """Compute the steps that wait. A hook with ``needs_each_step = False`` calls it when it looks at results."""
 
     def skip_epoch(self) -> None:
         """End the epoch with the current step."""

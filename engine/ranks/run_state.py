@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any, cast
 
@@ -37,6 +38,7 @@ class RunState(HookHost):
     """
 
     storage: EventStorage = OPEN_STORAGE
+    waiting_steps: Sequence[Any] = ()
     _max_iter: int = 0
     _longest: int = 0  # the largest max_iter of the run
 
@@ -185,6 +187,9 @@ class RunState(HookHost):
     def request_eval(self, everywhere: bool = False) -> None:
         """Evaluate at the end of the current step. ``everywhere``: as for :meth:`request_stop`."""
         self._request("on_eval", everywhere)
+
+    def finish_steps(self) -> None:
+        """Compute the steps that wait for others (SOLVER.COMPILE_STEP_ARGS.steps), if there are any."""
 
     def _request(self, event: str, everywhere: bool) -> None:
         if self._agreement is not None and self._agreement.needs_exchange(event, everywhere):

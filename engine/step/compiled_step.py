@@ -1,7 +1,7 @@
 """A whole step as one compiled graph: forward, backward and update."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,7 +36,9 @@ class CompiledStep(WholeStep):
     so a resumed run computes what the uninterrupted one does. Beyond the limit of graphs, steps run the ordinary way.
 
     Args:
-        args: arguments of ``torch.compile``.
+        args: arguments of ``torch.compile``; and perhaps ``steps``, the number of steps in a call (1; see
+            :class:`~hookline.engine.step.queued_steps.QueuedSteps`). With it steps draw the same random numbers for
+            each number: those of torch's generator, as steps without a graph do.
 
     Raises:
         ConfigError: this torch is too old, or an argument is wrong.
@@ -48,12 +50,15 @@ class CompiledStep(WholeStep):
         import torch._dynamo  # takes a second, so only where steps are compiled
 
         super().__init__()
+        self.steps = (args or {}).get("steps")
         if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
             raise ConfigError(f"{KEY}: torch {torch.__version__} cannot compile a backward pass; a newer one is needed")
         from ..modeling.inductor import exact_sums
 
         self.view_bases = (_TracedBackward,)
-        args = exact_sums(args or {})
+        args = exact_sums({name: value for name, value in (args or {}).items() if name != "steps"})
+        if self.steps is not None and "options" in args:  # inductor would draw a seed for each graph
+            args["options"] = {"fallback_random": True, **args["options"]}
         torch.compiler.assume_constant_result(WholeStep.note)  # called while tracing, and not part of the graph
         self._exceptions = torch._dynamo.exc
         tracing = {"trace_autograd_ops": True, "record_runtime_overhead": False}
@@ -65,13 +70,17 @@ class CompiledStep(WholeStep):
         self._tracing = torch._dynamo.config.patch(
             {name: value for name, value in tracing.items() if hasattr(torch._dynamo.config, name)}
         )
-        try:
-            # Graphs of other trainers in this process must not count as graphs of this one.
-            self._compiled = torch.compile(_run_body, **{"isolate_recompiles": True, **args}, fullgraph=True)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise ConfigError(f"{KEY}_ARGS: {error}") from error
+        self._args = args
+        self._compiled = self._compile(_run_body)
         self._ran = self._warned = False
         self._with_new_state = 0
+
+    def _compile(self, function: Callable[..., Any]) -> Any:
+        try:
+            # Graphs of other trainers in this process must not count as graphs of this one.
+            return torch.compile(function, **{"isolate_recompiles": True, **self._args}, fullgraph=True)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(f"{KEY}_ARGS: {error}") from error
 
     def _problems(self, trainer: Any) -> Iterator[str]:
         yield from super()._problems(trainer)
@@ -149,7 +158,9 @@ class CompiledStep(WholeStep):
     def _copy_buffers(self, model: nn.Module) -> list[tuple[torch.Tensor, torch.Tensor]]:
         return [(buffer, buffer.clone()) for buffer in model.buffers()]
 
-    def _guarded_update(self, view: Any, losses: dict[str, torch.Tensor], buffers: Any) -> torch.Tensor:
+    def _guarded_update(
+        self, view: Any, losses: dict[str, torch.Tensor], buffers: Any, earlier: torch.Tensor | None
+    ) -> torch.Tensor:
         """Update, then restore what changed if something is not finite; nobody sees the values in between."""
         optimizer = view.optimizer
         before = [(tensor, tensor.clone()) for tensor in _updated_by(optimizer)]
@@ -157,6 +168,8 @@ class CompiledStep(WholeStep):
         sizes = [_size_of_state(optimizer, parameter) for parameter in parameters]
         total: Any = sum(losses.values())
         finite = total.isfinite()
+        if earlier is not None:
+            finite = finite & ~earlier
         for parameter in parameters:
             finite = finite & parameter.grad.isfinite().all()
         view.optimizer_step()

@@ -187,7 +187,9 @@ class GraphedStep(WholeStep):
         buffers.keep()
         return buffers
 
-    def _guarded_update(self, view: Any, losses: dict[str, torch.Tensor], buffers: Buffers | None) -> torch.Tensor:
+    def _guarded_update(
+        self, view: Any, losses: dict[str, torch.Tensor], buffers: Buffers | None, earlier: torch.Tensor | None
+    ) -> torch.Tensor:
         optimizer = view.optimizer
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         device = gradients[0].device if gradients else next(iter(losses.values())).device

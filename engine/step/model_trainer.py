@@ -22,13 +22,14 @@ from ..evaluation.predictions import outputs_of
 from ..modeling.adapters import ModelAdapter
 from ..parallel.base import Strategy
 from ..ranks.run_state import OPEN_STORAGE
-from ..train_loop import TrainerBase, TrainResult
+from ..train_loop import TrainResult
 from .nonfinite import NonFinitePolicy
 from .old_methods import adapt_old_methods, split_data_time
 from .random_state import RandomState
 from .scheduled_step import ScheduledStep
 from .step_outputs import KeptForHooks, StepOutputs
 from .turns import Turns
+from .waiting import WaitingSteps
 from .whole_step import WholeStep
 
 __all__ = ["ModelTrainer"]
@@ -36,7 +37,7 @@ __all__ = ["ModelTrainer"]
 logger = logging.getLogger(__name__)
 
 
-class ModelTrainer(TrainerBase):
+class ModelTrainer(WaitingSteps):
     """The part of a :class:`~hookline.engine.SimpleTrainer` that is not the step itself.
 
     Attributes:
@@ -215,6 +216,7 @@ class ModelTrainer(TrainerBase):
             with_batches: yield pairs of a batch, on the model's device, and its outputs.
             predict: called with model and batch. Default: the adapter's ``predict``.
         """
+        self.finish_steps()
         with scratch_storage(self.iter):
             self._dispatch("before_predict")
         # Unwrapped: the ranks may have different numbers of batches, and must not wait for each other.
@@ -327,6 +329,7 @@ class ModelTrainer(TrainerBase):
         super().after_train()
 
     def _check_state(self, requests: set[str]) -> None:
+        self.finish_steps()
         self.nonfinite.settle(self, self.ranks_in_sync)
         if not requests.isdisjoint({"on_eval", "on_save", "on_extra_save"}):
             self.nonfinite.check_weights(self, self.ranks_in_sync)
@@ -340,6 +343,7 @@ class ModelTrainer(TrainerBase):
             FloatingPointError: a weight, or a loss or gradient of an earlier step, is NaN or infinite.
         """
         # User code may save without request_save(), so the state is checked here as well.
+        self.finish_steps()
         self.nonfinite.settle(self)
         self.nonfinite.check_weights(self)
         state = super().state_dict()
@@ -370,6 +374,7 @@ class ModelTrainer(TrainerBase):
                 "the checkpoint cannot be resumed: it has no optimizer state where hookline saves it. Was it "
                 f"saved by detectron2? {advice}"
             )
+        self.finish_steps()
         super().load_state_dict(state_dict)
         try:
             self.optimizer.load_state_dict(state_dict["optimizer"])

@@ -8,21 +8,20 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ...config import CfgNode, ConfigError, component
-from ...hooks.base import HOOK_REGISTRY, STEP_EVENTS, HookBase
+from ...config import ConfigError
+from ...hooks.base import STEP_EVENTS
 from ...hooks.common.optimizers import optimizers_of
 from ...hooks.control.lr_scheduler import LRScheduler
 from ...hooks.host import hook_name
 from .. import comm
-from ..modeling import check_compile, resolve_device
 from ..solver.clipping import clip_hooks
 from .fast_path import plain_step
 from .trainer_view import view_class
 
-__all__ = ["OptimizerStandIn", "Outputs", "WholeStep", "check_step_config"]
+__all__ = ["OUTSIDE_EVENTS", "OptimizerStandIn", "Outputs", "WholeStep"]
 
-# Events before or after the part of a step that is one unit.
-_OUTSIDE_EVENTS = ("before_fetch", "after_fetch", "after_optimizer_step")
+OUTSIDE_EVENTS = ("before_fetch", "after_fetch", "after_optimizer_step")
+"""Events before or after the part of a step that is one unit."""
 
 Outputs = tuple[dict[str, torch.Tensor], torch.Tensor, list[tuple[str, Any, bool]]]
 """What a step returns: the losses, a flag that is true if one of them or a gradient is NaN or infinite, and the metrics
@@ -79,7 +78,7 @@ class WholeStep(ABC):
     def _problems(self, trainer: Any) -> Iterator[str]:
         """Yield what prevents the trainer's steps from running as one unit."""
         for event in STEP_EVENTS:
-            if event not in _OUTSIDE_EVENTS and trainer._listeners[event]:
+            if event not in OUTSIDE_EVENTS and trainer._listeners[event]:
                 hook = hook_name(trainer._listeners[event][0][2])
                 yield f"the hook {hook} listens to {event}, which comes in the middle of the step: remove the hook"
         for hook in trainer._hooks:
@@ -118,8 +117,13 @@ class WholeStep(ABC):
         outputs = self._run(trainer, batch)
         if outputs is None:
             return False
-        losses, found, puts = outputs
         trainer.optimizer._opt_called = True  # torch's schedulers check it
+        self._put(trainer, outputs, data_time)
+        return True
+
+    def _put(self, trainer: Any, outputs: Outputs, data_time: float) -> None:
+        """Put the metrics of a step that has run, and check its losses."""
+        losses, found, puts = outputs
         for name, value, smoothing_hint in puts:
             trainer.storage.put_scalar(name, value, smoothing_hint=smoothing_hint)
         policy = trainer.nonfinite
@@ -129,7 +133,6 @@ class WholeStep(ABC):
             policy.skip_update = False
         elif trainer._listeners["after_optimizer_step"]:
             trainer._dispatch("after_optimizer_step")
-        return True
 
     @abstractmethod
     def _run(self, trainer: Any, batch: Any) -> Outputs | None:
@@ -153,15 +156,23 @@ class WholeStep(ABC):
     @abstractmethod
     def _make_stand_in(self, optimizer: Optimizer, device: torch.device) -> "OptimizerStandIn": ...
 
-    def _body(self, trainer: Any, optimizer: Any, batch: Any) -> Outputs:
-        """Forward, backward and update: the trainer's own methods, on a view of it and the optimizer's stand-in."""
+    def _body(self, trainer: Any, optimizer: Any, batch: Any, earlier: torch.Tensor | None = None) -> Outputs:
+        """Forward, backward and update: the trainer's own methods, on a view of it and the optimizer's stand-in.
+
+        Args:
+            trainer: the trainer.
+            optimizer: the stand-in.
+            batch: the batch.
+            earlier: the flag of the step before in the same unit. If it is true, this step has no effect either.
+        """
         view = self._view(trainer, optimizer, self.refuse)
         optimizer.zero_grad()
-        buffers = None if trainer.nonfinite.policy == "raise" else self._copy_buffers(trainer.model)
+        keeps_buffers = trainer.nonfinite.policy == "raise" and earlier is None
+        buffers = None if keeps_buffers else self._copy_buffers(trainer.model)
         with torch.enable_grad():
             losses = view.accumulate(batch) if trainer.accumulation_steps > 1 else view.forward_backward(batch)
         losses = {name: loss.detach() for name, loss in losses.items()}
-        found = self._guarded_update(view, losses, buffers)
+        found = self._guarded_update(view, losses, buffers, earlier)
         if not trainer.zero_grad_before_forward:
             optimizer.zero_grad()
         return losses, found, view.storage.values
@@ -171,8 +182,10 @@ class WholeStep(ABC):
         """Copy the model's buffers, which a skipped step must not change."""
 
     @abstractmethod
-    def _guarded_update(self, view: Any, losses: dict[str, torch.Tensor], buffers: Any) -> torch.Tensor:
-        """Update the weights, without effect if a loss or a gradient is NaN or infinite.
+    def _guarded_update(
+        self, view: Any, losses: dict[str, torch.Tensor], buffers: Any, earlier: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Update the weights, without effect if a loss or a gradient is NaN or infinite, or ``earlier`` is true.
 
         Returns:
             Whether one is.
@@ -281,53 +294,3 @@ def _zero_grad(self: Any) -> None:
     for group in self.param_groups:
         for parameter in group["params"]:
             parameter.grad = None
-
-
-def check_step_config(cfg: CfgNode) -> None:
-    """Check what a config says about steps that run as one unit, before anything is built.
-
-    Raises:
-        ConfigError: SOLVER.COMPILE_STEP or SOLVER.CUDA_GRAPH does not work with another setting.
-    """
-    solver = cfg.SOLVER
-    args = solver.COMPILE_STEP_ARGS
-    check_compile("SOLVER.COMPILE_STEP_ARGS", args, ask_for_backends=solver.COMPILE_STEP)
-    for name in ("fullgraph", "disable"):
-        if name in args:
-            raise ConfigError(f"SOLVER.COMPILE_STEP_ARGS.{name}: the step is always one graph; leave it out")
-    if args.get("mode") in ("reduce-overhead", "max-autotune"):  # the outputs of their graphs are overwritten
-        raise ConfigError(
-            f"SOLVER.COMPILE_STEP_ARGS.mode: {args.mode} captures CUDA graphs by itself, which is not supported: use "
-            "max-autotune-no-cudagraphs, or SOLVER.CUDA_GRAPH"
-        )
-    wanted = [name for name in ("COMPILE_STEP", "CUDA_GRAPH") if solver[name]]
-    if len(wanted) == 2:
-        raise ConfigError("SOLVER.COMPILE_STEP and SOLVER.CUDA_GRAPH are two ways to run a step: choose one")
-    if not wanted:
-        return
-    key = f"SOLVER.{wanted[0]}"
-    device = resolve_device(cfg.MODEL.DEVICE)
-    if solver.CUDA_GRAPH and device.type != "cuda":
-        raise ConfigError(
-            f"{key}: needs a CUDA device, and MODEL.DEVICE {cfg.MODEL.DEVICE!r} is {device}; set {key} to False"
-        )
-    if comm.get_world_size() > 1:
-        raise ConfigError(
-            f"{key}: works in one process only, and there are {comm.get_world_size()}; set {key} to False"
-        )
-    if solver.AMP.ENABLED and solver.AMP.DTYPE == "float16":
-        raise ConfigError(f"{key}: does not work with SOLVER.AMP.DTYPE float16; use bfloat16, or set {key} to False")
-    for index, entry in enumerate(cfg.HOOKS):
-        name, _ = component(entry)
-        cls = HOOK_REGISTRY.get(name, f"HOOKS[{index}]")
-        if getattr(cls, "uses_outputs", False):
-            raise ConfigError(
-                f"HOOKS[{index}]: {name} uses the model's outputs, which a step under {key} does not return. Remove "
-                f"the hook, or set {key} to False"
-            )
-        for event in STEP_EVENTS:
-            if event not in _OUTSIDE_EVENTS and getattr(cls, event, None) is not getattr(HookBase, event):
-                raise ConfigError(
-                    f"HOOKS[{index}]: {name} listens to {event}, which comes in the middle of a step; with {key} the "
-                    f"step is one unit. Remove the hook, or set {key} to False"
-                )

@@ -53,6 +53,8 @@ class BestCheckpointer(HookBase):
         ConfigError: ``mode`` or ``keep`` is invalid.
     """
 
+    needs_each_step = False
+
     def __init__(
         self,
         eval_period: "Duration | int | str",
@@ -69,6 +71,8 @@ class BestCheckpointer(HookBase):
         if keep < 1:
             raise ConfigError(f"BestCheckpointer: keep must be at least 1, not {keep}")
         self._every = Every(eval_period)
+        if Duration.parse(eval_period):  # after_step reads the metric
+            self.needs_each_step = True
         self._monitor = Monitor(val_metric)
         self._val_metric = self._monitor.name
         self._reset_on_train = reset_on_train

@@ -31,6 +31,7 @@ class InMemoryCheckpointer(HookBase):
     """
 
     single = True
+    needs_each_step = False
 
     def __init__(self, checkpointer: Any, period: "Duration | int | str" = 100, folder: str = "/dev/shm") -> None:
         self._memory: Any = None

@@ -40,6 +40,7 @@ class PeriodicCheckpointer(HookBase):
     """
 
     _log_level = logging.INFO
+    needs_each_step = False
 
     def __init__(
         self,

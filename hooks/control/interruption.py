@@ -230,6 +230,7 @@ class TimeLimit(HookBase):
     """
 
     single = True
+    needs_each_step = False
 
     def __init__(
         self,

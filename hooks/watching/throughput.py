@@ -75,6 +75,7 @@ class Throughput(HookBase):
     """
 
     single = True
+    needs_each_step = False
 
     def __init__(
         self,

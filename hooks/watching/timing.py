@@ -28,6 +28,7 @@ class IterationTimer(HookBase):
     """
 
     single = True
+    needs_each_step = False
 
     def __init__(self, warmup_iter: int = 3) -> None:
         self._warmup_iter = warmup_iter
@@ -38,6 +39,8 @@ class IterationTimer(HookBase):
         self._steps_time = 0.0
         self._steps = 0
         self._ending = False
+        self._waiting = getattr(self.trainer, "waiting_steps", ())
+        self._own: dict[int, float] = {}  # seconds of steps that wait, by iteration
 
     def before_step(self) -> None:
         self._step_start = time.perf_counter()
@@ -54,7 +57,21 @@ class IterationTimer(HookBase):
             self._counted_from = now
         # A resumed run puts all, so that its metrics have the same rows as an uninterrupted run's.
         if done >= self._warmup_iter or trainer.start_iter:
-            trainer.storage.put_scalar("time", seconds)
+            if self._waiting:
+                self._own[trainer.iter] = seconds
+            else:
+                trainer.storage.put_scalar("time", seconds)
+
+    def after_waiting_steps(self, first: int, count: int, seconds: float) -> None:
+        """Steps that waited for others were computed: each gets its share of the time."""
+        share = seconds / count
+        self._step_start += seconds
+        if first + count - 1 not in self._own:  # ``after_step`` of the last one follows
+            self._step_start -= share
+        for iteration, own in self._own.items():
+            self._steps_time += share
+            self.trainer.storage.put_scalar("time", own + share, cur_iter=iteration)
+        self._own.clear()
 
     def after_train(self) -> None:
         self._ending = True

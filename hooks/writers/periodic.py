@@ -49,6 +49,8 @@ class PeriodicWriter(HookBase):
         ConfigError: two writers of rows have the same key in checkpoints.
     """
 
+    needs_each_step = False
+
     def __init__(
         self,
         writers: Iterable[EventWriter],

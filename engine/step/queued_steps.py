@@ -1,0 +1,284 @@
+"""Several compiled steps in one call: steps wait in a queue until there are enough of them."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+
+from ...config import ConfigError
+from ...hooks.host import hook_name
+from ..data.microbatch import split_batch
+from .compiled_step import KEY, CompiledStep
+from .whole_step import Outputs
+
+__all__ = ["EARLY_EVENTS", "QueuedSteps", "check_steps", "needs_each_step", "problem_of_hook"]
+
+STEPS = f"{KEY}_ARGS.steps"
+STOP = 'SOLVER.NONFINITE_LOSS "stop" cannot end a run between steps of one call: use "raise" or "skip"'
+
+EARLY_EVENTS = ("before_step", "before_fetch", "after_fetch", "after_step")
+_OWN_PARTS = ("before_step", "run_step", "after_step")
+
+
+def problem_of_hook(name: str, event: str) -> str:
+    """Return why a hook may not listen to an event if steps wait, and what to do."""
+    if event == "after_optimizer_step":
+        return f"{name} listens to {event}, when the weights may be those of a later step: set {STEPS} to 1"
+    return (
+        f"{name} listens to {event}, which may come before the step is computed: set {STEPS} to 1; or, if the hook "
+        "looks neither at weights nor at metrics there, set its attribute needs_each_step = False"
+    )
+
+
+def needs_each_step(hook: Any, event: str) -> bool:
+    """Return whether a hook (or a class of hooks) needs the step to be computed when an event comes.
+
+    A class that overrides the event of a base class says so anew.
+    """
+    if not isinstance(hook, type) and not {"needs_each_step", event}.isdisjoint(vars(hook)):
+        return bool(hook.needs_each_step)
+    classes = (hook if isinstance(hook, type) else type(hook)).__mro__
+    owner: Any = next(cls for cls in classes if not {"needs_each_step", event}.isdisjoint(vars(cls)))
+    return bool(vars(owner).get("needs_each_step", True))
+
+
+def check_steps(args: Mapping[str, Any]) -> int | None:
+    """Return how many steps one call runs; None if the arguments of SOLVER.COMPILE_STEP do not say.
+
+    Raises:
+        ConfigError: it is not a number of steps, or does not work with another argument.
+    """
+    steps = args.get("steps")
+    if "steps" in args and (not isinstance(steps, int) or isinstance(steps, bool) or steps < 1):
+        raise ConfigError(f"{STEPS}: expected the number of steps that one call runs, such as 10, not {steps!r}")
+    if steps not in (None, 1) and args.get("dynamic"):
+        raise ConfigError(f"{STEPS}: steps in one call need batches of one shape; remove dynamic, or set steps to 1")
+    return steps
+
+
+class _Waiting(NamedTuple):
+    """A step that waits.
+
+    Attributes:
+        iteration: its number.
+        batch: its batch.
+        data_time: seconds spent on reading the batch.
+        rates: the learning rate of each parameter group.
+        tensors: the tensors of the batch.
+        written: how often each of them had been written to.
+    """
+
+    iteration: int
+    batch: Any
+    data_time: float
+    rates: list[float]
+    tensors: list[torch.Tensor]
+    written: list[int]
+
+
+class QueuedSteps(CompiledStep):
+    """Runs several steps of a trainer in one call of a compiled graph.
+
+    A step reads its batch and waits. When ``steps`` of them wait, one call runs them all. Then their metrics are put,
+    and their losses are checked, one step after the other. Whatever needs results calls :meth:`finish` first, which
+    runs the waiting steps one by one. Steps that wait together have batches of the same form, and the same settings of
+    the optimizer except learning rates.
+
+    Args:
+        args: as for :class:`CompiledStep`, with ``steps``.
+
+    Raises:
+        ConfigError: as for :class:`CompiledStep`.
+    """
+
+    steps: int
+
+    def __init__(self, args: Mapping[str, Any]) -> None:
+        super().__init__(args)
+        self.waiting: list[_Waiting] = []
+        self._form: Any = None  # of the waiting batches
+        self._settings: list[dict[str, Any]] = []  # the optimizer's groups when the first of them began to wait
+        self._rates: tuple[Any, Any] = (None, None)
+        self._block = self._compile(_run_steps)
+        self._block_ran = False
+        self.view_bases = (*self.view_bases, _WithoutIteration)
+
+    # ------------------------------------------------------------------ checks
+
+    def _problems(self, trainer: Any) -> Iterator[str]:
+        yield from super()._problems(trainer)
+        for event in (*EARLY_EVENTS, "after_optimizer_step"):
+            for _, _, hook in trainer._listeners[event]:
+                if event == "after_optimizer_step" or needs_each_step(hook, event):
+                    yield f"the hook {problem_of_hook(hook_name(hook), event)}"
+        for name in _OWN_PARTS:
+            owner = next(cls for cls in type(trainer).__mro__ if name in vars(cls))
+            if not owner.__module__.startswith("hookline."):
+                yield f"{owner.__name__}.{name}() may look at a step that is not computed yet: set {STEPS} to 1"
+        if trainer.nonfinite.policy == "stop":
+            yield f"{STOP}, or set {STEPS} to 1"
+        if any(isinstance(group["lr"], torch.Tensor) for group in trainer.optimizer.param_groups):
+            yield f"learning rates that are tensors cannot wait with their steps: use numbers, or set {STEPS} to 1"
+
+    # ------------------------------------------------------------------ the queue
+
+    def run(self, trainer: Any, batch: Any, data_time: float) -> bool:
+        self._called = True
+        optimizer, waiting = trainer.optimizer, self.waiting
+        if trainer.iter == 0 or not trainer._running:  # in the latter case another trainer calls the steps
+            self.finish(trainer)
+            return super().run(trainer, batch, data_time)
+        tensors: list[torch.Tensor] = []
+        form = _form(batch, tensors)
+        rates = [group["lr"] for group in optimizer.param_groups]
+        if waiting and (form != self._form or not self._has_settings(optimizer, rates)):
+            self.finish(trainer)
+        if not waiting:
+            self._form, self._settings = form, [dict(group) for group in optimizer.param_groups]
+        written = [tensor._version for tensor in tensors]
+        waiting.append(_Waiting(trainer.iter, batch, data_time, rates, tensors, written))
+        optimizer._opt_called = True  # torch's schedulers check it
+        if len(waiting) == self.steps:
+            self.finish(trainer)
+        return True
+
+    def _has_settings(self, optimizer: Any, rates: list[float]) -> bool:
+        """Return whether the optimizer's settings, except learning rates, are those of the waiting steps."""
+        for settings, rate in zip(self._settings, rates, strict=False):
+            settings["lr"] = rate
+        return bool(self._settings == optimizer.param_groups)
+
+    def finish(self, trainer: Any) -> None:
+        """Run the steps that wait.
+
+        Raises:
+            Exception: of the first step that fails. The trainer's iteration is then that of this step, and the steps
+                after it have no effect.
+        """
+        if not self.waiting:
+            return
+        waiting = self.waiting[:]
+        self.waiting.clear()
+        start = time.perf_counter()
+        iteration = trainer.iter
+        try:
+            if len(waiting) < self.steps or not self._run_together(trainer, waiting):
+                self._run_singly(trainer, waiting)
+        except BaseException:
+            trainer._finished = trainer.iter - 1
+            raise
+        trainer.iter = trainer.storage.iter = iteration
+        trainer.emit("after_waiting_steps", waiting[0].iteration, len(waiting), time.perf_counter() - start)
+
+    def discard(self, trainer: Any) -> None:
+        """Forget the steps that wait: the run ends at once."""
+        if self.waiting:
+            trainer._finished = self.waiting[0].iteration - 1
+            self.waiting.clear()
+
+    def _run_together(self, trainer: Any, waiting: Sequence[_Waiting]) -> bool:
+        """Run as many steps as one call runs. Return False if they must run one by one."""
+        trainer.iter = trainer.storage.iter = waiting[0].iteration
+        for step in waiting:
+            if [tensor._version for tensor in step.tensors] != step.written:
+                raise ConfigError(
+                    f"{STEPS}: the data loader writes into batches that it has returned, and steps wait with theirs: "
+                    f"have it return new tensors, or set {STEPS} to 1"
+                )
+        outputs: Any = self._run(trainer, _Block([step.batch for step in waiting], [step.rates for step in waiting]))
+        if outputs is None:
+            return False
+        for step, output in zip(waiting, outputs, strict=True):
+            trainer.iter = trainer.storage.iter = step.iteration
+            self._put(trainer, output, step.data_time)
+        return True
+
+    def _run_singly(self, trainer: Any, waiting: Sequence[_Waiting]) -> None:
+        """Run steps one by one, each with the optimizer's settings of its time."""
+        groups = trainer.optimizer.param_groups
+        present = []
+        for group, settings in zip(groups, self._settings, strict=False):
+            changed = [name for name, value in settings.items() if value is not group.get(name)]
+            present.append({name: group[name] for name in (*changed, "lr")})
+            group.update((name, settings[name]) for name in changed)
+        try:
+            for step in waiting:
+                trainer.iter = trainer.storage.iter = step.iteration
+                for group, rate in zip(groups, step.rates, strict=False):
+                    group["lr"] = rate
+                if not super().run(trainer, step.batch, step.data_time):
+                    trainer._run_parts(step.batch, step.data_time)
+        finally:
+            for group, settings in zip(groups, present, strict=False):
+                group.update(settings)
+
+    # ------------------------------------------------------------------ the graph
+
+    def _call(self, trainer: Any, batch: Any) -> Any:
+        if not isinstance(batch, _Block):
+            return super()._call(trainer, batch)
+        optimizer = self._stand_in.update(trainer.optimizer)
+        if batch.rates != self._rates[0]:
+            self._rates = batch.rates, torch.tensor(batch.rates, dtype=torch.float64)
+        args = self, trainer, optimizer, batch.batches, self._rates[1]
+        if self._block_ran:
+            try:
+                return self._block(*args)
+            except self._exceptions.Unsupported:  # a new graph is needed; nothing has run yet
+                pass
+        for one in batch.batches:
+            for part, _ in split_batch(one, trainer.accumulation_steps):
+                trainer.adapter.prepare(trainer.model, part)
+        self.refusal = ""
+        with self._tracing:
+            outputs = self._block(*args)
+        self._block_ran = True
+        return outputs
+
+
+class _Block(NamedTuple):
+    """The batches of several steps, and their learning rates for each parameter group."""
+
+    batches: list[Any]
+    rates: list[list[float]]
+
+
+def _run_steps(whole: QueuedSteps, trainer: Any, optimizer: Any, batches: list[Any], rates: Any) -> list[Outputs]:
+    """Run steps; those after a step that is an error have no effect."""
+    outputs: list[Outputs] = []
+    groups = optimizer.param_groups
+    for index, batch in enumerate(batches):
+        optimizer.param_groups = [{**group, "lr": rates[index][number]} for number, group in enumerate(groups)]
+        earlier = outputs[-1][1] if index and trainer.nonfinite.policy == "raise" else None
+        outputs.append(whole._body(trainer, optimizer, batch, earlier))
+    optimizer.param_groups = groups
+    return outputs
+
+
+class _WithoutIteration:
+    """A step that does not know its number, since the steps of a call share a graph."""
+
+    _refuse: Callable[..., NoReturn]
+
+    @property
+    def iter(self) -> int:
+        self._refuse("self.iter is read", f"keep what depends on it outside of the step, or set {STEPS} to 1")
+
+
+def _form(batch: Any, tensors: list[torch.Tensor]) -> Any:
+    """Return what a graph depends on in a batch: structure, shapes and dtypes, and values that are not tensors.
+
+    Args:
+        batch: the batch.
+        tensors: gets the tensors of the batch.
+    """
+    kind = type(batch)
+    if kind is torch.Tensor:
+        tensors.append(batch)
+        return batch.shape, batch.dtype
+    if kind is tuple or kind is list:
+        return [_form(part, tensors) for part in batch]
+    if isinstance(batch, Mapping):
+        return {name: _form(part, tensors) for name, part in batch.items()}
+    return batch if kind in (int, float, str, bool) else kind

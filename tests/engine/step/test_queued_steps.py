@@ -1,0 +1,405 @@
+"""Several compiled steps in one call: the same results as single ones, and what must not wait."""
+
+import json
+import time
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import ConfigError, get_cfg
+from hookline.engine import DefaultTrainer, SimpleTrainer, check_config, seed_all_rng
+from hookline.engine.modeling import ModelAdapter
+from hookline.hooks import CallbackHook, FunctionHook, HookBase, IterationTimer, LRScheduler
+
+
+def linear():
+    return nn.Linear(6, 4)
+
+
+def mlp(dropout=0.0):
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(dropout), nn.Linear(8, 4))
+
+
+def batches(sizes=(8,) * 10 + (5,), bad=()):
+    """Return the batches of an epoch whose last batch is smaller; those in ``bad`` have NaN."""
+    generator = torch.Generator().manual_seed(1)
+    data = [(torch.randn(n, 6, generator=generator), torch.randint(4, (n,), generator=generator)) for n in sizes]
+    return [(x * float("nan"), y) if i in bad else (x, y) for i, (x, y) in enumerate(data)]
+
+
+def trainer(steps, data=None, model=linear, hooks=(), cls=SimpleTrainer, optimizer=None, backend="eager", **kwargs):
+    torch.manual_seed(0)
+    net = model()
+    make = optimizer or partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    compile_step = {"backend": backend} if steps is None else {"backend": backend, "steps": steps}
+    made = cls(
+        net,
+        batches() if data is None else data,
+        make(net.parameters()),
+        adapter=ModelAdapter(nn.CrossEntropyLoss()),
+        compile_step=compile_step,
+        **kwargs,
+    )
+    made.register_hooks(hooks)
+    return made
+
+
+def history(made):
+    return made.storage.history("total_loss").values()
+
+
+def equal(one, other):
+    assert all(torch.equal(a, b) for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True))
+    assert str(one.optimizer.state_dict()) == str(other.optimizer.state_dict())
+    assert history(one) == history(other)
+
+
+def cosine(made):
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(made.optimizer, 30)
+    made.register_hooks([LRScheduler(made.optimizer, schedule)])
+
+
+class Calls(HookBase):
+    """Counts the calls of the graph of several steps."""
+
+    def before_train(self):
+        self.sizes = []
+
+    def after_waiting_steps(self, first, count, seconds):
+        self.sizes.append(count)
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"model": lambda: nn.Sequential(nn.Dropout(0.5), linear())},
+        pytest.param(
+            {"optimizer": partial(torch.optim.AdamW, lr=0.01), "accumulation_steps": 2}, marks=pytest.mark.slow
+        ),
+        pytest.param(
+            {"model": lambda: nn.Sequential(nn.BatchNorm1d(6), mlp(0.5)), "nonfinite": "skip"}, marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_results_are_those_of_single_steps(kwargs):
+    found = []
+    calls = Calls()
+    for steps in (1, 4):
+        made = trainer(steps, hooks=[calls], **kwargs)
+        cosine(made)
+        made.train(0, 25)
+        found.append(made)
+    equal(*found)
+    # Iteration 0 is an ordinary step, iterations 10 and 21 end an epoch with a smaller batch.
+    assert calls.sizes == [4, 4, 1, 1, 4, 4, 2, 1, 3]
+
+
+def test_the_metrics_of_each_step_are_put_at_its_iteration():
+    made = trainer(4)
+    made.train(0, 11)
+    assert [iteration for _, iteration in history(made)] == list(range(11))
+
+
+@pytest.mark.slow
+def test_a_failing_loader_loses_no_step():
+    def failing():
+        yield from batches(sizes=(8,) * 7)
+        raise OSError("the disk is gone")
+
+    made, single = trainer(4, failing()), trainer(1, failing())
+    for one in (made, single):
+        with pytest.raises(OSError, match="disk"):
+            one.train(0, 20)
+        assert (one.iter, one.finished_iter) == (7, 6)
+    equal(made, single)
+
+
+def test_an_error_of_a_waiting_step_comes_before_a_later_one():
+    def failing():
+        yield from batches(sizes=(8,) * 7, bad=[5])
+        raise OSError("the disk is gone")
+
+    made = trainer(4, failing())
+    with pytest.raises(FloatingPointError, match="iteration 5") as caught:
+        made.train(0, 20)
+    assert "then also: OSError: the disk is gone" in caught.value.__notes__
+    assert (made.iter, made.finished_iter) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    "bad", [2, pytest.param(4, marks=pytest.mark.slow), pytest.param(9, marks=pytest.mark.slow)]
+)  # in a call, its last step, in a single step
+def test_steps_after_a_nonfinite_loss_have_no_effect(bad):
+    data = batches(bad=[bad])
+    made, before = trainer(4, data), trainer(1, data)
+    with pytest.raises(FloatingPointError, match=f"iteration {bad}:"):
+        made.train(0, 25)
+    assert (made.iter, made.storage.iter, made.finished_iter) == (bad, bad, bad - 1)
+    before.train(0, bad)
+    equal_weights = zip(made.model.parameters(), before.model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in equal_weights)
+
+
+@pytest.mark.slow
+def test_nonfinite_updates_are_skipped_one_by_one():
+    found = []
+    for steps in (1, 4):
+        found.append(trainer(steps, batches(bad=[2, 3, 9]), nonfinite="skip"))
+        assert found[-1].train(0, 22).metrics["nonfinite_steps"] == 6
+    weights = zip(*(one.model.parameters() for one in found), strict=True)
+    assert all(torch.equal(one, other) for one, other in weights)
+    histories = [one.storage.history("nonfinite_steps").values() for one in found]
+    assert histories[0] == histories[1] == [(1.0, 2), (2.0, 3), (3.0, 9), (4.0, 13), (5.0, 14), (6.0, 20)]
+
+
+@pytest.mark.slow
+def test_another_setting_of_the_optimizer_counts_from_its_step_on():
+    found = []
+    for steps in (1, 4):
+
+        def change(t):
+            if t.iter == 6:
+                t.optimizer.param_groups[0]["momentum"] = 0.5
+
+        found.append(trainer(steps, hooks=[CallbackHook(after_step=change, needs_each_step=False)]))
+        found[-1].train(0, 12)
+    equal(*found)
+
+
+@pytest.mark.slow
+def test_user_code_that_needs_results_gets_them():
+    seen = []
+
+    def look(t):
+        if t.iter == 5:
+            assert len(t.waiting_steps) == 1
+            seen.append(t.state_dict()["optimizer"]["state"][0]["momentum_buffer"].clone())
+            assert not t.waiting_steps
+
+    trainer(4, hooks=[CallbackHook(after_step=look, needs_each_step=False)]).train(0, 8)
+    single = trainer(1)
+    single.train(0, 6)
+    assert torch.equal(seen[0], single.optimizer.state_dict()["state"][0]["momentum_buffer"])
+
+
+@pytest.mark.slow
+def test_a_periodic_function_sees_computed_steps():
+    seen = []
+    hook = FunctionHook(lambda t: seen.append((t.iter, t.storage.latest()["total_loss"][1])), "after_step", every=3)
+    trainer(4, hooks=[hook]).train(0, 9)
+    assert seen == [(2, 2), (5, 5), (8, 8)]
+
+
+@pytest.mark.slow
+def test_a_hook_that_joins_starts_after_the_waiting_steps():
+    class Joins(HookBase):
+        needs_each_step = False
+
+        def before_train(self):
+            self.found = self.trainer.finished_iter, len(self.trainer.waiting_steps)
+
+    joins = Joins()
+
+    def join(t):
+        if t.iter == 6:
+            t.register_hooks([joins])
+
+    made = trainer(4, hooks=[CallbackHook(after_step=join, needs_each_step=False)])
+    made.train(0, 9)
+    assert joins.found == (6, 0)
+
+
+def test_steps_that_wait_share_the_time_of_their_call():
+    class Slow(SimpleTrainer):
+        def _write_metrics(self, *args, **kwargs):
+            time.sleep(0.01 * (self.iter == 6))
+            super()._write_metrics(*args, **kwargs)
+
+    made = trainer(4, cls=Slow, hooks=[IterationTimer()])
+    made.train(0, 11)
+    times = {iteration: value for value, iteration in made.storage.history("time").values()}
+    assert list(times) == list(range(2, 11))  # as with single steps, after the warm-up
+    assert all(times[iteration] >= 0.0025 for iteration in (5, 6, 7, 8))
+
+
+@pytest.mark.slow
+def test_ctrl_c_does_not_compute_the_waiting_steps():
+    def interrupted():
+        yield from batches(sizes=(8,) * 7)
+        raise KeyboardInterrupt
+
+    made = trainer(4, interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        made.train(0, 20)
+    assert made.finished_iter == 4
+
+
+# ---------------------------------------------------------------------------- what is refused
+
+
+class Unread:
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        raise AssertionError("data was read")
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.0, True, "8", None])
+def test_a_number_of_steps_that_is_none_is_refused(steps):
+    net = linear()
+    with pytest.raises(ConfigError, match=r"SOLVER\.COMPILE_STEP_ARGS\.steps: expected the number of steps"):
+        SimpleTrainer(net, Unread(), torch.optim.SGD(net.parameters(), 0.1), compile_step={"steps": steps})
+
+
+@pytest.mark.parametrize("event", ["before_step", "before_fetch", "after_fetch", "after_step"])
+def test_a_hook_that_looks_at_each_step_is_refused_by_name(event):
+    match = rf"the hook CallbackHook listens to {event}, which may come before.*set SOLVER.*steps to 1.*needs_each_step"
+    with pytest.raises(ConfigError, match=match):
+        trainer(4, Unread(), hooks=[CallbackHook(**{event: lambda *args: None})])
+    trainer(1, Unread(), hooks=[CallbackHook(**{event: lambda *args: None})])
+
+
+def test_a_subclass_that_overrides_the_event_says_so_anew():
+    class Looks(IterationTimer):
+        def after_step(self):
+            super().after_step()
+
+    with pytest.raises(ConfigError, match="the hook Looks listens to after_step"):
+        trainer(4, Unread(), hooks=[Looks()])
+    Looks.needs_each_step = False
+    trainer(4, Unread(), hooks=[Looks()])
+
+
+def test_after_optimizer_step_is_refused():
+    with pytest.raises(ConfigError, match="listens to after_optimizer_step"):
+        trainer(4, Unread(), hooks=[CallbackHook(after_optimizer_step=print, needs_each_step=False)])
+
+
+def test_a_trainer_with_its_own_after_step_is_refused():
+    class Own(SimpleTrainer):
+        def after_step(self):
+            super().after_step()
+
+    with pytest.raises(ConfigError, match=r"Own\.after_step\(\) may look at a step that is not computed"):
+        trainer(4, Unread(), cls=Own).train(0, 3)
+
+
+def test_stop_at_a_nonfinite_loss_is_refused():
+    with pytest.raises(ConfigError, match='"stop" cannot end a run between steps'):
+        trainer(4, Unread(), nonfinite="stop").train(0, 3)
+
+
+def test_rates_that_are_tensors_are_refused():
+    with pytest.raises(ConfigError, match="learning rates that are tensors"):
+        trainer(4, Unread(), optimizer=partial(torch.optim.SGD, lr=torch.tensor(0.1))).train(0, 3)
+
+
+def test_a_step_that_reads_its_number_is_refused():
+    class Scaled(SimpleTrainer):
+        def forward(self, batch):
+            return {name: loss * (self.iter + 1) for name, loss in super().forward(batch).items()}
+
+    with pytest.raises(ConfigError, match=r"^self\.iter is read within the step.*steps to 1"):
+        trainer(4, cls=Scaled).train(0, 9)
+
+
+def test_a_loader_that_writes_into_its_batches_is_an_error():
+    def reused():
+        x, y = torch.empty(8, 6), torch.zeros(8, dtype=torch.int64)
+        while True:
+            yield x.normal_(), y
+
+    with pytest.raises(ConfigError, match="writes into batches that it has returned"):
+        trainer(4, reused(), iters_per_epoch=100).train(0, 9)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "match"),
+    [
+        (["SOLVER.COMPILE_STEP_ARGS.steps", 0], r"SOLVER\.COMPILE_STEP_ARGS\.steps: expected the number of steps"),
+        (["SOLVER.COMPILE_STEP_ARGS.dynamic", True], r"COMPILE_STEP_ARGS\.steps: .*remove dynamic"),
+        (["SOLVER.COMPILE_STEP_ARGS.stepz", 2], r"COMPILE_STEP_ARGS\.stepz"),
+        (["SOLVER.NONFINITE_LOSS", "stop"], r'NONFINITE_LOSS "stop"'),
+        (["HOOKS", ["EMA"]], r"HOOKS\[0\]: EMA listens to before_step"),
+    ],
+)
+def test_a_config_with_unsupported_settings_is_refused(overrides, match):
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE = "cpu"
+    cfg.SOLVER.COMPILE_STEP = True
+    cfg.merge_from_list(["SOLVER.COMPILE_STEP_ARGS.steps", 8])
+    cfg.merge_from_list(overrides)
+    with pytest.raises(ConfigError, match=match):
+        check_config(cfg)
+
+
+# ---------------------------------------------------------------------------- runs of a config
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Create trainers of runs, each in its own folder."""
+
+    def make(folder, steps, *overrides, resume=False):
+        cfg = get_cfg()
+        cfg.MODEL.NAME = "MLP"
+        cfg.MODEL.LOSS.NAME = "CrossEntropyLoss"
+        cfg.merge_from_list(["MODEL.ARGS.in_features", 8, "MODEL.ARGS.num_classes", 4])
+        cfg.merge_from_list(["MODEL.ARGS.dropout", 0.3, "MODEL.ARGS.hidden", [4]])
+        cfg.DATASETS.TRAIN = ({"NAME": "synthetic", "ARGS": {"size": 58, "shape": [8], "num_classes": 4}},)
+        cfg.DATASETS.TEST = ({"NAME": "synthetic", "ARGS": {"size": 16, "shape": [8], "num_classes": 4}},)
+        cfg.merge_from_list(["TEST.METRICS", ["Accuracy"], "TEST.EVAL_PERIOD", 7, "DATALOADER.BATCH_SIZE", 4])
+        cfg.MODEL.DEVICE = "cpu"
+        cfg.SOLVER.LR_SCHEDULER_NAME = "WarmupCosineLR"
+        cfg.SOLVER.WARMUP_ITERS = 3
+        cfg.SOLVER.MAX_ITER = 18
+        cfg.SOLVER.CHECKPOINT_PERIOD = 8
+        cfg.SOLVER.COMPILE_STEP = True
+        cfg.merge_from_list(["SOLVER.COMPILE_STEP_ARGS.backend", "eager", "SOLVER.COMPILE_STEP_ARGS.steps", steps])
+        cfg.LOG.WRITERS, cfg.LOG.PERIOD = ["JSONWriter"], 5
+        cfg.SEED = 0
+        cfg.OUTPUT_DIR = str(tmp_path / folder)
+        cfg.merge_from_list(list(overrides))
+        seed_all_rng(0)
+        made = DefaultTrainer(cfg)
+        made.resume_or_load(resume=resume)
+        return made
+
+    return make
+
+
+def rows(made):
+    with open(f"{made.cfg.OUTPUT_DIR}/metrics.json") as file:
+        found = [json.loads(line) for line in file]
+    timed = ("time", "data_time", "eta_seconds")
+    assert all(("time" in row) == ("total_loss" in row) for row in found[1:])
+    return [{name: value for name, value in row.items() if name not in timed} for row in found]
+
+
+def until(made, iteration, exit_code=0):
+    def stop(t):
+        if t.iter == iteration:
+            t.request_stop("enough", exit_code)
+
+    made.register_hooks([CallbackHook(after_step=stop, needs_each_step=False)])
+    assert made.train().reason == "enough"
+
+
+def test_a_run_has_the_weights_and_rows_of_single_steps_and_resumes_to_the_bit(make):
+    single = make("single", 1)
+    single.train()
+    whole = make("whole", 4)
+    whole.train()
+    assert rows(single) == rows(whole)
+    until(make("parts", 4), 12)  # in the middle of a call
+    resumed = make("parts", 4, resume=True)
+    assert resumed.start_iter == 13
+    resumed.train()
+    for other in (whole, resumed):
+        for name, value in single.model.state_dict().items():
+            assert torch.equal(value, other.model.state_dict()[name]), name
+        assert str(single.optimizer.state_dict()) == str(other.optimizer.state_dict())
+    assert rows(single) == rows(resumed)
