@@ -30,7 +30,7 @@ _C.VERSION = 1
 _C.OUTPUT_DIR = "./output"
 # Seed of python, numpy, torch and the data order. Negative: a random seed, which is logged.
 _C.SEED = Typed(-1, int, most=2**63 - 1)
-# Try a run: train on so many batches, evaluate so many of each test set, and write no files. 0: off. --fast-dev-run: 1.
+# Try a run: train on this many batches, evaluate this many of each test set, write no files. 0: off. --fast-dev-run: 1.
 _C.FAST_DEV_RUN = _count(0)
 # torch.backends.cudnn.benchmark (faster for inputs of one size, not deterministic).
 _C.CUDNN_BENCHMARK = False
@@ -38,7 +38,7 @@ _C.CUDNN_BENCHMARK = False
 _C.DETERMINISTIC = Typed(False, one_of(False, True, "warn"))
 # torch.set_float32_matmul_precision: "" (do not change it), "highest", "high" (TF32), "medium" (bfloat16).
 _C.FLOAT32_PRECISION = Typed("", one_of("", "highest", "high", "medium"))
-# Extra hooks, each {NAME: ..., ARGS: {...}} (HOOK_REGISTRY). They run after the default ones.
+# Extra hooks, each {NAME: ..., ARGS: {...}} (HOOK_REGISTRY). Only best checkpoint, bar and writer come after them.
 _C.HOOKS = Typed([], components)
 
 # ---------------------------------------------------------------------------- model
@@ -53,7 +53,7 @@ _C.MODEL.ARGS = CN(new_allowed=True)
 _C.MODEL.WEIGHTS = ""
 # Which weights of a checkpoint: "model", "averaged" (of EMA or SWA), or "auto": those that the run evaluated.
 _C.MODEL.WEIGHTS_FROM = Typed("auto", one_of("auto", "model", "averaged"))
-# Also load the optimizer's state from WEIGHTS, such as momentum. Everything else starts anew.
+# Also load the optimizer's state from WEIGHTS, such as momentum. Everything else starts from its beginning.
 _C.MODEL.WEIGHTS_OPTIMIZER = False
 # True: WEIGHTS must match the model exactly. False: weights that do not match are skipped and logged.
 _C.MODEL.WEIGHTS_STRICT = False
@@ -119,7 +119,7 @@ _C.DATALOADER.COLLATE_FN.ARGS = CN(new_allowed=True)
 _C.DATALOADER.PIN_MEMORY = Typed("auto", one_of("auto", True, False))
 # Batches that each worker reads ahead. 0: torch's default, 2.
 _C.DATALOADER.PREFETCH_FACTOR = _count(0)
-# Keep the workers of a training set between epochs. Those of an iterable data set always start anew.
+# Keep the workers of a training set between epochs. Those of an iterable data set never stay.
 _C.DATALOADER.PERSISTENT_WORKERS = True
 # Order of the training samples: a component of SAMPLER_REGISTRY.
 # "EpochSampler" yields each sample once per epoch; "TrainingSampler" is an endless stream.
@@ -130,8 +130,8 @@ _C.DATALOADER.DROP_LAST = False
 # Iterations per epoch, for data of unknown length: iterable data sets, and samplers such as "TrainingSampler". Data
 # that ends earlier starts over. 0: one pass over the data.
 _C.DATALOADER.ITERS_PER_EPOCH = _count(0)
-# Maximum number of batches per epoch (each epoch uses other ones; of an iterable data set the first ones), and per
-# test set on each rank. 0: all.
+# Maximum number of batches per epoch, and per test set on each rank. 0: all. Each epoch has other training batches;
+# of an iterable data set they are the first ones.
 _C.DATALOADER.LIMIT_TRAIN_BATCHES = _count(0)
 _C.DATALOADER.LIMIT_TEST_BATCHES = _count(0)
 # Train and evaluate only on this many first training batches, to test whether the model can learn them. 0: on all.
@@ -146,7 +146,7 @@ _C.SOLVER = CN()
 _C.SOLVER.MAX_ITER = Typed(40000, Duration.parse)
 # Number of micro-batches per batch.
 _C.SOLVER.ACCUMULATION_STEPS = _count(1, least=1)
-# Another number from a length in iterations or epochs on, such as {"5ep": 2, "10ep": 4}.
+# Change it during the run, after a length in iterations or epochs: {"5ep": 2, "10ep": 4}.
 _C.SOLVER.ACCUMULATION_SCHEDULE = CN(new_allowed=True)
 # World size that BATCH_SIZE, BASE_LR and lengths in iterations were chosen for; they are scaled to the actual one.
 # 0: do not scale. See DefaultTrainer.auto_scale_workers.
@@ -237,7 +237,7 @@ _C.SOLVER.CUDA_GRAPH = False
 
 # ---------------------------------------------------------------------------- evaluation
 _C.TEST = CN()
-# Period of evaluations during training: a duration. Test sets are always evaluated at the end.
+# Period of evaluations during training: a duration. Test sets are also evaluated when the run is complete.
 _C.TEST.EVAL_PERIOD = Typed(0, Duration.parse)
 # Evaluate before the first step, too.
 _C.TEST.EVAL_ON_START = False
@@ -248,7 +248,7 @@ _C.TEST.EVALUATOR.ARGS = CN(new_allowed=True)
 # MetricsEvaluator's metrics: components of METRIC_REGISTRY, "torchmetrics:Name", or a function of all predictions and
 # targets (docs/evaluation.md). AS gives one a name of its own, as for DATASETS.TEST.
 _C.TEST.METRICS = Typed([], named_components)
-# Instead of those of MODEL, in evaluation and prediction. Empty: those of MODEL.
+# In evaluation and prediction, in place of MODEL.INPUT_FUNCTION and MODEL.OUTPUT_FUNCTION. Empty: those.
 _C.TEST.INPUT_FUNCTION = ""
 _C.TEST.OUTPUT_FUNCTION = ""
 # torch.autocast of evaluation and prediction: "bfloat16" or "float16". Empty: none, whatever SOLVER.AMP is.
@@ -281,7 +281,7 @@ _C.CHECKPOINT.MAX_TO_KEEP = _count(0)
 _C.CHECKPOINT.ROLLING = CN()
 _C.CHECKPOINT.ROLLING.PERIOD = Typed(0, Duration.parse)
 _C.CHECKPOINT.ROLLING.KEEP = _count(1, least=1)
-# model_best.pth: the weights with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any other
+# model_best.pth: the checkpoint with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any other
 # logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no metric.
 _C.CHECKPOINT.BEST = CN()
 _C.CHECKPOINT.BEST.METRIC = ""
@@ -292,12 +292,13 @@ _C.CHECKPOINT.BEST.PERIOD = Typed(0, Duration.parse)
 _C.CHECKPOINT.BEST.KEEP = _count(1, least=1)
 # At the end, load model_best.pth into the model, so that final results are those of the best weights.
 _C.CHECKPOINT.LOAD_BEST_AT_END = False
-# If a run fails, save the weights of a finished step as model_exception.pth, for inspection. --resume ignores it.
+# If a run fails, save the state of a finished step as model_exception.pth, for inspection. --resume ignores it.
 _C.CHECKPOINT.ON_EXCEPTION = False
 
 # ---------------------------------------------------------------------------- logging
 _C.LOG = CN()
-# Period of writing metrics: a duration. Losses are written as the median over the period.
+# Period of writing metrics: a duration. Losses are written as the median of the last PERIOD iterations; of the last 20
+# if it is in epochs or time.
 _C.LOG.PERIOD = Typed(20, Duration.parse)
 # Losses are recorded every this many iterations. Larger values only help steps of a few microseconds.
 _C.LOG.GATHER_METRIC_PERIOD = _count(1, least=1)

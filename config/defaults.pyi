@@ -40,7 +40,7 @@ class _MODEL(CfgNode):
     WEIGHTS_FROM: Literal["auto", "model", "averaged"]
     """Which weights of a checkpoint: "model", "averaged" (of EMA or SWA), or "auto": those that the run evaluated."""
     WEIGHTS_OPTIMIZER: bool
-    """Also load the optimizer's state from WEIGHTS, such as momentum. Everything else starts anew."""
+    """Also load the optimizer's state from WEIGHTS, such as momentum. Everything else starts from its beginning."""
     WEIGHTS_STRICT: bool
     """True: WEIGHTS must match the model exactly. False: weights that do not match are skipped and logged."""
     LOSS: _MODEL_LOSS
@@ -110,7 +110,7 @@ class _DATALOADER(CfgNode):
     PREFETCH_FACTOR: int
     """Batches that each worker reads ahead. 0: torch's default, 2."""
     PERSISTENT_WORKERS: bool
-    """Keep the workers of a training set between epochs. Those of an iterable data set always start anew."""
+    """Keep the workers of a training set between epochs. Those of an iterable data set never stay."""
     SAMPLER_TRAIN: str
     """Order of the training samples: a component of SAMPLER_REGISTRY. "EpochSampler" yields each sample once per epoch;
     "TrainingSampler" is an endless stream."""
@@ -123,11 +123,11 @@ class _DATALOADER(CfgNode):
     """Iterations per epoch, for data of unknown length: iterable data sets, and samplers such as "TrainingSampler".
     Data that ends earlier starts over. 0: one pass over the data."""
     LIMIT_TRAIN_BATCHES: int
-    """Maximum number of batches per epoch (each epoch uses other ones; of an iterable data set the first ones), and per
-    test set on each rank. 0: all."""
+    """Maximum number of batches per epoch, and per test set on each rank. 0: all. Each epoch has other training
+    batches; of an iterable data set they are the first ones."""
     LIMIT_TEST_BATCHES: int
-    """Maximum number of batches per epoch (each epoch uses other ones; of an iterable data set the first ones), and per
-    test set on each rank. 0: all."""
+    """Maximum number of batches per epoch, and per test set on each rank. 0: all. Each epoch has other training
+    batches; of an iterable data set they are the first ones."""
     OVERFIT_BATCHES: int
     """Train and evaluate only on this many first training batches, to test whether the model can learn them. 0: on
     all."""
@@ -177,7 +177,7 @@ class _SOLVER(CfgNode):
     ACCUMULATION_STEPS: int
     """Number of micro-batches per batch."""
     ACCUMULATION_SCHEDULE: CfgNode
-    """Another number from a length in iterations or epochs on, such as {"5ep": 2, "10ep": 4}."""
+    """Change it during the run, after a length in iterations or epochs: {"5ep": 2, "10ep": 4}."""
     REFERENCE_WORLD_SIZE: int
     """World size that BATCH_SIZE, BASE_LR and lengths in iterations were chosen for; they are scaled to the actual one.
     0: do not scale. See DefaultTrainer.auto_scale_workers."""
@@ -278,7 +278,7 @@ class _TEST_PRECISE_BN(CfgNode):
 
 class _TEST(CfgNode):
     EVAL_PERIOD: int | str
-    """Period of evaluations during training: a duration. Test sets are always evaluated at the end."""
+    """Period of evaluations during training: a duration. Test sets are also evaluated when the run is complete."""
     EVAL_ON_START: bool
     """Evaluate before the first step, too."""
     EVALUATOR: _TEST_EVALUATOR
@@ -287,9 +287,9 @@ class _TEST(CfgNode):
     """MetricsEvaluator's metrics: components of METRIC_REGISTRY, "torchmetrics:Name", or a function of all predictions
     and targets (docs/evaluation.md). AS gives one a name of its own, as for DATASETS.TEST."""
     INPUT_FUNCTION: str
-    """Instead of those of MODEL, in evaluation and prediction. Empty: those of MODEL."""
+    """In evaluation and prediction, in place of MODEL.INPUT_FUNCTION and MODEL.OUTPUT_FUNCTION. Empty: those."""
     OUTPUT_FUNCTION: str
-    """Instead of those of MODEL, in evaluation and prediction. Empty: those of MODEL."""
+    """In evaluation and prediction, in place of MODEL.INPUT_FUNCTION and MODEL.OUTPUT_FUNCTION. Empty: those."""
     PRECISION: Literal["", "bfloat16", "float16"]
     """torch.autocast of evaluation and prediction: "bfloat16" or "float16". Empty: none, whatever SOLVER.AMP is."""
     SANITY_CHECK_BATCHES: int
@@ -317,11 +317,11 @@ class _CHECKPOINT_ROLLING(CfgNode):
 
 class _CHECKPOINT_BEST(CfgNode):
     METRIC: str
-    """model_best.pth: the weights with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any
+    """model_best.pth: the checkpoint with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any
     other logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no
     metric."""
     MODE: Literal["max", "min"]
-    """model_best.pth: the weights with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any
+    """model_best.pth: the checkpoint with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any
     other logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no
     metric."""
     PERIOD: int | str
@@ -343,18 +343,18 @@ class _CHECKPOINT(CfgNode):
     """Full checkpoints for hookline replay, and for a resume that repeats few steps: rolling_0000999.pth every PERIOD,
     such as 200 or "10min", of which the newest KEEP stay. MAX_TO_KEEP does not count them. PERIOD 0: none."""
     BEST: _CHECKPOINT_BEST
-    """model_best.pth: the weights with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any
+    """model_best.pth: the checkpoint with the best value of METRIC, from an evaluation ("digits_test/accuracy") or any
     other logged metric ("total_loss"). Empty: no such file. EarlyStopping follows METRIC and MODE if it has no
     metric."""
     LOAD_BEST_AT_END: bool
     """At the end, load model_best.pth into the model, so that final results are those of the best weights."""
     ON_EXCEPTION: bool
-    """If a run fails, save the weights of a finished step as model_exception.pth, for inspection. --resume ignores
-    it."""
+    """If a run fails, save the state of a finished step as model_exception.pth, for inspection. --resume ignores it."""
 
 class _LOG(CfgNode):
     PERIOD: int | str
-    """Period of writing metrics: a duration. Losses are written as the median over the period."""
+    """Period of writing metrics: a duration. Losses are written as the median of the last PERIOD iterations; of the
+    last 20 if it is in epochs or time."""
     GATHER_METRIC_PERIOD: int
     """Losses are recorded every this many iterations. Larger values only help steps of a few microseconds."""
     TRAIN_METRICS: list[Any]
@@ -387,7 +387,7 @@ class Config(CfgNode):
     SEED: int
     """Seed of python, numpy, torch and the data order. Negative: a random seed, which is logged."""
     FAST_DEV_RUN: int
-    """Try a run: train on so many batches, evaluate so many of each test set, and write no files. 0: off.
+    """Try a run: train on this many batches, evaluate this many of each test set, write no files. 0: off.
     --fast-dev-run: 1."""
     CUDNN_BENCHMARK: bool
     """torch.backends.cudnn.benchmark (faster for inputs of one size, not deterministic)."""
@@ -397,7 +397,8 @@ class Config(CfgNode):
     FLOAT32_PRECISION: Literal["", "highest", "high", "medium"]
     """torch.set_float32_matmul_precision: "" (do not change it), "highest", "high" (TF32), "medium" (bfloat16)."""
     HOOKS: list[Any]
-    """Extra hooks, each {NAME: ..., ARGS: {...}} (HOOK_REGISTRY). They run after the default ones."""
+    """Extra hooks, each {NAME: ..., ARGS: {...}} (HOOK_REGISTRY). Only best checkpoint, bar and writer come after
+    them."""
     MODEL: _MODEL
     DATASETS: _DATASETS
     DATALOADER: _DATALOADER

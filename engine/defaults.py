@@ -36,7 +36,7 @@ from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
 from .setup.exit_codes import exit_after_signal
 from .setup.screen import log_end, watching_model
 from .setup.seeding import seed_all_rng
-from .setup.start import begin_look, default_setup, prepared_start
+from .setup.start import begin_inference, default_setup, prepared_start
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
 from .solver.parts import scheduler_hooks
 from .solver.several import one_or_several
@@ -186,7 +186,6 @@ class DefaultTrainer(ResumableTrainer):
         if cfg.SOLVER.ACCUMULATION_SCHEDULE:
             ret.append(hooks.GradientAccumulationScheduler(cfg.SOLVER.ACCUMULATION_SCHEDULE))
         # All ranks have the same hooks, so that they act at the same step. Only rank 0 writes files.
-        # PeriodicCheckpointer saves when all hooks of a step have run. Its position in this list does not matter.
         max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None
         ret.append(hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=max_to_keep))
         if rolling := Duration.parse(cfg.CHECKPOINT.ROLLING.PERIOD):
@@ -286,20 +285,20 @@ class DefaultTrainer(ResumableTrainer):
             evaluators: one for each set. Default: :meth:`build_evaluator`.
 
         Returns:
-            Rank 0's results, on all ranks. With one test set: what its evaluator returns. With several: the same by
-            test set. An evaluator built from the config returns its metrics by test set in either case.
+            Rank 0's results, on all ranks: metrics by test set. With a single set, an evaluator of your own returns
+            its dict unchanged.
 
         Raises:
             ConfigError: the number of evaluators is not the number of test sets.
         """
-        begin_look(cfg)
+        begin_inference(cfg)
         return evaluate_test_sets(cfg, model, evaluators, parts=cls)
 
     def evaluate(self, max_batches: int | None = None) -> Mapping[str, Any]:
         """Evaluate the model on DATASETS.TEST, during training or not, and emit the events of an evaluation.
 
         Args:
-            max_batches: a trial with at most so many batches of each set. Hooks get no events, random numbers stay as
+            max_batches: a trial with at most this many batches of each set. Hooks get no events, random numbers stay as
                 they are, and evaluators other than ``MetricsEvaluator`` do not have to return results.
 
         Returns:

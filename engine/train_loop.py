@@ -48,7 +48,7 @@ class TrainResult:
         iteration: number of finished iterations, including those before a resume.
         metrics: the last value of every metric.
         exit_code: exit code for the program: 0, or that of ``request_stop`` if the run was interrupted and should be
-            resumed (see docs/checkpoints.md).
+            resumed (see docs/errors.md).
     """
 
     reason: str
@@ -65,7 +65,7 @@ class TrainerBase(RunState):
             the loop has ended.
         start_iter: the first iteration of this run.
         max_iter: the end of the run. If it is changed during training, hooks get ``set_max_iter(max_iter)``.
-        epoch: number of finished passes over the data.
+        epoch: the current pass over the data, from 0.
         iters_per_epoch: iterations in one pass, or None if unknown.
         epoch_ended: whether the current step is the last of its epoch.
         storage: the :class:`~hookline.hooks.EventStorage` of the run.

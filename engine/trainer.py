@@ -48,8 +48,8 @@ class Trainer(DefaultTrainer):
         metrics: metrics of the test data, in a list or by name (TEST.METRICS). Default: the loss.
         length: of the run, such as "10ep" or 1000 iterations (SOLVER.MAX_ITER).
         batch_size: samples of an update, over all ranks (DATALOADER.BATCH_SIZE).
-        eval_period: period of evaluations, such as "1ep" (TEST.EVAL_PERIOD). The test data is always evaluated at the
-            end.
+        eval_period: period of evaluations, such as "1ep" (TEST.EVAL_PERIOD). The test data is also evaluated when
+            the run is complete.
         monitor: the metric that decides, such as "test/accuracy" (CHECKPOINT.BEST.METRIC): ``model_best.pth`` has its
             best weights, and EarlyStopping and ReduceLROnPlateau follow it if they have no metric.
         monitor_mode: whether more ("max", the default) or less ("min") is better (CHECKPOINT.BEST.MODE).
@@ -144,7 +144,7 @@ class Trainer(DefaultTrainer):
         Args:
             data: a data set, a loader, a name, or several of these by name. Default: the trainer's test data. Best
                 checkpoints, early stopping and the run's results look at the trainer's test data only.
-            max_batches: at most so many batches of each set.
+            max_batches: at most this many batches of each set.
 
         Returns:
             Results by test set ("test" for data without a name) and metric.

@@ -60,7 +60,7 @@ class TrainerView(Protocol):
     model: nn.Module
     """The model, wrapped if a strategy (DDP) wraps it."""
     optimizer: Any
-    """The optimizer, or a list of several."""
+    """The optimizer, or an ``OptimizerList`` of several."""
     data_loader: Iterable[Any]
     """The training data."""
     batch: Any

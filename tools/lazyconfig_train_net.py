@@ -150,7 +150,7 @@ def main(args: argparse.Namespace) -> None:
         logger.info("Results:\n%s", format_results(results))
         return
     exit_code = train(cfg, args.resume)
-    if exit_code:  # the run was stopped: see docs/checkpoints.md
+    if exit_code:  # the run was stopped: see docs/errors.md
         raise SystemExit(exit_code)
 
 

@@ -12,7 +12,7 @@ override methods of Trainer.
 from hookline.command_line import default_argument_parser, exit_on_signals
 
 if __name__ == "__main__":  # before the imports, which take seconds
-    exit_on_signals()  # signals have the same meaning in that time: docs/checkpoints.md
+    exit_on_signals()  # signals have the same meaning in that time: docs/errors.md
     args = default_argument_parser().parse_args()  # --help and misspelt options are answered at once
 
 from hookline.engine import DefaultTrainer, run

@@ -216,7 +216,7 @@ class Checkpointer(CheckpointReader):
                 set and some do not.
         """
         if not path:
-            self.logger.info("Training from scratch (MODEL.WEIGHTS is empty)")
+            self.logger.info("No weights to load: the model stays as it was built")
             return {}
         self.wait()
         local = self.fetch(path)

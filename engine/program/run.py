@@ -26,7 +26,7 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
 
     All options of :func:`default_argument_parser` are handled: ``--eval-only``, ``--predict``, ``--dry-run``,
     ``--fast-dev-run``, ``--resume``, ``--num-gpus``. A bad config ends the process with one line and exit code 2; a
-    stopped run with its own code (docs/checkpoints.md).
+    stopped run with its own code (docs/errors.md).
 
     Args:
         trainer: :class:`DefaultTrainer`, or a subclass with ``build_*`` methods of its own.
@@ -104,6 +104,6 @@ def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode
     trainer = kind(cfg)
     trainer.resume_or_load(resume=args.resume)
     result = trainer.train()
-    if result.exit_code:  # the run was stopped: see docs/checkpoints.md
+    if result.exit_code:  # the run was stopped: see docs/errors.md
         raise SystemExit(result.exit_code)
     return result

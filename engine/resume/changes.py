@@ -1,6 +1,6 @@
 """Resume with a changed config: which values come from the config, and which from the checkpoint.
 
-:data:`EFFECTS` has one entry for each row of the table in ``docs/checkpoints.md``.
+Each key of :data:`EFFECTS` has a row in the table of ``docs/checkpoints.md``.
 """
 
 import copy
@@ -37,6 +37,7 @@ _IMPLEMENTATION = ("fused", "foreach", "capturable", "differentiable")
 _IGNORED = ("OUTPUT_DIR", "MODEL.WEIGHTS", "MODEL.WEIGHTS_FROM", "MODEL.WEIGHTS_STRICT", "VERSION")
 
 _ORDER = "the sample order changes at the next step: in this epoch some samples may be seen twice or not at all"
+_AVERAGES = "used from the next step on; the optimizer's running averages are kept"
 _SCHEDULE = "the learning rate follows the new schedule from the next step on"
 
 EFFECTS: dict[str, str] = {
@@ -47,11 +48,11 @@ EFFECTS: dict[str, str] = {
     "SOLVER.STEPS": _SCHEDULE,
     "SOLVER.GAMMA": _SCHEDULE,
     "SOLVER.WARMUP": _SCHEDULE,
-    "SOLVER.OPTIMIZER.ARGS": "used from the next step on; the optimizer's running averages are kept",
-    "SOLVER.WEIGHT_DECAY": "used from the next step on; the optimizer's running averages are kept",
-    "SOLVER.PARAM_GROUPS": "used from the next step on; the optimizer's running averages are kept",
-    "SOLVER.LAYER_DECAY": "used from the next step on; the optimizer's running averages are kept",
-    "SOLVER.MOMENTUM": "used from the next step on; the optimizer's running averages are kept",
+    "SOLVER.OPTIMIZER.ARGS": _AVERAGES,
+    "SOLVER.WEIGHT_DECAY": _AVERAGES,
+    "SOLVER.PARAM_GROUPS": _AVERAGES,
+    "SOLVER.LAYER_DECAY": _AVERAGES,
+    "SOLVER.MOMENTUM": _AVERAGES,
     "SOLVER.ACCUMULATION_STEPS": "same batches, same gradients up to rounding; batch norm sees other micro-batches",
     "SOLVER.AMP": "used from the next step on; a loss scale that is not in the checkpoint starts at its default",
     "DATALOADER.BATCH_SIZE": "the epoch continues at the same sample; the iteration count continues (one iteration is "

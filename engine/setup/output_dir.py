@@ -18,10 +18,10 @@ __all__ = ["OutputDir", "RunKind"]
 
 logger = logging.getLogger(__name__)
 
-RunKind = Literal["train", "look", "dry", "trial"]
+RunKind = Literal["train", "inference", "dry", "trial"]
 """
-"train": a training run. "look" (``--eval-only``, ``--predict``): adds only its own files and the log, also while a run
-trains in the folder. "dry" (``--dry-run``): writes nothing. "trial" (FAST_DEV_RUN): trains, but writes nothing.
+"train": a training run. "inference" (``--eval-only``, ``--predict``): adds only its own files and the log, also while
+a run trains in the folder. "dry" (``--dry-run``): writes nothing. "trial" (FAST_DEV_RUN): trains, but writes nothing.
 """
 
 # Files of every run, and files of writers that a config may leave out.
@@ -67,7 +67,7 @@ class OutputDir:
             if self._kind == "train" or self.folder.needs_recovery:
                 self.folder.recover()
         self.folder.read_claims()
-        if self._kind == "look":
+        if self._kind == "inference":
             self._check_log()
         elif resume is not None:
             self._check_names(resume)

@@ -38,7 +38,7 @@ from .output_dir import OutputDir, RunKind
 from .report import describe_config, describe_environment
 from .seeding import choose_seed, saved_seed, seed_all_rng, set_seed, use_deterministic_algorithms
 
-__all__ = ["RunStart", "begin_look", "begin_run", "default_setup", "prepared_start", "take_start"]
+__all__ = ["RunStart", "begin_inference", "begin_run", "default_setup", "prepared_start", "take_start"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,10 +70,10 @@ def default_setup(cfg: Any, args: Any = None) -> None:
             started.
     """
     options = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only", "predict", "dry_run")}
-    look = options["eval_only"] or options["predict"]
+    inference = options["eval_only"] or options["predict"]
     check_processes(args)
     check_dry_run(args)
-    if again := restarted(folder_of(cfg)) and hasattr(args, "resume") and not look:
+    if again := restarted(folder_of(cfg)) and hasattr(args, "resume") and not inference:
         args.resume = options["resume"] = True
     choose_fast_dev_run(cfg, args)
     text, lines = None, {}
@@ -86,7 +86,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         lines = {f"config.yaml, line {number}": line for number, line in enumerate(text.splitlines(), start=1)}
     compared = {f"--{name.replace('_', '-')}": options[name] for name in ("resume", "eval_only", "predict")}
     check_same_config(cfg, {**compared, **lines})
-    kind: RunKind = "dry" if options["dry_run"] else "look" if look else _training_kind(cfg)
+    kind: RunKind = "dry" if options["dry_run"] else "inference" if inference else _training_kind(cfg)
     start = RunStart(cfg, kind, options["resume"], text)
     start.args, start.unknown, start.program = args, unknown, program_of(args)
     start.prepare()
@@ -115,10 +115,10 @@ def take_start(cfg: Any) -> "RunStart | None":
     return _prepared.pop(os.path.abspath(folder_of(cfg)), None)
 
 
-def begin_look(cfg: CfgNode) -> None:
+def begin_inference(cfg: CfgNode) -> None:
     """Call :func:`begin_run` if an evaluation or prediction is prepared (``--eval-only``, ``--predict``)."""
     start = _prepared.get(os.path.abspath(cfg.OUTPUT_DIR))
-    if start is not None and start.kind == "look":
+    if start is not None and start.kind == "inference":
         begin_run(cfg)
 
 
@@ -145,11 +145,11 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
         start.prepare()
         start.args = last_parsed()
         take_start(cfg)
-    elif start.kind == "look":  # begins when the weights are loaded, by begin_run() or test()
+    elif start.kind == "inference":  # begins when the weights are loaded, by begin_run() or test()
         _prepared[os.path.abspath(cfg.OUTPUT_DIR)] = start
     elif start.unknown:  # the trainer may build these parts itself, or they may be registered by now
         check_config(cfg, overridden)
-    if cfg.DATASETS.TEST and start.kind != "look" and {"build_evaluator", "test"}.isdisjoint(overridden):
+    if cfg.DATASETS.TEST and start.kind != "inference" and {"build_evaluator", "test"}.isdisjoint(overridden):
         check_metrics(cfg)
         with preserve_rng():
             build_metrics(cfg)  # a constructor may refuse its arguments, also in a dry run
@@ -228,7 +228,7 @@ class RunStart:
                 logger.info("Config, where it differs from the defaults:\n%s", describe_config(cfg))
         seed_all_rng(max(cfg.SEED, 0) + rank)
         # An evaluation runs each shape once or twice: benchmarking algorithms would cost more than it gains.
-        torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and self.kind != "look"
+        torch.backends.cudnn.benchmark = cfg.CUDNN_BENCHMARK and self.kind != "inference"
         use_deterministic_algorithms(cfg.DETERMINISTIC)
         if cfg.FLOAT32_PRECISION:
             torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
@@ -305,7 +305,7 @@ class RunStart:
                     open_logs(self._cfg.OUTPUT_DIR, 0)  # another run may have closed them
             elif self.kind == "dry":
                 raise ConfigError("a dry run writes nothing, so it cannot train")
-            elif self.kind == "look":
+            elif self.kind == "inference":
                 self._output.join()
             else:
                 self._output.take(bool(self._resume), self._text if self._trains else "")

@@ -105,7 +105,7 @@ def last_parsed() -> Any:
 
 
 def exit_on_signals() -> dict[int, Any]:
-    """Give signals their exit codes while a script imports torch, which takes seconds: see docs/checkpoints.md.
+    """Give signals their exit codes while a script imports torch, which takes seconds: see docs/errors.md.
 
     Returns:
         The handlers before.
