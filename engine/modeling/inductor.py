@@ -1,18 +1,22 @@
-"""A workaround for an error of inductor: it ignores the ``alpha`` of ``torch.add`` with a matrix product.
+"""Compiling with inductor: a workaround for an error in its sums, and quicker starts.
 
 Imported only where something is compiled: importing inductor takes a second.
 """
 
-from collections.abc import Mapping
+import gc
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
+from threading import Thread
 from typing import Any
 
 import torch
+import torch._inductor.codecache  # here, since imports of torch from two threads at a time may fail
 from torch._inductor import config as inductor_config
-from torch._inductor import list_mode_options
+from torch._inductor import cpu_vec_isa, list_mode_options
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-__all__ = ["exact_sums"]
+__all__ = ["exact_sums", "quick_start"]
 
 PASS = "post_grad_custom_pre_pass"
 
@@ -53,6 +57,7 @@ class _ExactSums(CustomGraphPass):
         self.before = before
 
     def __call__(self, graph: torch.fx.graph.Graph) -> None:
+        _wait_for_check()
         for other in self.before:
             other(graph)
         add, mul = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
@@ -73,12 +78,52 @@ class _ExactSums(CustomGraphPass):
             node.kwargs = {name: value for name, value in node.kwargs.items() if name != "alpha"}
 
     def uuid(self) -> Any | None:
+        """Identify the pass in torch's cache. Torch calls this before it loads a graph from there."""
+        _wait_for_check()
         others = [getattr(other, "uuid", _none)() for other in self.before]
         return None if None in others else (get_hash_for_files((__file__,)), *others)
 
 
 # The same object for the same passes: torch does not compile again for an equal backend.
 _exact = cache(_ExactSums)
+
+
+_checks: list[Thread] = []
+"""The thread that checks the CPU's vector instructions, once it has been started."""
+
+
+@contextmanager
+def quick_start(check_vectors: bool) -> Iterator[None]:
+    """Shorten the time that ``torch.compile`` takes for a graph.
+
+    Garbage collections, which tracing triggers by creating many objects, leave out the objects that exist.
+
+    Args:
+        check_vectors: check the CPU's vector instructions in a thread while the main thread traces. Inductor does it
+            once per process, before it loads or compiles C++, and waits a second or more for child processes.
+    """
+    if check_vectors and not _checks:
+        _checks.append(Thread(target=_check_vectors, daemon=True))
+        _checks[0].start()
+    freeze = gc.get_freeze_count() == 0  # else the user has frozen some
+    if freeze:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if freeze:
+            gc.unfreeze()
+
+
+def _check_vectors() -> None:
+    with suppress(Exception):  # inductor checks again when it needs the result, and raises then
+        cpu_vec_isa.valid_vec_isa_list()
+
+
+def _wait_for_check() -> None:
+    """Wait for the thread, since two checks at a time may disturb each other."""
+    for thread in _checks:
+        thread.join()
 
 
 def _call(graph: torch.fx.graph.Graph, target: Any, *args: Any) -> torch.fx.Node:

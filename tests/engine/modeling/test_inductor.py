@@ -1,13 +1,17 @@
-"""Sums with a factor, compiled by inductor, are equal to eager ones."""
+"""Sums with a factor, compiled by inductor, are equal to eager ones; what makes compiling start sooner."""
+
+import gc
+import threading
 
 import pytest
 import torch
 from torch import nn
+from torch._inductor import cpu_vec_isa
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from hookline.config import get_cfg
-from hookline.engine.modeling import build_model
-from hookline.engine.modeling.inductor import exact_sums
+from hookline.engine.modeling import build_model, inductor
+from hookline.engine.modeling.inductor import PASS, exact_sums, quick_start
 
 
 class Sums(nn.Module):
@@ -79,3 +83,33 @@ def test_equal_arguments_give_equal_backends():
 @pytest.mark.parametrize("args", [{"backend": "eager"}, {"mode": "fastest"}, {"mode": "default", "options": {}}])
 def test_arguments_of_other_backends_and_wrong_arguments_do_not_change(args):
     assert exact_sums(args) == args
+
+
+def test_vector_instructions_are_checked_in_a_thread_before_torch_looks_into_its_cache(monkeypatch):
+    threads, may_end = [], threading.Event()
+
+    def check():
+        may_end.wait()
+        threads.append(threading.current_thread())
+
+    monkeypatch.setattr(inductor, "_checks", [])
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", check)
+    with quick_start(check_vectors=True), quick_start(check_vectors=True):
+        assert threads == []  # nobody waits for it yet
+    may_end.set()
+    exact_sums({})["options"][PASS].uuid()
+    assert len(threads) == 1
+    assert threads[0] is not threading.current_thread()
+
+
+def test_collections_leave_out_old_objects_while_a_graph_is_made_unless_the_user_has_frozen_some():
+    with quick_start(check_vectors=False):
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
+    gc.freeze()
+    try:
+        with quick_start(check_vectors=False):
+            pass
+        assert gc.get_freeze_count() > 0
+    finally:
+        gc.unfreeze()
