@@ -9,7 +9,7 @@ from ..config import ConfigError, Duration
 from ..config.registry import locate
 from .base import HOOK_REGISTRY, HookBase
 from .common.names import flatten_names
-from .every import Every
+from .every import Every, Period
 
 __all__ = ["EvalHook", "EvalWhen", "SanityCheck"]
 
@@ -37,6 +37,7 @@ class EvalHook(HookBase):
     """
 
     needs_each_step = False
+    _period = Period()
 
     def __init__(
         self,
@@ -50,7 +51,6 @@ class EvalHook(HookBase):
         self._main = main
         if on_start:
             self.before_epoch = self._evaluate_on_start  # type: ignore[method-assign]  # no cost without it
-        self._period = eval_period
         self._every = Every(eval_period)
         self._func = eval_function
         self._eval_after_train = eval_after_train

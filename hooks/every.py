@@ -1,9 +1,11 @@
 """Periods: ``Every("2ep")`` says at which steps a hook acts."""
 
+from typing import Any
+
 from ..config import ConfigError, Duration
 from .trainer_view import TrainerView
 
-__all__ = ["Every"]
+__all__ = ["Every", "Period"]
 
 
 class Every:
@@ -62,3 +64,26 @@ class Every:
             raise ConfigError(f"a period of {epochs} epochs needs a data loader with a length")
         steps = epochs * trainer.iters_per_epoch
         return (trainer.iter + 1) // steps > trainer.iter // steps
+
+
+class Period:
+    """An attribute of a hook: the period of its ``_every``, which ported code reads and sets, as ``hook._period = 50``.
+
+    Its value is a number of iterations, 0 for never, or the Duration if the period is not in iterations.
+
+    Args:
+        at_end: as for :class:`Every`, for hooks that have none yet.
+    """
+
+    def __init__(self, at_end: bool = False) -> None:
+        self._at_end = at_end
+
+    def __get__(self, hook: Any, owner: Any = None) -> Any:
+        if hook is None:
+            return self
+        period = hook._every.period
+        return period if period and period.unit != "it" else int(period.value) if period else 0
+
+    def __set__(self, hook: Any, period: "Duration | int | str | None") -> None:
+        every = vars(hook).get("_every")
+        hook._every = Every(period, self._at_end if every is None else every.at_end)

@@ -113,7 +113,7 @@ def _hookline() -> Words:
 def best_checkpoint(trainer: Any) -> str:
     """Return a line about the best checkpoint; empty if there is none."""
     for hook in trainer.find_hooks("BestCheckpointer"):
-        if hook.best_metric is not None:
+        if hook.best:
             path = _path(trainer.cfg, "model_best.pth")
             return f"Best {hook._val_metric}: {hook.best_metric:.5g} at iteration {hook.best_iter}, in {path}"
     return ""

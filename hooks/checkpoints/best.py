@@ -13,10 +13,11 @@ from ...config import ConfigError, Duration, suggest
 from ...config.files.run_folder import is_claimed
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.monitor import Monitor
-from ..every import Every
+from ..every import Every, Period
 from ..storage.event_storage import has_event_storage
 from .adapter import adapt
 from .links import link
+from .own_choice import OwnChoice
 
 __all__ = ["BestCheckpointer"]
 
@@ -49,11 +50,20 @@ class BestCheckpointer(HookBase):
         load_at_end: load the best weights into the model after a run that did not fail and was not interrupted.
         reset_on_train: forget the best values when training starts, also after a resume.
 
+    A subclass that overrides ``_best_checking``, as for detectron2, chooses and saves by itself; see
+    :class:`~hookline.hooks.checkpoints.own_choice.OwnChoice`.
+
     Raises:
         ConfigError: ``mode`` or ``keep`` is invalid.
     """
 
     needs_each_step = False
+    _period = Period()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "_best_checking" in vars(cls):
+            OwnChoice.give_to(cls, BestCheckpointer)
 
     def __init__(
         self,
@@ -77,9 +87,9 @@ class BestCheckpointer(HookBase):
         self._val_metric = self._monitor.name
         self._reset_on_train = reset_on_train
         self._mode = mode
-        self._better = operator.gt if mode == "max" else operator.lt
+        self._compare = operator.gt if mode == "max" else operator.lt
         self._checkpointer = adapt(checkpointer)
-        self._prefix = file_prefix
+        self._file_prefix = file_prefix
         self._keep = keep
         self._load_at_end = load_at_end
         self.best: list[Entry] = []
@@ -122,15 +132,15 @@ class BestCheckpointer(HookBase):
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if has_event_storage():  # False for an evaluation outside training
-            self._check()
+            self._best_checking()
 
     def after_step(self) -> None:
         if self._every(self.trainer):
-            self._check()
+            self._best_checking()
 
     def after_train(self) -> None:
         if self.trainer.completed:
-            self._check()
+            self._best_checking()
 
     def before_save(self, path: str) -> None:
         self._unlisted[path] = self._saved - self._listed
@@ -176,7 +186,7 @@ class BestCheckpointer(HookBase):
     def _listed(self) -> set[int]:
         return {iteration for _, iteration in self.best}
 
-    def _check(self) -> None:
+    def _best_checking(self) -> None:
         found = self._monitor.value(self.trainer)
         if found is None:
             if self._monitor.function is None:
@@ -194,7 +204,7 @@ class BestCheckpointer(HookBase):
 
     def _place(self, value: float) -> int:
         """The position of a value in the list, after equal ones."""
-        return sum(not self._better(value, other) for other, _ in self.best)
+        return sum(not self._compare(value, other) for other, _ in self.best)
 
     def _save(self, value: float, iteration: int) -> None:
         trainer, place, former, path = self.trainer, self._place(value), self.best, self._path(iteration)
@@ -240,7 +250,7 @@ class BestCheckpointer(HookBase):
         return bool(self._checkpointer.save_dir) and self._checkpointer.save_to_disk
 
     def _path(self, iteration: int | None = None) -> str:
-        name = self._prefix if iteration is None else f"{self._prefix}_{iteration:07d}"
+        name = self._file_prefix if iteration is None else f"{self._file_prefix}_{iteration:07d}"
         return os.path.join(self._checkpointer.save_dir, f"{name}.pth")
 
     def _link_best(self) -> None:
@@ -267,7 +277,7 @@ class BestCheckpointer(HookBase):
             names = manager.ls(self._checkpointer.save_dir)
         except (OSError, NotImplementedError):  # some URIs cannot be listed
             names = []
-        matches = map(re.compile(rf"{re.escape(self._prefix)}_(\d{{7,}})\.pth").fullmatch, names)
+        matches = map(re.compile(rf"{re.escape(self._file_prefix)}_(\d{{7,}})\.pth").fullmatch, names)
         self._saved = {int(match[1]) for match in matches if match}
         self._saved |= {iteration for iteration in self._listed if manager.exists(self._path(iteration))}
         if self.best and not self._saved and manager.exists(self._path()):  # detectron2 has only this file

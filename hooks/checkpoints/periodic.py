@@ -10,7 +10,7 @@ from fvcore.common.checkpoint import PeriodicCheckpointer as FvcorePeriodicCheck
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
-from ..every import Every
+from ..every import Every, Period
 from .adapter import adapt
 
 __all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer"]
@@ -41,6 +41,7 @@ class PeriodicCheckpointer(HookBase):
 
     _log_level = logging.INFO
     needs_each_step = False
+    period = Period()
 
     def __init__(
         self,
@@ -53,7 +54,6 @@ class PeriodicCheckpointer(HookBase):
         if max_to_keep is not None and max_to_keep < 1:
             raise ConfigError(f"max_to_keep must be at least 1, or None to keep all; got {max_to_keep}")
         self.checkpointer = adapt(checkpointer)
-        self.period = period
         self.max_iter = max_iter
         self.max_to_keep = max_to_keep
         self.file_prefix = file_prefix

@@ -82,7 +82,7 @@ class LRScheduler(HookBase):
                 raise ConfigError(
                     "two LRScheduler hooks step the same scheduler: it would run twice as fast; remove one of them"
                 )
-        self._group = self.get_best_param_group_id(optimizer)
+        self._best_param_group_id = self.get_best_param_group_id(optimizer)
         self._by_timm = not isinstance(self.scheduler, _TorchScheduler) and isinstance(self.scheduler, TimmScheduler)
         self._each_step = self._metric is None and self._interval == "iteration" and not self._by_timm
 
@@ -170,7 +170,7 @@ class LRScheduler(HookBase):
         return next(i for i, group in enumerate(groups) if group["lr"] == lr)
 
     def after_step(self) -> None:
-        lr = self._optimizer.param_groups[self._group]["lr"]  # type: ignore[union-attr]
+        lr = self._optimizer.param_groups[self._best_param_group_id]["lr"]  # type: ignore[union-attr]
         trainer = self.trainer
         trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
         if self._each_step:
@@ -207,8 +207,8 @@ class LRScheduler(HookBase):
                 "%s is %.5g and has not improved: the learning rate is now %g instead of %g",
                 self._metric,
                 value,
-                after[self._group],
-                before[self._group],
+                after[self._best_param_group_id],
+                before[self._best_param_group_id],
             )
 
     def _warn_of_missing_metric(self, latest: Mapping[str, Any]) -> None:

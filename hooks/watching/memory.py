@@ -7,7 +7,7 @@ import torch
 
 from ...config import Duration
 from ..base import HOOK_REGISTRY, HookBase
-from ..every import Every
+from ..every import Every, Period
 
 __all__ = ["MemoryMonitor", "MemorySnapshot", "TorchMemoryStats"]
 
@@ -62,6 +62,8 @@ class TorchMemoryStats(HookBase):
         period: a duration.
         max_runs: maximum number of reports.
     """
+
+    _period = Period(at_end=True)
 
     def __init__(self, period: "Duration | int | str" = 20, max_runs: int = 10) -> None:
         self._every = Every(period, at_end=True)

@@ -15,7 +15,7 @@ from ...config import ConfigError, Duration
 from ..base import HookBase
 from ..common.models import unwrap_model
 from ..common.rng import gpus_of, preserve_rng
-from ..every import Every
+from ..every import Every, Period
 from ..storage.event_storage import EventStorage
 
 __all__ = ["PreciseBN", "StatisticsData", "batch_norms", "cumulative_statistics", "precise_statistics"]
@@ -43,6 +43,8 @@ class PreciseBN(HookBase):
 
     Source: Wu and Johnson, "Rethinking Batch in BatchNorm" (arXiv:2105.07576, section 3), by ``fvcore.nn.precise_bn``.
     """
+
+    _period = Period(at_end=True)
 
     def __init__(self, period: "Duration | int | str", model: nn.Module, data_loader: Loader, num_iter: int) -> None:
         if num_iter < 1:

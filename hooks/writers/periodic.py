@@ -9,7 +9,7 @@ from typing import Any
 from ...config import ConfigError, Duration
 from ...config.files.write_error import OnError, WriteError, check_on_error
 from ..base import HOOK_REGISTRY, HookBase
-from ..every import Every
+from ..every import Every, Period
 from .background import Background, raise_all
 from .base import EndOfRun, EventWriter, RowWriter
 from .tracker import TrackerError
@@ -50,6 +50,7 @@ class PeriodicWriter(HookBase):
     """
 
     needs_each_step = False
+    _period = Period(at_end=True)
 
     def __init__(
         self,

@@ -105,6 +105,6 @@ class ProgressBar(HookBase):
     def metrics(self) -> dict[str, str]:
         """Return what the bar shows of the metrics that were last written, by column."""
         for hook in self.trainer.find_hooks("BestCheckpointer"):
-            if hook.best_metric is not None:
+            if hook.best:
                 self._shown["best"] = f"best {hook.best_metric:.4g}"
         return dict.fromkeys(METRICS, "") | self._shown

@@ -1,8 +1,10 @@
 import pytest
+from torch import nn
 
-from hookline.config import ConfigError
+from hookline.config import ConfigError, Duration
 from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, Every
+from hookline.engine.checkpoint import Checkpointer
+from hookline.hooks import CallbackHook, EvalHook, Every, PeriodicCheckpointer, PeriodicWriter
 
 
 class Trainer(TrainerBase):
@@ -65,3 +67,21 @@ def test_periods_in_time_follow_the_clock(monkeypatch):
 def test_a_fraction_of_an_epoch_needs_a_length():
     with pytest.raises(ConfigError, match="needs a data loader with a length"):
         due_at("0.5ep")
+
+
+def test_the_period_of_a_hook_can_be_set_as_detectron2s(tmp_path):
+    calls, saves = [], []
+
+    class Checkpoints(PeriodicCheckpointer):
+        def on_save(self):
+            saves.append(self.trainer.finished_iter)
+
+    evaluate = EvalHook(5, lambda: calls.append(None), eval_after_train=False)
+    hooks = [evaluate, Checkpoints(Checkpointer(nn.Linear(1, 1), str(tmp_path)), "1ep"), PeriodicWriter([])]
+    assert (evaluate._period, hooks[1].period, hooks[2]._period) == (5, Duration.parse("1ep"), 20)
+    evaluate._period, hooks[1].period, hooks[2]._period = 2, 3, 7
+    assert (evaluate._period, hooks[1].period, hooks[2]._period) == (2, 3, 7)
+    trainer = Trainer()
+    trainer.register_hooks(hooks)
+    trainer.train(0, 6)
+    assert (len(calls), saves) == (3, [2, 5, 5])

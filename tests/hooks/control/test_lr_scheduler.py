@@ -330,3 +330,18 @@ def test_timms_own_schedulers(tmp_path):
     trainer.train(0, 12)
     epochs = [0.1, *(scheduler._get_lr(t)[0] for t in (1, 2, 3))]
     assert rates.used == pytest.approx([rate for rate in epochs for _ in range(3)])
+
+
+def test_a_subclass_reads_the_rate_as_in_detectron2():
+    class Own(LRScheduler):
+        def after_step(self):
+            rate = self._optimizer.param_groups[self._best_param_group_id]["lr"]
+            self.trainer.storage.put_scalar("rate", rate, smoothing_hint=False)
+            self.scheduler.step()
+
+    trainer = make_trainer()
+    trainer.register_hooks([Own(scheduler=torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1))])
+    trainer.train(0, 3)
+    assert trainer.storage.history("rate").values()[-1][0] == pytest.approx(
+        trainer.optimizer.param_groups[0]["lr"] * 10
+    )
