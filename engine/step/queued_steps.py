@@ -8,6 +8,7 @@ import torch
 
 from ...config import ConfigError
 from ...hooks.host import hook_name
+from ...hooks.storage.event_storage import EventStorage
 from ..data.microbatch import split_batch
 from .compiled_step import KEY, CompiledStep
 from .whole_step import Outputs
@@ -65,16 +66,12 @@ class _Waiting(NamedTuple):
         batch: its batch.
         data_time: seconds spent on reading the batch.
         rates: the learning rate of each parameter group.
-        tensors: the tensors of the batch.
-        written: how often each of them had been written to.
     """
 
     iteration: int
     batch: Any
     data_time: float
     rates: list[float]
-    tensors: list[torch.Tensor]
-    written: list[int]
 
 
 class QueuedSteps(CompiledStep):
@@ -97,9 +94,15 @@ class QueuedSteps(CompiledStep):
     def __init__(self, args: Mapping[str, Any]) -> None:
         super().__init__(args)
         self.waiting: list[_Waiting] = []
-        self._form: Any = None  # of the waiting batches
-        self._settings: list[dict[str, Any]] = []  # the optimizer's groups when the first of them began to wait
-        self._rates: tuple[Any, Any] = (None, None)
+        # Of the waiting steps: the form of their batches, the optimizer's groups, the rates of the last one, and the
+        # tensors of their batches, with the number of times that each had been written to.
+        self._form: Any = None
+        self._settings: list[dict[str, Any]] = []
+        self._rates: list[float] = []
+        self._tensors: list[torch.Tensor] = []
+        self._written: list[int] = []
+        self._filled: tuple[Any, Any] = (None, None)  # the rates of a call, and a tensor of them
+        self._no_storage = _NoStorage(self.refuse)
         self._block = self._compile(_run_steps)
         self._block_ran = False
         self.view_bases = (*self.view_bases, _WithoutIteration)
@@ -130,24 +133,25 @@ class QueuedSteps(CompiledStep):
             self.finish(trainer)
             return super().run(trainer, batch, data_time)
         tensors: list[torch.Tensor] = []
-        form = _form(batch, tensors)
-        rates = [group["lr"] for group in optimizer.param_groups]
-        if waiting and (form != self._form or not self._has_settings(optimizer, rates)):
+        form, groups = _form(batch, tensors), optimizer.param_groups
+        if form != self._form or (groups != self._settings and not self._differ_in_rates(groups)):
             self.finish(trainer)
-        if not waiting:
-            self._form, self._settings = form, [dict(group) for group in optimizer.param_groups]
-        written = [tensor._version for tensor in tensors]
-        waiting.append(_Waiting(trainer.iter, batch, data_time, rates, tensors, written))
+            self._form, self._settings = form, [dict(group) for group in groups]
+            self._rates = [group["lr"] for group in groups]
+        waiting.append(_Waiting(trainer.iter, batch, data_time, self._rates))
+        self._tensors += tensors
+        self._written += [tensor._version for tensor in tensors]
         optimizer._opt_called = True  # torch's schedulers check it
         if len(waiting) == self.steps:
             self.finish(trainer)
         return True
 
-    def _has_settings(self, optimizer: Any, rates: list[float]) -> bool:
-        """Return whether the optimizer's settings, except learning rates, are those of the waiting steps."""
-        for settings, rate in zip(self._settings, rates, strict=False):
+    def _differ_in_rates(self, groups: list[dict[str, Any]]) -> bool:
+        """Return whether only the learning rates of the optimizer's groups have changed, and note them."""
+        self._rates = [group["lr"] for group in groups]
+        for settings, rate in zip(self._settings, self._rates, strict=False):
             settings["lr"] = rate
-        return bool(self._settings == optimizer.param_groups)
+        return bool(self._settings == groups)
 
     def finish(self, trainer: Any) -> None:
         """Run the steps that wait.
@@ -159,14 +163,20 @@ class QueuedSteps(CompiledStep):
         if not self.waiting:
             return
         waiting = self.waiting[:]
-        self.waiting.clear()
+        unchanged = self._written == [tensor._version for tensor in self._tensors]
+        self._clear()
         start = time.perf_counter()
-        iteration = trainer.iter
+        iteration, trainer.iter = trainer.iter, waiting[0].iteration
         try:
+            if not unchanged:
+                raise ConfigError(
+                    f"{STEPS}: the data loader writes into batches that it has returned, and steps wait with theirs: "
+                    f"have it return new tensors, or set {STEPS} to 1"
+                )
             if len(waiting) < self.steps or not self._run_together(trainer, waiting):
                 self._run_singly(trainer, waiting)
         except BaseException:
-            trainer._finished = trainer.iter - 1
+            trainer.storage.iter, trainer._finished = trainer.iter, trainer.iter - 1
             raise
         trainer.iter = trainer.storage.iter = iteration
         trainer.emit("after_waiting_steps", waiting[0].iteration, len(waiting), time.perf_counter() - start)
@@ -175,22 +185,20 @@ class QueuedSteps(CompiledStep):
         """Forget the steps that wait: the run ends at once."""
         if self.waiting:
             trainer._finished = self.waiting[0].iteration - 1
-            self.waiting.clear()
+            self._clear()
+
+    def _clear(self) -> None:
+        for kept in (self.waiting, self._tensors, self._written):
+            kept.clear()
 
     def _run_together(self, trainer: Any, waiting: Sequence[_Waiting]) -> bool:
         """Run as many steps as one call runs. Return False if they must run one by one."""
-        trainer.iter = trainer.storage.iter = waiting[0].iteration
-        for step in waiting:
-            if [tensor._version for tensor in step.tensors] != step.written:
-                raise ConfigError(
-                    f"{STEPS}: the data loader writes into batches that it has returned, and steps wait with theirs: "
-                    f"have it return new tensors, or set {STEPS} to 1"
-                )
         outputs: Any = self._run(trainer, _Block([step.batch for step in waiting], [step.rates for step in waiting]))
         if outputs is None:
             return False
+        storage = trainer.storage
         for step, output in zip(waiting, outputs, strict=True):
-            trainer.iter = trainer.storage.iter = step.iteration
+            trainer.iter = storage.iter = step.iteration
             self._put(trainer, output, step.data_time)
         return True
 
@@ -200,7 +208,7 @@ class QueuedSteps(CompiledStep):
         present = []
         for group, settings in zip(groups, self._settings, strict=False):
             changed = [name for name, value in settings.items() if value is not group.get(name)]
-            present.append({name: group[name] for name in (*changed, "lr")})
+            present.append({name: group[name] for name in (*changed, "lr") if name in group})
             group.update((name, settings[name]) for name in changed)
         try:
             for step in waiting:
@@ -219,19 +227,20 @@ class QueuedSteps(CompiledStep):
         if not isinstance(batch, _Block):
             return super()._call(trainer, batch)
         optimizer = self._stand_in.update(trainer.optimizer)
-        if batch.rates != self._rates[0]:
-            self._rates = batch.rates, torch.tensor(batch.rates, dtype=torch.float64)
-        args = self, trainer, optimizer, batch.batches, self._rates[1]
+        if batch.rates != self._filled[0]:
+            self._filled = batch.rates, torch.tensor(batch.rates, dtype=torch.float64)
+        args = self, trainer, optimizer, batch.batches, self._filled[1]
         if self._block_ran:
             try:
-                return self._block(*args)
+                with self._no_storage:
+                    return self._block(*args)
             except self._exceptions.Unsupported:  # a new graph is needed; nothing has run yet
                 pass
         for one in batch.batches:
             for part, _ in split_batch(one, trainer.accumulation_steps):
                 trainer.adapter.prepare(trainer.model, part)
         self.refusal = ""
-        with self._tracing:
+        with self._tracing, self._no_storage:
             outputs = self._block(*args)
         self._block_ran = True
         return outputs
@@ -256,6 +265,19 @@ def _run_steps(whole: QueuedSteps, trainer: Any, optimizer: Any, batches: list[A
     return outputs
 
 
+class _NoStorage:
+    """What the model finds as the open storage while steps are computed."""
+
+    __enter__: Any = EventStorage.__enter__
+    __exit__: Any = EventStorage.__exit__
+
+    def __init__(self, refuse: Callable[[str, str], NoReturn]) -> None:
+        self._refuse = refuse
+
+    def __getattr__(self, name: str) -> Any:
+        self._refuse(f"get_event_storage().{name} is used by the model", f"set {STEPS} to 1")
+
+
 class _WithoutIteration:
     """A step that does not know its number, since the steps of a call share a graph."""
 
@@ -278,7 +300,14 @@ def _form(batch: Any, tensors: list[torch.Tensor]) -> Any:
         tensors.append(batch)
         return batch.shape, batch.dtype
     if kind is tuple or kind is list:
-        return [_form(part, tensors) for part in batch]
+        form: list[Any] = []
+        for part in batch:
+            if type(part) is torch.Tensor:  # the usual case, without a call
+                tensors.append(part)
+                form += part.shape, part.dtype
+            else:
+                form.append(_form(part, tensors))
+        return form
     if isinstance(batch, Mapping):
         return {name: _form(part, tensors) for name, part in batch.items()}
     return batch if kind in (int, float, str, bool) else kind

@@ -26,15 +26,16 @@ def benchmark(capsys, monkeypatch):
     return run
 
 
-SET_UPS = ["by hand", "lean", "default", "by hand, logging", "compiled step"]
+SET_UPS = {"digits": ["by hand", "lean", "default", "by hand, logging", "compiled step"]}
+SET_UPS["tiny"] = [*SET_UPS["digits"], "compiled, 20 steps a call"]
 
 
 @pytest.mark.slow
 def test_overhead_compares_five_set_ups_on_two_models(benchmark):
     results = benchmark("overhead", "--steps", 20, "--rounds", 1, "--backend", "eager")
     assert set(results) == {"tiny", "digits"}
-    for work in results.values():
-        assert list(work) == SET_UPS
+    for name, work in results.items():
+        assert list(work) == SET_UPS[name]
         assert all(set(numbers) == {"us_per_step", "ratio"} for numbers in work.values())
         assert work["by hand"]["ratio"] == 1.0
 
@@ -46,11 +47,11 @@ def test_overhead_reports_a_missing_compiler(benchmark, monkeypatch):
     from hookline.benchmarks import steps
 
     compiled = steps.compiled
-    monkeypatch.setattr(steps, "compiled", lambda cfg, backend: compiled(cfg, no_compiler))
+    monkeypatch.setattr(steps, "compiled", lambda cfg, backend, steps: compiled(cfg, no_compiler, steps))
     monkeypatch.setattr(steps, "WORKS", {"tiny": steps.WORKS["tiny"]})
     results = benchmark("overhead", "--steps", 20, "--rounds", 1)
     assert results["tiny"]["compiled step"]["status"].startswith("skipped: SOLVER.COMPILE_STEP")
-    assert list(results["tiny"]) == SET_UPS
+    assert list(results["tiny"]) == SET_UPS["tiny"]
     assert results["tiny"]["lean"]["ratio"] > 0
 
 

@@ -77,6 +77,7 @@ class StepClock(HookBase):
     """Measures the time from the start of step ``WARM_UP`` to the start of the step ``steps`` later."""
 
     WARM_UP = 20
+    needs_each_step = False
 
     def __init__(self, steps: int) -> None:
         self._steps = steps

@@ -39,10 +39,12 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
                 "by hand, logging": by_hand_with_logging(cfg, optimizer, folder, console),
             }
             skipped: dict[str, Any] = {}
-            try:
-                runs["compiled step"] = compiled(cfg, args.backend)
-            except ConfigError as error:
-                skipped["compiled step"] = {"status": f"skipped: {error}"}
+            graphs = {"compiled step": None} | ({"compiled, 20 steps a call": 20} if name == "tiny" else {})
+            for row, count in graphs.items():
+                try:
+                    runs[row] = compiled(cfg, args.backend, count)
+                except ConfigError as error:
+                    skipped[row] = {"status": f"skipped: {error}"}
             results[name] = ratios(interleaved(runs, args.steps or steps, args.rounds), "by hand") | skipped
     return results
 

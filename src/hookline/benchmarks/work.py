@@ -134,21 +134,21 @@ def lean(cfg: CfgNode) -> Run:
     return timed(SimpleTrainer(parts.model, parts.data_loader, parts.optimizer, adapter=adapter))
 
 
-def compiled(cfg: CfgNode, backend: str) -> Run:
+def compiled(cfg: CfgNode, backend: str, steps: int | None = None) -> Run:
     """The lean set-up with SOLVER.COMPILE_STEP. Graphs are compiled before this returns.
 
     Args:
         cfg: the config.
         backend: torch.compile's.
+        steps: how many steps one call runs.
 
     Raises:
         ConfigError: the step cannot be compiled here, for example without a C++ compiler.
     """
     parts = DefaultTrainer(cfg)
     adapter = ModelAdapter(nn.CrossEntropyLoss())
-    trainer = SimpleTrainer(
-        parts.model, parts.data_loader, parts.optimizer, adapter=adapter, compile_step={"backend": backend}
-    )
+    args = {"backend": backend} if steps is None else {"backend": backend, "steps": steps}
+    trainer = SimpleTrainer(parts.model, parts.data_loader, parts.optimizer, adapter=adapter, compile_step=args)
     run = timed(trainer)
     run(parts.iters_per_epoch or 1)  # all shapes of batches
     return run
