@@ -124,14 +124,18 @@ class CompiledStep(WholeStep):
                 return self._compiled(*args)
             except self._exceptions.Unsupported:  # a new graph is needed; nothing has run yet
                 pass
-        for part, _ in split_batch(batch, trainer.accumulation_steps):
-            trainer.adapter.prepare(trainer.model, part)
+        outputs: Outputs = self._trace(trainer, [batch], self._compiled, args)
+        self._ran = True
+        return outputs
+
+    def _trace(self, trainer: Any, batches: list[Any], compiled: Any, args: tuple[Any, ...]) -> Any:
+        for batch in batches:
+            for part, _ in split_batch(batch, trainer.accumulation_steps):
+                trainer.adapter.prepare(trainer.model, part)
         self.refusal = ""
         on_cpu = trainer.optimizer.param_groups[0]["params"][0].is_cpu
         with self._tracing, self._quick_start(self._inductor and on_cpu):
-            outputs = self._compiled(*args)
-        self._ran = True
-        return outputs
+            return compiled(*args)
 
     def _count_new_state(self, trainer: Any) -> None:
         """Refuse an optimizer that creates state in every step: each step would be traced, and then run uncompiled."""

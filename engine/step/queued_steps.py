@@ -9,7 +9,6 @@ import torch
 from ...config import ConfigError
 from ...hooks.host import hook_name
 from ...hooks.storage.event_storage import EventStorage
-from ..data.microbatch import split_batch
 from .compiled_step import KEY, CompiledStep
 from .whole_step import Outputs
 
@@ -236,12 +235,8 @@ class QueuedSteps(CompiledStep):
                     return self._block(*args)
             except self._exceptions.Unsupported:  # a new graph is needed; nothing has run yet
                 pass
-        for one in batch.batches:
-            for part, _ in split_batch(one, trainer.accumulation_steps):
-                trainer.adapter.prepare(trainer.model, part)
-        self.refusal = ""
-        with self._tracing, self._no_storage:
-            outputs = self._block(*args)
+        with self._no_storage:
+            outputs = self._trace(trainer, batch.batches, self._block, args)
         self._block_ran = True
         return outputs
 

@@ -11,6 +11,8 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer, check_config, seed_all_rng
 from hookline.engine.modeling import ModelAdapter
+from hookline.engine.replay import diverge, replay
+from hookline.engine.replay.trace import trace_steps
 from hookline.hooks import CallbackHook, FunctionHook, HookBase, IterationTimer, LRScheduler
 
 
@@ -86,20 +88,15 @@ class Calls(HookBase):
 def test_results_are_those_of_single_steps(kwargs):
     found = []
     calls = Calls()
-    for steps in (1, 4):
-        made = trainer(steps, hooks=[calls], **kwargs)
+    for steps in (1, 3):
+        made = trainer(steps, batches((8,) * 8 + (5,)), hooks=[calls], **kwargs)
         cosine(made)
-        made.train(0, 25)
+        made.train(0, 15)
         found.append(made)
     equal(*found)
-    # Iteration 0 is an ordinary step, iterations 10 and 21 end an epoch with a smaller batch.
-    assert calls.sizes == [4, 4, 1, 1, 4, 4, 2, 1, 3]
-
-
-def test_the_metrics_of_each_step_are_put_at_its_iteration():
-    made = trainer(4)
-    made.train(0, 11)
-    assert [iteration for _, iteration in history(made)] == list(range(11))
+    assert [iteration for _, iteration in history(made)] == list(range(15))
+    # Iteration 0 is an ordinary step, iteration 8 ends an epoch with a smaller batch.
+    assert calls.sizes == [3, 3, 1, 1, 3, 3]
 
 
 @pytest.mark.slow
@@ -116,6 +113,7 @@ def test_a_failing_loader_loses_no_step():
     equal(made, single)
 
 
+@pytest.mark.slow
 def test_an_error_of_a_waiting_step_comes_before_a_later_one():
     def failing():
         yield from batches(sizes=(8,) * 7, bad=[5])
@@ -211,6 +209,7 @@ def test_a_hook_that_joins_starts_after_the_waiting_steps():
     assert joins.found == (6, 0)
 
 
+@pytest.mark.slow
 def test_steps_that_wait_share_the_time_of_their_call():
     class Slow(SimpleTrainer):
         def _write_metrics(self, *args, **kwargs):
@@ -349,14 +348,14 @@ def make(tmp_path):
         cfg.MODEL.LOSS.NAME = "CrossEntropyLoss"
         cfg.merge_from_list(["MODEL.ARGS.in_features", 8, "MODEL.ARGS.num_classes", 4])
         cfg.merge_from_list(["MODEL.ARGS.dropout", 0.3, "MODEL.ARGS.hidden", [4]])
-        cfg.DATASETS.TRAIN = ({"NAME": "synthetic", "ARGS": {"size": 58, "shape": [8], "num_classes": 4}},)
+        cfg.DATASETS.TRAIN = ({"NAME": "synthetic", "ARGS": {"size": 48, "shape": [8], "num_classes": 4}},)
         cfg.DATASETS.TEST = ({"NAME": "synthetic", "ARGS": {"size": 16, "shape": [8], "num_classes": 4}},)
-        cfg.merge_from_list(["TEST.METRICS", ["Accuracy"], "TEST.EVAL_PERIOD", 7, "DATALOADER.BATCH_SIZE", 4])
+        cfg.merge_from_list(["TEST.METRICS", ["Accuracy"], "TEST.EVAL_PERIOD", 6, "DATALOADER.BATCH_SIZE", 4])
         cfg.MODEL.DEVICE = "cpu"
         cfg.SOLVER.LR_SCHEDULER_NAME = "WarmupCosineLR"
         cfg.SOLVER.WARMUP_ITERS = 3
-        cfg.SOLVER.MAX_ITER = 18
-        cfg.SOLVER.CHECKPOINT_PERIOD = 8
+        cfg.SOLVER.MAX_ITER = 14
+        cfg.SOLVER.CHECKPOINT_PERIOD = 4
         cfg.SOLVER.COMPILE_STEP = True
         cfg.merge_from_list(["SOLVER.COMPILE_STEP_ARGS.backend", "eager", "SOLVER.COMPILE_STEP_ARGS.steps", steps])
         cfg.LOG.WRITERS, cfg.LOG.PERIOD = ["JSONWriter"], 5
@@ -391,15 +390,44 @@ def until(made, iteration, exit_code=0):
 def test_a_run_has_the_weights_and_rows_of_single_steps_and_resumes_to_the_bit(make):
     single = make("single", 1)
     single.train()
-    whole = make("whole", 4)
-    whole.train()
-    assert rows(single) == rows(whole)
-    until(make("parts", 4), 12)  # in the middle of a call
-    resumed = make("parts", 4, resume=True)
-    assert resumed.start_iter == 13
+    until(make("parts", 3), 8)  # in the middle of a call
+    resumed = make("parts", 3, resume=True)
+    assert resumed.start_iter == 9
     resumed.train()
-    for other in (whole, resumed):
-        for name, value in single.model.state_dict().items():
-            assert torch.equal(value, other.model.state_dict()[name]), name
-        assert str(single.optimizer.state_dict()) == str(other.optimizer.state_dict())
+    for name, value in single.model.state_dict().items():
+        assert torch.equal(value, resumed.model.state_dict()[name]), name
+    assert str(single.optimizer.state_dict()) == str(resumed.optimizer.state_dict())
     assert rows(single) == rows(resumed)
+
+
+@pytest.mark.slow
+def test_tools_that_look_at_each_step_see_it(make):
+    runs = [make("run", 3), make("other", 3, "SOLVER.BASE_LR", 0.002)]
+    for run in runs:
+        run.train()
+    folders = [run.cfg.OUTPUT_DIR for run in runs]
+    report = diverge(*folders)
+    assert report["replay"]["whole_steps"]
+    assert not any("COMPILE_STEP_ARGS" in change for change in report["replay"].get("config_changes", ()))
+    replay(folders[0], 6, overrides=["SOLVER.COMPILE_STEP", False])
+    cfg = make("trace", 3).cfg
+    trace = trace_steps(DefaultTrainer, cfg, 5)
+    assert not trace.error
+    assert len(trace.steps) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_the_default_backend_gives_the_same_bits_in_long_and_short_graphs(dropout):
+    found = []
+    for steps in (1, 3):
+        found.append(trainer(steps, batches((8,) * 8), model=partial(mlp, dropout), backend="inductor"))
+        cosine(found[-1])
+        found[-1].train(0, 16)
+    equal(*found)
+    ordinary = trainer(3, batches((8,) * 8), model=partial(mlp, dropout), backend="eager")
+    cosine(ordinary)
+    ordinary.train(0, 16)  # with the same random numbers
+    for one, other in zip(found[0].model.parameters(), ordinary.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other)
