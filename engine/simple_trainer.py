@@ -13,6 +13,7 @@ from . import comm
 from .data.epoch_iterator import EpochIterator
 from .data.microbatch import split_batch
 from .data.transfer import move_to_device
+from .model_trainer import ModelTrainer
 from .modeling.adapters import ModelAdapter
 from .modeling.explain import raise_clearer
 from .parallel.base import Strategy, check_strategy, own_method, strategy_of
@@ -22,7 +23,6 @@ from .solver.several import OptimizerList, one_or_several
 from .step.choice import whole_step
 from .step.fast_path import FastOptimizer, backward
 from .step.grad_scaler import scaled_step, unscale
-from .step.model_trainer import ModelTrainer
 from .step.nonfinite import NonFinitePolicy
 
 __all__ = ["SimpleTrainer"]

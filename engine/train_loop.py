@@ -32,7 +32,7 @@ from ..hooks.storage.event_storage import EventStorage
 from . import comm
 from .ranks.agreement import StopRequest
 from .ranks.exit_error import as_failure
-from .ranks.run_state import RunState
+from .run_state import RunState
 
 __all__ = ["HookBase", "TrainResult", "TrainerBase"]
 
@@ -164,7 +164,7 @@ class TrainerBase(RunState):
     def before_train(self) -> None:
         self._dispatch("before_train")
 
-    def before_epoch(self) -> None:
+    def before_epoch(self) -> None:  # called by trainers that have epochs: ModelTrainer.before_step
         self._dispatch("before_epoch")
 
     def before_step(self) -> None:

@@ -13,7 +13,7 @@ from ...config import ConfigError
 from ...hooks.common.models import unwrap_model
 from ...hooks.common.rng import capture_rng, restore_rng
 from ..data.epoch_iterator import EpochIterator
-from ..step.model_trainer import ModelTrainer
+from ..model_trainer import ModelTrainer
 from ..step.nonfinite import NonFinitePolicy
 from ..step.whole_step import WholeStep
 

@@ -16,7 +16,7 @@ from ...hooks.host import hook_name
 from .. import comm
 from ..solver.clipping import clip_hooks
 from .fast_path import plain_step
-from .trainer_view import view_class
+from .step_view import view_class
 
 __all__ = ["OUTSIDE_EVENTS", "OptimizerStandIn", "Outputs", "WholeStep"]
 

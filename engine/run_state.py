@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from numbers import Real
 from typing import Any, cast
 
-from ...config import ConfigError
-from ...hooks.host import HookHost, hook_name
-from ...hooks.storage.event_storage import EventStorage, get_event_storage
-from .. import comm
-from .agreement import Agreement, HookList, StopRequest
-from .shared_metrics import share_metrics
-from .stragglers import Stragglers
+from ..config import ConfigError
+from ..hooks.host import HookHost, hook_name
+from ..hooks.storage.event_storage import EventStorage, get_event_storage
+from . import comm
+from .ranks.agreement import Agreement, HookList, StopRequest
+from .ranks.shared_metrics import share_metrics
+from .ranks.stragglers import Stragglers
 
 __all__ = ["OPEN_STORAGE", "RunState"]
 

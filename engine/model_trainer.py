@@ -10,27 +10,27 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...config import ConfigError
-from ...hooks.storage.event_storage import EventStorage, get_event_storage
-from ...hooks.storage.scratch import scratch_storage
-from .. import comm
-from ..checkpoint import unwrap_model
-from ..data.epoch_iterator import EpochIterator
-from ..data.transfer import move_to_device
-from ..evaluation.collect import collect
-from ..evaluation.predictions import outputs_of
-from ..modeling.adapters import ModelAdapter
-from ..parallel.base import Strategy
-from ..ranks.run_state import OPEN_STORAGE
-from ..train_loop import TrainResult
-from .nonfinite import NonFinitePolicy
-from .old_methods import adapt_old_methods, split_data_time
-from .random_state import RandomState
-from .scheduled_step import ScheduledStep
-from .step_outputs import KeptForHooks, StepOutputs
-from .turns import Turns
-from .waiting import WaitingSteps
-from .whole_step import WholeStep
+from ..config import ConfigError
+from ..hooks.storage.event_storage import EventStorage, get_event_storage
+from ..hooks.storage.scratch import scratch_storage
+from . import comm
+from .checkpoint import unwrap_model
+from .data.epoch_iterator import EpochIterator
+from .data.transfer import move_to_device
+from .evaluation.collect import collect
+from .evaluation.predictions import outputs_of
+from .modeling.adapters import ModelAdapter
+from .parallel.base import Strategy
+from .run_state import OPEN_STORAGE
+from .step.nonfinite import NonFinitePolicy
+from .step.old_methods import adapt_old_methods, split_data_time
+from .step.random_state import RandomState
+from .step.scheduled_step import ScheduledStep
+from .step.step_outputs import KeptForHooks, StepOutputs
+from .step.turns import Turns
+from .step.waiting import WaitingSteps
+from .step.whole_step import WholeStep
+from .train_loop import TrainResult
 
 __all__ = ["ModelTrainer"]
 
