@@ -81,8 +81,6 @@ class BestCheckpointer(HookBase):
         if keep < 1:
             raise ConfigError(f"BestCheckpointer: keep must be at least 1, not {keep}")
         self._every = Every(eval_period)
-        if Duration.parse(eval_period):  # after_step reads the metric
-            self.needs_each_step = True
         self._monitor = Monitor(val_metric)
         self._val_metric = self._monitor.name
         self._reset_on_train = reset_on_train
@@ -136,6 +134,7 @@ class BestCheckpointer(HookBase):
 
     def after_step(self) -> None:
         if self._every(self.trainer):
+            self.trainer.finish_steps()
             self._best_checking()
 
     def after_train(self) -> None:

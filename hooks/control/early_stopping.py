@@ -40,6 +40,8 @@ class EarlyStopping(HookBase):
             evaluation, or at the end of the first period.
     """
 
+    needs_each_step = False
+
     def __init__(
         self,
         metric: str | Callable[[Mapping[str, float]], float | None] = "",
@@ -105,6 +107,7 @@ class EarlyStopping(HookBase):
     def _after_period(self) -> None:
         if not self._every(self.trainer):
             return
+        self.trainer.finish_steps()
         found = self._monitor.value(self.trainer, smoothed=True)
         if found is None and self._monitor.function is None:
             latest = self.trainer.storage.latest()

@@ -10,10 +10,11 @@ from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, SimpleTrainer, check_config, seed_all_rng
+from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
 from hookline.engine.replay import diverge, replay
 from hookline.engine.replay.trace import trace_steps
-from hookline.hooks import CallbackHook, FunctionHook, HookBase, IterationTimer, LRScheduler
+from hookline.hooks import BestCheckpointer, CallbackHook, FunctionHook, HookBase, IterationTimer, LRScheduler
 
 
 def linear():
@@ -188,6 +189,18 @@ def test_a_periodic_function_sees_computed_steps():
     hook = FunctionHook(lambda t: seen.append((t.iter, t.storage.latest()["total_loss"][1])), "after_step", every=3)
     trainer(4, hooks=[hook]).train(0, 9)
     assert seen == [(2, 2), (5, 5), (8, 8)]
+
+
+@pytest.mark.slow
+def test_the_best_checkpoint_by_a_period_sees_computed_steps(tmp_path):
+    kept = []
+    for steps in (1, 4):
+        made = trainer(steps)
+        best = BestCheckpointer(3, Checkpointer(made.model, str(tmp_path / str(steps))), "total_loss", "min", keep=2)
+        made.register_hooks([best])
+        made.train(0, 13)
+        kept.append(best.best)
+    assert kept[0] == kept[1]
 
 
 @pytest.mark.slow
