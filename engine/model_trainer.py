@@ -91,6 +91,10 @@ class ModelTrainer(WaitingSteps):
         self._batches = EpochIterator(batches, None, weakref.proxy(self), self.device)
         self._follow_indices()
 
+    @_data_loader_iter.deleter
+    def _data_loader_iter(self) -> None:  # ported code does it before it sets another
+        del self._batches
+
     @property
     def epoch(self) -> int:  # type: ignore[override]
         return self._batches.epoch

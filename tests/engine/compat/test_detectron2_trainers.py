@@ -598,6 +598,48 @@ def test_the_prefix_of_write_metrics_may_be_its_third_argument():
     assert storage.latest()["loss"] == (3.0, 7)
 
 
+class CallsHooks(Parts, DefaultTrainer):
+    """Calls the hooks itself, as TrainerBase of detectron2 does."""
+
+    def before_step(self):
+        self.storage.iter = self.iter
+        for hook in self._hooks:
+            hook.before_step()
+
+    def after_step(self):
+        for hook in self._hooks:
+            hook.after_step()
+
+    def after_train(self):
+        self.storage.iter = self.iter
+        for hook in self._hooks:
+            hook.after_train()
+
+
+def test_a_trainer_that_calls_the_hooks_itself_saves_and_writes(make, tmp_path):
+    trainer, calls = make(CallsHooks), []
+    add = {name: lambda trainer, name=name: calls.append(name) for name in ("before_step", "after_step", "after_train")}
+    trainer.register_hooks([hooks.CallbackHook(**add)])
+    assert trainer.train().reason == "completed"
+    assert calls == ["before_step", "after_step"] * 6 + ["after_train"]
+    assert {"model_0000003.pth", "model_final.pth"} <= set(os.listdir(tmp_path))
+    assert [row["count/samples"] for row in rows(tmp_path) if "count/samples" in row] == [8, 8]
+    resumed = make(CallsHooks, "SOLVER.MAX_ITER", 8)
+    resumed.resume_or_load(resume=True)
+    assert resumed.train().iteration == 8
+
+
+def test_an_error_in_hooks_that_a_trainer_calls_itself_ends_the_run(make):
+    def fail(trainer):
+        raise RuntimeError("broken")
+
+    trainer = make(CallsHooks)
+    trainer.register_hooks([hooks.CallbackHook(after_train=fail)])
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train()
+    assert not trainer._running
+
+
 def test_an_anomaly_ends_the_run_before_the_update():
     class Raising(SimpleTrainer):
         def _detect_anomaly(self, losses, loss_dict):
