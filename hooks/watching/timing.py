@@ -34,6 +34,7 @@ class IterationTimer(HookBase):
         self._warmup_iter = warmup_iter
 
     def before_train(self) -> None:
+        self._first = self.trainer.start_iter
         self._start = self._step_start = time.perf_counter()
         self._counted_from = self._start
         self._steps_time = 0.0
@@ -49,14 +50,14 @@ class IterationTimer(HookBase):
         now = time.perf_counter()
         trainer = self.trainer
         seconds = now - self._step_start
-        done = trainer.iter - trainer.start_iter + 1
+        done = trainer.iter - self._first + 1
         if done > self._warmup_iter:
             self._steps += 1
             self._steps_time += seconds
         else:
             self._counted_from = now
         # A resumed run puts all, so that its metrics have the same rows as an uninterrupted run's.
-        if done >= self._warmup_iter or trainer.start_iter:
+        if done >= self._warmup_iter or self._first:
             if self._waiting:
                 self._own[trainer.iter] = seconds
             else:

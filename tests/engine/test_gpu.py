@@ -77,7 +77,14 @@ def train_small(steps=14, optimizer="AdamW", dropout=0.0, **kwargs):
     return [value for value, _ in made.storage.history("loss").values()], made
 
 
-@pytest.mark.parametrize("way", [{"cuda_graph": True}, {"compile_step": {"backend": "aot_eager"}}])
+@pytest.mark.parametrize(
+    "way",
+    [
+        {"cuda_graph": True},
+        {"compile_step": {"backend": "aot_eager"}},
+        {"compile_step": {"backend": "aot_eager", "steps": 2}},
+    ],
+)
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamW foreach", "momentum"])
 @pytest.mark.parametrize(
     "kwargs",
@@ -98,9 +105,10 @@ def test_a_compiled_or_captured_step_gives_the_results_of_ordinary_steps(way, op
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["AdamW", "momentum"])
-def test_a_step_compiled_by_the_default_backend_gives_the_results_of_ordinary_steps(optimizer):
+@pytest.mark.parametrize("compile_step", [True, {"steps": 2}])
+def test_a_step_compiled_by_the_default_backend_gives_the_results_of_ordinary_steps(optimizer, compile_step):
     losses, _ = train_small(optimizer=optimizer)
-    found, _ = train_small(optimizer=optimizer, compile_step=True)
+    found, _ = train_small(optimizer=optimizer, compile_step=compile_step)
     assert found == pytest.approx(losses, rel=1e-3)
 
 

@@ -27,9 +27,11 @@ WAYS: dict[str, list[Any]] = {
     "default": [],
     "MODEL.COMPILE": ["MODEL.COMPILE.ENABLED", True],
     "SOLVER.COMPILE_STEP": ["SOLVER.COMPILE_STEP", True],
+    "SOLVER.COMPILE_STEP, 4 steps a call": ["SOLVER.COMPILE_STEP", True, "SOLVER.COMPILE_STEP_ARGS.steps", 4],
     "SOLVER.CUDA_GRAPH": ["SOLVER.CUDA_GRAPH", True],
     "MODEL.CHANNELS_LAST": ["MODEL.CHANNELS_LAST", True],
 }
+_ONLY_FOR = {"MODEL.CHANNELS_LAST": "convnet", "SOLVER.COMPILE_STEP, 4 steps a call": "mlp"}
 MORE_MEMORY = 8e6  # bytes; the budget of docs/performance.md
 
 
@@ -40,7 +42,7 @@ def steps(report: Report, name: str) -> None:
     runs: dict[str, Run] = {"by hand": by_hand(cfg)}
     expected: list[float] = []
     for way, keys in WAYS.items():
-        if way == "MODEL.CHANNELS_LAST" and name != "convnet":
+        if _ONLY_FOR.get(way, name) != name:
             continue
         with report.attempt(way, report_success=False):
             trainer = trainer_of(_for_way(cfg, way, keys, report), report.folder())
