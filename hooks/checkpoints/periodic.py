@@ -10,7 +10,7 @@ from fvcore.common.checkpoint import PeriodicCheckpointer as FvcorePeriodicCheck
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
-from ..every import Every, Period
+from ..every import Every, Period, only_others_are_due
 from .adapter import adapt
 
 __all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer"]
@@ -42,6 +42,7 @@ class PeriodicCheckpointer(HookBase):
     _log_level = logging.INFO
     needs_each_step = False
     period = Period()
+    _due_at = -1
 
     def __init__(
         self,
@@ -69,7 +70,7 @@ class PeriodicCheckpointer(HookBase):
     def before_train(self) -> None:
         self.max_iter = self.trainer.max_iter
         self._ending = False
-        self._saved_iter = -1
+        self._saved_iter = self._due_at = -1
         self._scheduled = self._may_retry = False
         self._error: OSError | None = None
         self._every.start()
@@ -79,7 +80,7 @@ class PeriodicCheckpointer(HookBase):
         if self._poll():  # finishes an asynchronous save that has ended
             self._retry_failed_save()
         if self._every(self.trainer):
-            self._scheduled = True
+            self._scheduled, self._due_at = True, self.trainer.iter
             self.trainer.request_save(everywhere=True)
 
     def _retry_failed_save(self) -> None:
@@ -106,6 +107,8 @@ class PeriodicCheckpointer(HookBase):
 
     def on_save(self) -> None:
         trainer = self.trainer
+        if not self._ending and only_others_are_due(self, PeriodicCheckpointer):
+            return
         self._may_retry, self._scheduled = self._scheduled, False
         iteration = trainer.finished_iter
         if self._ending and not self._interrupted:

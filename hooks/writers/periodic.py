@@ -9,7 +9,7 @@ from typing import Any
 from ...config import ConfigError, Duration
 from ...config.files.write_error import OnError, WriteError, check_on_error
 from ..base import HOOK_REGISTRY, HookBase
-from ..every import Every, Period
+from ..every import Every, Period, only_others_are_due
 from .background import Background, raise_all
 from .base import EndOfRun, EventWriter, RowWriter
 from .tracker import TrackerError
@@ -51,6 +51,7 @@ class PeriodicWriter(HookBase):
 
     needs_each_step = False
     _period = Period(at_end=True)
+    _due_at = -1
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class PeriodicWriter(HookBase):
     def before_train(self) -> None:
         self._every.start()
         self._ending = False
-        self._seen = 0
+        self._seen, self._due_at = 0, -1
         self._state = self._final_error = None
         self._unwritten, self._failures = [], {}
         for writer in self._writers:
@@ -94,6 +95,7 @@ class PeriodicWriter(HookBase):
 
     def after_step(self) -> None:
         if self._every(self.trainer):
+            self._due_at = self.trainer.iter
             self.trainer.request_write(everywhere=True)
 
     def after_train(self) -> None:
@@ -101,6 +103,8 @@ class PeriodicWriter(HookBase):
         self.trainer.request_write()
 
     def on_write(self) -> None:
+        if not self._ending and only_others_are_due(self, PeriodicWriter):
+            return
         errors: list[BaseException] = []
         if self._ending and not self.trainer.completed:
             # An interrupted run writes its last rows off schedule. A resume writes them again on schedule.

@@ -4,7 +4,15 @@ from torch import nn
 from hookline.config import ConfigError, Duration
 from hookline.engine import TrainerBase
 from hookline.engine.checkpoint import Checkpointer
-from hookline.hooks import CallbackHook, EvalHook, Every, PeriodicCheckpointer, PeriodicWriter
+from hookline.hooks import (
+    CallbackHook,
+    EvalHook,
+    EventWriter,
+    Every,
+    PeriodicCheckpointer,
+    PeriodicWriter,
+    get_event_storage,
+)
 
 
 class Trainer(TrainerBase):
@@ -85,3 +93,26 @@ def test_the_period_of_a_hook_can_be_set_as_detectron2s(tmp_path):
     trainer.register_hooks(hooks)
     trainer.train(0, 6)
     assert (len(calls), saves) == (3, [2, 5, 5])
+
+
+def test_two_hooks_that_write_or_save_have_periods_of_their_own(tmp_path):
+    written = {2: [], 3: []}
+
+    class Writer(EventWriter):
+        def __init__(self, period):
+            self.period = period
+
+        def write(self):
+            written[self.period].append(get_event_storage().iter)
+
+    trainer = Trainer()
+    checkpointers = [
+        PeriodicCheckpointer(Checkpointer(nn.Linear(1, 1), str(tmp_path / name), trainer=trainer), period)
+        for name, period in (("a", 2), ("b", 5))
+    ]
+    ask = CallbackHook(after_step=lambda trainer: trainer.request_write() if trainer.iter == 6 else None)
+    trainer.register_hooks([*(PeriodicWriter([Writer(period)], period) for period in written), *checkpointers, ask])
+    trainer.train(0, 8)
+    assert written == {2: [1, 3, 5, 6, 7, 8], 3: [2, 5, 6, 7, 8]}
+    names = [sorted(path.name for path in (tmp_path / name).glob("model_0*")) for name in "ab"]
+    assert names == [[f"model_000000{i}.pth" for i in (1, 3, 5, 7)], ["model_0000004.pth"]]
