@@ -9,13 +9,13 @@ For a model, data or hooks of your own, name them in the config ("my_package.net
 override methods of Trainer.
 """
 
-from hookline.command_line import default_argument_parser, exit_on_signals
+from hookline.command_line import default_argument_parser, slow_imports
 
-if __name__ == "__main__":  # before the imports, which take seconds
-    exit_on_signals()  # signals have the same meaning in that time: docs/errors.md
-    args = default_argument_parser().parse_args()  # --help and misspelt options are answered at once
+if __name__ == "__main__":
+    args = default_argument_parser().parse_args()  # first: --help and misspelt options are answered at once
 
-from hookline.engine import DefaultTrainer, run
+with slow_imports():
+    from hookline.engine import DefaultTrainer, run
 
 
 class Trainer(DefaultTrainer):

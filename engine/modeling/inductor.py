@@ -1,11 +1,10 @@
-"""Compiling with inductor: a workaround for an error in its sums, and quicker starts.
+"""Compiling with inductor: a workaround for an error in its sums, and a quicker start.
 
 Imported only where something is compiled: importing inductor takes a second.
 """
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from threading import Thread
 from typing import Any
@@ -16,7 +15,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor import cpu_vec_isa, list_mode_options
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-__all__ = ["exact_sums", "quick_start"]
+__all__ = ["check_vectors", "exact_sums"]
 
 PASS = "post_grad_custom_pre_pass"
 
@@ -92,27 +91,14 @@ _checks: list[Thread] = []
 """The thread that checks the CPU's vector instructions, once it has been started."""
 
 
-@contextmanager
-def quick_start(check_vectors: bool) -> Iterator[None]:
-    """Shorten the time that ``torch.compile`` takes for a graph.
+def check_vectors() -> None:
+    """Check the CPU's vector instructions in a thread, while the main thread traces.
 
-    Garbage collections, which tracing triggers by creating many objects, leave out the objects that exist.
-
-    Args:
-        check_vectors: check the CPU's vector instructions in a thread while the main thread traces. Inductor does it
-            once per process, before it loads or compiles C++, and waits a second or more for child processes.
+    Inductor does it once per process, before it loads or compiles C++, and waits a second or more for child processes.
     """
-    if check_vectors and not _checks:
+    if not _checks:
         _checks.append(Thread(target=_check_vectors, daemon=True))
         _checks[0].start()
-    freeze = gc.get_freeze_count() == 0  # else the user has frozen some
-    if freeze:
-        gc.freeze()
-    try:
-        yield
-    finally:
-        if freeze:
-            gc.unfreeze()
 
 
 def _check_vectors() -> None:

@@ -53,7 +53,7 @@ class CompiledStep(WholeStep):
         self.steps = (args or {}).get("steps")
         if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
             raise ConfigError(f"{KEY}: torch {torch.__version__} cannot compile a backward pass; a newer one is needed")
-        from ..modeling.inductor import exact_sums, quick_start
+        from ..modeling.inductor import check_vectors, exact_sums
 
         self.view_bases = (_TracedBackward,)
         args = exact_sums({name: value for name, value in (args or {}).items() if name != "steps"})
@@ -61,7 +61,7 @@ class CompiledStep(WholeStep):
             args["options"] = {"fallback_random": True, **args["options"]}
         torch.compiler.assume_constant_result(WholeStep.note)  # called while tracing, and not part of the graph
         self._exceptions = torch._dynamo.exc
-        self._quick_start, self._inductor = quick_start, args.get("backend", "inductor") == "inductor"
+        self._check_vectors, self._inductor = check_vectors, args.get("backend", "inductor") == "inductor"
         tracing = {"trace_autograd_ops": True, "record_runtime_overhead": False}
         if args.get("dynamic", False) is False:
             # The meaning of dynamic=False, which as an argument costs time in every step: one graph for each shape. If
@@ -133,8 +133,9 @@ class CompiledStep(WholeStep):
             for part, _ in split_batch(batch, trainer.accumulation_steps):
                 trainer.adapter.prepare(trainer.model, part)
         self.refusal = ""
-        on_cpu = trainer.optimizer.param_groups[0]["params"][0].is_cpu
-        with self._tracing, self._quick_start(self._inductor and on_cpu):
+        if self._inductor and trainer.optimizer.param_groups[0]["params"][0].is_cpu:
+            self._check_vectors()
+        with self._tracing:
             return compiled(*args)
 
     def _count_new_state(self, trainer: Any) -> None:

@@ -1,6 +1,7 @@
 """Command lines, and signals while a script imports torch. Imports nothing that takes time."""
 
 import argparse
+import gc
 import os
 import re
 import signal
@@ -16,9 +17,8 @@ __all__ = [
     "ArgumentParser",
     "add_options",
     "default_argument_parser",
-    "exit_on_signals",
     "last_parsed",
-    "signals_during_imports",
+    "slow_imports",
 ]
 
 
@@ -104,29 +104,35 @@ def last_parsed() -> Any:
     return _parsed[0]() if _parsed else None
 
 
-def exit_on_signals() -> dict[int, Any]:
-    """Give signals their exit codes while a script imports torch, which takes seconds: see docs/errors.md.
+@contextmanager
+def slow_imports() -> Iterator[None]:
+    """Import torch in this block, which takes seconds: stopped by signals, and quicker.
 
-    Returns:
-        The handlers before.
+    Signals end the process with their exit codes (docs/errors.md). No garbage is collected meanwhile, and later
+    collections leave out what was imported: half a million objects.
     """
+    before = _exit_on_signals() if threading.current_thread() is threading.main_thread() else {}
+    collects = gc.isenabled() and "torch" not in sys.modules
+    if collects:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.freeze()
+            gc.enable()
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+
+
+def _exit_on_signals() -> dict[int, Any]:
+    """Give signals their exit codes, and return the handlers before."""
     before = {}
     for name, code in (("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75)):
         number = getattr(signal, name, None)  # not every system has it
         if number is not None and signal.getsignal(number) != signal.SIG_IGN:
             before[number] = signal.signal(number, lambda *_, code=code: os._exit(code))
     return before
-
-
-@contextmanager
-def signals_during_imports() -> Iterator[None]:
-    """:func:`exit_on_signals` for the imports in this block."""
-    before = exit_on_signals() if threading.current_thread() is threading.main_thread() else {}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
 
 _EXAMPLES = """examples:

@@ -2,7 +2,7 @@
 
 import argparse
 
-from hookline.command_line import add_options, signals_during_imports
+from hookline.command_line import add_options, slow_imports
 
 EXAMPLE = "hookline check-data --config-file digits/mlp.yaml DATALOADER.NUM_WORKERS 8"
 
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Check. The exit code is 1 if a sample or a batch fails."""
-    with signals_during_imports():
+    with slow_imports():
         from hookline.engine import config_errors_exit
         from hookline.engine.program.check_data import check_all
         from hookline.engine.program.options import merge_options

@@ -8,7 +8,7 @@ is 1 then, and 0 if all are equal to the bit.
 
 import argparse
 
-from hookline.command_line import add_options, signals_during_imports
+from hookline.command_line import add_options, slow_imports
 
 EXAMPLE = "hookline determinism --config-file digits/convnet.yaml --steps 5"
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print the report. The exit code is 1 if the run is not deterministic."""
-    with signals_during_imports():
+    with slow_imports():
         from hookline.engine import config_errors_exit
         from hookline.engine.replay.determinism import check_determinism
     with config_errors_exit():

@@ -6,7 +6,7 @@ Exit codes: 0: equal runs; 1: they differ; 2: bad input.
 
 import argparse
 
-from hookline.command_line import signals_during_imports
+from hookline.command_line import slow_imports
 
 EXAMPLE = "hookline diverge output/first output/second"
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print the report."""
-    with signals_during_imports():
+    with slow_imports():
         from hookline.engine import config_errors_exit
         from hookline.engine.replay.diverge import diverge
         from hookline.engine.replay.diverge_text import diverge_text

@@ -6,7 +6,7 @@ which runs their code: config.yaml beside the checkpoint needs --trust-config.
 
 import argparse
 
-from hookline.command_line import signals_during_imports
+from hookline.command_line import slow_imports
 
 FORMATS = ("safetensors", "pth", "torch-export")
 EXAMPLE = """hookline export --checkpoint output/digits_mlp --output model.safetensors
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Write the file, and print what is in it."""
-    with signals_during_imports():
+    with slow_imports():
         from hookline.engine import config_errors_exit
         from hookline.engine.program.export import describe, export
     with config_errors_exit():

@@ -6,7 +6,7 @@ Tries growing batches: on a GPU until it is out of memory, on the CPU up to
 
 import argparse
 
-from hookline.command_line import add_options, signals_during_imports
+from hookline.command_line import add_options, slow_imports
 
 EXAMPLE = "hookline find-batch-size --config-file digits/mlp.yaml --memory 4GB"
 
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Print the size."""
-    with signals_during_imports():
+    with slow_imports():
         from hookline.engine import config_errors_exit
         from hookline.engine.program.probes import probe_batch_size
     with config_errors_exit():

@@ -5,7 +5,7 @@ Nothing is written except the plot.
 
 import argparse
 
-from hookline.command_line import add_options, signals_during_imports
+from hookline.command_line import add_options, slow_imports
 
 EXAMPLE = "hookline find-lr --config-file digits/convnet.yaml --plot lr.png"
 
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Print some of the losses, and the suggestion."""
-    with signals_during_imports():
+    with slow_imports():
         from hookline.engine import config_errors_exit
         from hookline.engine.program.probes import probe_lr
     with config_errors_exit():

@@ -6,7 +6,7 @@ Exit codes: 0: undamaged, or equal weights; 1: damaged, or different weights;
 
 import argparse
 
-from hookline.command_line import signals_during_imports
+from hookline.command_line import slow_imports
 
 EXAMPLE = """hookline inspect output/digits_convnet
   hookline inspect output/first output/second"""
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Print the report."""
-    with signals_during_imports():
+    with slow_imports():
         from hookline.engine import config_errors_exit
         from hookline.engine.export.reports import report
     with config_errors_exit():

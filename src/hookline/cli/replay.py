@@ -5,7 +5,7 @@ Starts from the newest checkpoint before the step, and writes RUN/replay_N/.
 
 import argparse
 
-from hookline.command_line import signals_during_imports
+from hookline.command_line import slow_imports
 
 EXAMPLE = "hookline replay output/digits_convnet --iter 410"
 
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Print the report."""
-    with signals_during_imports():
+    with slow_imports():
         from hookline.engine import config_errors_exit
         from hookline.engine.replay.command import replay_in_processes
     with config_errors_exit():

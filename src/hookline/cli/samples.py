@@ -5,7 +5,7 @@ From the sampler alone: nothing is trained, and the step may be in the future.
 
 import argparse
 
-from hookline.command_line import signals_during_imports
+from hookline.command_line import slow_imports
 
 EXAMPLE = "hookline samples output/digits_convnet --iter 410"
 
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Print numbers, one per line."""
-    with signals_during_imports():
+    with slow_imports():
         from hookline.engine import config_errors_exit
         from hookline.engine.replay.samples import each_iteration_of, samples_at
     with config_errors_exit():

@@ -7,7 +7,7 @@ import argparse
 import sys
 import time
 
-from hookline.command_line import signals_during_imports
+from hookline.command_line import slow_imports
 
 EXAMPLE = """hookline tokenize books/*.txt --output data/books
   hookline tokenize web.jsonl.gz --output data/web --tokenizer gpt2.json"""
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Write the folder, and print what is in it."""
-    with signals_during_imports():
+    with slow_imports():
         from hookline.engine import config_errors_exit
         from hookline.engine.data.tokenizing import tokenize_files
     last = time.monotonic()

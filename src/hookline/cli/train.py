@@ -2,7 +2,7 @@
 
 import argparse
 
-from hookline.command_line import DRY_RUN, PROCESSES, add_options, signals_during_imports
+from hookline.command_line import DRY_RUN, PROCESSES, add_options, slow_imports
 
 EXAMPLE = """hookline train --config-file digits/convnet.yaml SOLVER.BASE_LR 0.01
   torchrun --nproc-per-node 2 -m hookline train --config-file digits/mlp.yaml"""
@@ -15,6 +15,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> None:
     """Train."""
-    with signals_during_imports():
+    with slow_imports():
         from hookline.engine.program.run import run_trainer
     run_trainer(args)

@@ -1,6 +1,5 @@
-"""Sums with a factor, compiled by inductor, are equal to eager ones; what makes compiling start sooner."""
+"""Sums with a factor, compiled by inductor, are equal to eager ones; the check of vector instructions."""
 
-import gc
 import threading
 
 import pytest
@@ -11,7 +10,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from hookline.config import get_cfg
 from hookline.engine.modeling import build_model, inductor
-from hookline.engine.modeling.inductor import PASS, exact_sums, quick_start
+from hookline.engine.modeling.inductor import PASS, check_vectors, exact_sums
 
 
 class Sums(nn.Module):
@@ -94,22 +93,10 @@ def test_vector_instructions_are_checked_in_a_thread_before_torch_looks_into_its
 
     monkeypatch.setattr(inductor, "_checks", [])
     monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", check)
-    with quick_start(check_vectors=True), quick_start(check_vectors=True):
-        assert threads == []  # nobody waits for it yet
+    check_vectors()
+    check_vectors()
+    assert threads == []  # nobody waits for it yet
     may_end.set()
     exact_sums({})["options"][PASS].uuid()
     assert len(threads) == 1
     assert threads[0] is not threading.current_thread()
-
-
-def test_collections_leave_out_old_objects_while_a_graph_is_made_unless_the_user_has_frozen_some():
-    with quick_start(check_vectors=False):
-        assert gc.get_freeze_count() > 0
-    assert gc.get_freeze_count() == 0
-    gc.freeze()
-    try:
-        with quick_start(check_vectors=False):
-            pass
-        assert gc.get_freeze_count() > 0
-    finally:
-        gc.unfreeze()
