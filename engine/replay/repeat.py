@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain
 from typing import Any
 
 from ... import hooks
@@ -85,6 +86,10 @@ def replay(
         ConfigError: there is no such run; or the step is before its first or after its last one.
     """
     replayed, main = replay_config(run, cfg, overrides), comm.is_main_process()
+    whole = [key for key in ("COMPILE_STEP", "CUDA_GRAPH") if replayed.SOLVER[key]]
+    for key in whole:  # the parts of such a step cannot be seen
+        replayed.SOLVER[key] = False
+    overrides = [*overrides, *chain.from_iterable((f"SOLVER.{key}", False) for key in whole)]
     folder = os.path.join(run, f"replay_{iteration}")
     comm.on_main_process(lambda: _check_free(folder))
     curves = comm.on_main_process(lambda: curves_of(run))

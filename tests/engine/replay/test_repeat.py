@@ -115,6 +115,15 @@ def test_a_changed_config_is_found_in_the_metrics(tmp_path):
     assert re.search(r"the run: torch .*, ranks: 2\n  now: torch .*, ranks: 1", report_text(report))
 
 
+def test_a_compiled_step_is_replayed_in_its_parts(tmp_path):
+    args = {"backend": "eager", "steps": 2}
+    config_trainer(tmp_path, *RUN, "SOLVER.COMPILE_STEP", True, "SOLVER.COMPILE_STEP_ARGS", args).train()
+    report = replay(str(tmp_path), 17)
+    assert report["modules"]
+    assert report["overrides"] == ["SOLVER.COMPILE_STEP", "False"]
+    assert not report["config_changes"]
+
+
 def test_a_changed_config_is_found_after_a_checkpoint_and_the_console_stays_as_it_was(tmp_path):
     config_trainer(tmp_path, *RUN).train()
     (console,) = (one for one in logging.getLogger("hookline").handlers if "Console" in type(one).__name__)
