@@ -216,7 +216,7 @@ class Checkpointer(CheckpointReader):
                 set and some do not.
         """
         if not path:
-            self.logger.info("No weights to load: the model stays as it was built")
+            self.logger.info("Nothing to load: training starts from the model as it was built")
             return {}
         self.wait()
         local = self.fetch(path)

@@ -46,4 +46,5 @@ def _extra(cfg: CfgNode) -> dict[str, Any]:
         "SOLVER.PARAM_GROUPS": {"items": {**rule, "additionalProperties": False}},
         "SOLVER.OPTIMIZERS": {"additionalProperties": one},
         "SOLVER.OPTIMIZER": {"type": ["object", "string"]},
+        "TEST.EVALUATOR": {"type": ["object", "string"]},
     }

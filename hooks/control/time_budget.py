@@ -16,9 +16,9 @@ class TimeBudget(HookBase):
     """Completes the run when a time has been spent on training, and estimates its length in iterations until then.
 
     The estimate becomes ``trainer.max_iter``, so schedules, progress bar and remaining time follow it. It is made after
-    5 steps, then each time that a quarter more, or 3 % of the budget, has been spent. Evaluations and checkpoints
-    during training count. The step that reaches the budget is the last one. Saves the time spent: a resumed run has
-    the rest of the budget.
+    5 steps, then each time that a quarter more, or 3 % of the budget, has been spent, and where an estimate from slow
+    first steps would end the run too early. Evaluations and checkpoints during training count. The step that reaches
+    the budget is the last one. Saves the time spent: a resumed run has the rest of the budget.
 
     In a config: ``SOLVER.MAX_ITER: "2h"``.
 
@@ -50,7 +50,7 @@ class TimeBudget(HookBase):
         done = trainer.iter + 1
         if spent >= budget:
             trainer.max_iter = done
-        elif spent >= self._next and done >= _FIRST_STEPS:
+        elif done >= _FIRST_STEPS and (spent >= self._next or done + 1 >= trainer.max_iter):
             self._next = spent + max(min(spent / 4, 0.03 * budget), 0.003 * budget)
             trainer.max_iter = max(done + 1, round(done * budget / spent))
 

@@ -106,9 +106,9 @@ def last_parsed() -> Any:
 
 @contextmanager
 def slow_imports() -> Iterator[None]:
-    """Import torch in this block, which takes seconds: stopped by signals, and quicker.
+    """Import torch in this block, and all else that takes seconds, before ``run()``: stopped by signals, and quicker.
 
-    Signals end the process with their exit codes (docs/errors.md). No garbage is collected meanwhile, and later
+    In the block signals end the process with their exit codes (docs/errors.md). No garbage is collected meanwhile, and later
     collections leave out what was imported: half a million objects.
     """
     before = _exit_on_signals() if threading.current_thread() is threading.main_thread() else {}

@@ -41,6 +41,19 @@ def test_the_step_that_reaches_the_budget_is_the_last_one():
     assert lengths[4:] == [30] * 26  # the estimate
 
 
+def test_slow_first_steps_do_not_end_the_run_early():
+    class SlowStart(SimpleTrainer):
+        def clock(self):
+            return 1 + (self.iter + 1) / 100
+
+    model, ends = Net(), []
+    trainer = SlowStart(model, [torch.ones(1, 2)], torch.optim.SGD(model.parameters(), lr=0.1))
+    judged = CallbackHook(after_step=lambda t: ends.append(t.iter + 1 >= t.max_iter))
+    trainer.register_hooks([TimeBudget("3s"), judged])
+    assert trainer.train(0, 10**9).iteration == 200
+    assert ends.index(True) == 199  # no other step seemed to be the last one
+
+
 def test_other_budgets_are_refused():
     for budget in (0, "2ep", 100, "x"):
         with pytest.raises(ConfigError):
