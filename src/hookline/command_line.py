@@ -108,8 +108,8 @@ def last_parsed() -> Any:
 def slow_imports() -> Iterator[None]:
     """Import torch in this block, and all else that takes seconds, before ``run()``: stopped by signals, and quicker.
 
-    In the block signals end the process with their exit codes (docs/errors.md). No garbage is collected meanwhile, and later
-    collections leave out what was imported: half a million objects.
+    In the block signals end the process with their exit codes (docs/errors.md). No garbage is collected meanwhile, and
+    later collections leave out what was imported: half a million objects.
     """
     before = _exit_on_signals() if threading.current_thread() is threading.main_thread() else {}
     collects = gc.isenabled() and "torch" not in sys.modules
