@@ -67,6 +67,7 @@ class ModelTrainer(WaitingSteps):
     strategy: Strategy
     gather_metric_period: int
     _averaging_ranks: int
+    _step_begun = False  # by a subclass's own before_step: see old_methods.py
     _whole_step: WholeStep | ScheduledStep | Turns | None = None
     batch = KeptForHooks()
     outputs = KeptForHooks()
@@ -139,6 +140,12 @@ class ModelTrainer(WaitingSteps):
         self._batches.skip_epoch()
 
     def before_step(self) -> None:
+        if not self._step_begun:
+            self._begin_step()
+        self._dispatch("before_step")
+
+    def _begin_step(self) -> None:
+        """Do what a step begins with, before the hooks' ``before_step``."""
         self.storage.iter = self.iter
         batches = self._batches
         if batches.ended:
@@ -149,7 +156,6 @@ class ModelTrainer(WaitingSteps):
             self.before_epoch()
         if self._random_state.pending is not None:
             self._random_state.restore(batches)
-        self._dispatch("before_step")
 
     # ------------------------------------------------------------------ devices
 

@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+from ...hooks.base import StopTraining
+from ...hooks.common.overriding import calls_base
+
 __all__ = ["adapt_old_methods", "split_data_time"]
 
 
@@ -30,9 +33,19 @@ def adapt_old_methods(cls: Any, base: type) -> None:
     if hasattr(cls, "_detect_anomaly") and not inherited:
         cls.forward = _with_anomaly_check(cls.forward)
     for event in ("before_step", "after_step", "after_train"):
-        own = vars(cls).get(event)
-        if inspect.isfunction(own) and not _calls_base(own, cls):
-            setattr(cls, event, _with_base(own, cls))
+        owner, *others = [parent for parent in cls.__mro__ if event in vars(parent)]
+        own = vars(owner)[event]
+        # Trainers that cls inherits from are adapted already; mixins are not.
+        is_new = owner is cls or not _is_trainer(owner, base)
+        if is_new and inspect.isfunction(own) and not calls_base(own, owner, cls):
+            methods = [vars(parent)[event] for parent in others if _is_trainer(parent, base)]
+            # Those that call the hooks too are left out.
+            method = next(method for method in methods if not hasattr(method, "calls_hooks"))
+            setattr(cls, event, _wrapped(event, own, method))
+
+
+def _is_trainer(cls: type, base: type) -> bool:
+    return issubclass(cls, base) or issubclass(base, cls)
 
 
 def split_data_time(metrics: Mapping[str, Any]) -> tuple[dict[str, torch.Tensor], float]:
@@ -65,27 +78,29 @@ def _with_anomaly_check(original: Callable[..., dict[str, torch.Tensor]]) -> Cal
     return forward
 
 
-def _calls_base(own: FunctionType, cls: type) -> bool:
-    """Whether the code of a method has ``super()``, or names a class that ``cls`` inherits from."""
-    names = {"super", *(parent.__name__ for parent in cls.__mro__)}
-    return "__class__" in own.__code__.co_freevars or not names.isdisjoint(own.__code__.co_names)
-
-
-def _with_base(own: FunctionType, cls: type) -> Callable[[Any], None]:
-    event = own.__name__
+def _wrapped(event: str, own: FunctionType, method: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return a trainer's method for ``event`` that calls ``own``, and does what ``method`` does besides."""
 
     @wraps(own)
     def before_step(self: Any) -> None:
-        if self._joined or self._left:
-            self._change_hooks()
-        _call_base(self, cls, event)
-        own(self)
+        if self._step_begun:  # called by the before_step of a subclass
+            own(self)
+            return
+        self._begin_step()
+        self._step_begun = True
+        try:
+            own(self)
+        finally:
+            self._step_begun = False
 
     @wraps(own)
     def after_step(self: Any) -> None:
-        own(self)
+        try:
+            own(self)
+        except StopTraining as stop:
+            self.request_stop(str(stop))
         if self._finished != self.iter:
-            _call_base(self, cls, event)
+            _call_without_hooks(self, method)
 
     @wraps(own)
     def after_train(self: Any) -> None:
@@ -96,17 +111,19 @@ def _with_base(own: FunctionType, cls: type) -> Callable[[Any], None]:
             raise
         finally:
             if self._running:
-                _call_base(self, cls, event)
+                _call_without_hooks(self, method)
 
-    return {"before_step": before_step, "after_step": after_step, "after_train": after_train}[event]
+    wrapped: Any = {"before_step": before_step, "after_step": after_step, "after_train": after_train}[event]
+    wrapped.calls_hooks = True
+    return wrapped
 
 
-def _call_base(trainer: Any, cls: type, event: str) -> None:
-    """Call the method that ``cls`` overrides, which then calls no hook of the trainer's list."""
-    table = trainer._listeners
+def _call_without_hooks(trainer: Any, method: Callable[[Any], None]) -> None:
+    """Call a method for an event, which then calls no hook of the trainer's list."""
+    event, table = method.__name__, trainer._listeners
     listeners, hooks = table[event], {id(hook) for hook in trainer._hooks}
     table[event] = tuple(listener for listener in listeners if id(listener[2]) not in hooks)
     try:
-        getattr(super(cls, trainer), event)()
+        method(trainer)
     finally:
         table[event] = listeners

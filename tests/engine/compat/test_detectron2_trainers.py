@@ -598,7 +598,7 @@ def test_the_prefix_of_write_metrics_may_be_its_third_argument():
     assert storage.latest()["loss"] == (3.0, 7)
 
 
-class CallsHooks(Parts, DefaultTrainer):
+class CallsHooks:
     """Calls the hooks itself, as TrainerBase of detectron2 does."""
 
     def before_step(self):
@@ -616,24 +616,81 @@ class CallsHooks(Parts, DefaultTrainer):
             hook.after_train()
 
 
-def test_a_trainer_that_calls_the_hooks_itself_saves_and_writes(make, tmp_path):
-    trainer, calls = make(CallsHooks), []
-    add = {name: lambda trainer, name=name: calls.append(name) for name in ("before_step", "after_step", "after_train")}
+class Epochs(Parts):
+    @classmethod
+    def build_train_loader(cls, cfg):
+        return [torch.full((4, 3), value) for value in (0.1, 0.2, 0.3)]
+
+
+class Mixed(CallsHooks, Epochs, DefaultTrainer):
+    pass
+
+
+class Own(Epochs, DefaultTrainer):
+    before_step, after_step = CallsHooks.before_step, CallsHooks.after_step
+    after_train = CallsHooks.after_train
+
+
+class OwnTwice(Own):
+    before_step, after_step = CallsHooks.before_step, CallsHooks.after_step
+    after_train = CallsHooks.after_train
+
+
+AliasOfBase = DefaultTrainer
+
+
+class CallsBaseElsewhere(Epochs, DefaultTrainer):
+    def before_step(self):
+        self.epochs = [*getattr(self, "epochs", []), self.epoch]
+        AliasOfBase.before_step(self)
+
+    def after_step(self):
+        AliasOfBase.after_step(self)
+
+    def after_train(self):
+        AliasOfBase.after_train(self)
+
+
+@pytest.mark.parametrize("cls", [Mixed, Own, OwnTwice, CallsBaseElsewhere])
+def test_a_trainer_that_calls_the_hooks_itself_saves_and_writes(make, tmp_path, cls):
+    trainer, calls = make(cls), []
+    events = ("before_epoch", "before_step", "after_step", "after_train")
+    add = {name: lambda trainer, name=name: calls.append((name, trainer.iter, trainer.epoch)) for name in events}
     trainer.register_hooks([hooks.CallbackHook(**add)])
+    per_epoch = trainer.iters_per_epoch
     assert trainer.train().reason == "completed"
-    assert calls == ["before_step", "after_step"] * 6 + ["after_train"]
+    steps = []
+    for i in range(6):
+        steps += [("before_epoch", i, i // per_epoch)] * (i % per_epoch == 0)
+        steps += [("before_step", i, i // per_epoch), ("after_step", i, i // per_epoch)]
+    assert calls == [*steps, ("after_train", 6, 5 // per_epoch)]
+    assert getattr(trainer, "epochs", None) in (None, [i // per_epoch for i in range(6)])
     assert {"model_0000003.pth", "model_final.pth"} <= set(os.listdir(tmp_path))
     assert [row["count/samples"] for row in rows(tmp_path) if "count/samples" in row] == [8, 8]
-    resumed = make(CallsHooks, "SOLVER.MAX_ITER", 8)
+    resumed = make(cls, "SOLVER.MAX_ITER", 8)
     resumed.resume_or_load(resume=True)
     assert resumed.train().iteration == 8
+
+
+def test_a_hook_called_by_the_trainer_may_stop_or_join(make):
+    def act(trainer):
+        if trainer.iter == per_epoch - 1:
+            trainer.register_hooks([hooks.CallbackHook(before_train=lambda t: seen.append((t.epoch, t.storage.iter)))])
+        if trainer.iter == per_epoch:
+            raise hooks.StopTraining("enough")
+
+    trainer, seen = make(Own), []
+    per_epoch = trainer.iters_per_epoch
+    trainer.register_hooks([hooks.CallbackHook(after_step=act)])
+    result = trainer.train()
+    assert (result.reason, result.iteration, seen) == ("enough", per_epoch + 1, [(1, per_epoch)])
 
 
 def test_an_error_in_hooks_that_a_trainer_calls_itself_ends_the_run(make):
     def fail(trainer):
         raise RuntimeError("broken")
 
-    trainer = make(CallsHooks)
+    trainer = make(Own)
     trainer.register_hooks([hooks.CallbackHook(after_train=fail)])
     with pytest.raises(RuntimeError, match="broken"):
         trainer.train()
