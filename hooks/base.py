@@ -68,8 +68,10 @@ class HookBase:
         single: whether a trainer may have only one hook of this class.
         uses_outputs: whether the hook reads ``trainer.batch`` and ``trainer.outputs``, which are kept only then.
         uses_indices: the same for ``trainer.sample_indices``.
-        needs_each_step: False if its ``before_step``, ``after_step``, ``before_fetch`` and ``after_fetch`` look neither
-            at weights nor at metrics: they may then come before the step is computed (SOLVER.COMPILE_STEP_ARGS.steps).
+        needs_each_step: False if its ``before_step``, ``after_step``, ``before_fetch`` and ``after_fetch`` may come
+            before the step is computed (SOLVER.COMPILE_STEP_ARGS.steps): they neither read nor change what a step uses
+            or produces (weights, metrics, the optimizer except its learning rates, attributes of the model or the
+            trainer), or they call ``trainer.finish_steps()`` first.
         state_key: the key of the hook's state in a checkpoint. Default: the class name, then ``Name#2``, ``Name#3``.
     """
 

@@ -97,10 +97,12 @@ class EvalHook(HookBase):
         trainer = self.trainer
         # After the last step after_train evaluates, so that the metrics are put at max_iter.
         if self._every(trainer) and not (self._eval_after_train and trainer.iter + 1 == trainer.max_iter):
+            trainer.finish_steps()
             self._do_eval()
 
     def after_train(self) -> None:
         if self._eval_after_train and self.trainer.completed:
+            self.trainer.finish_steps()
             self._do_eval()
 
     def on_eval(self) -> None:

@@ -147,7 +147,7 @@ class TrainerView(Protocol):
         """Return the shell command that repeats a step, for messages; empty if there is none."""
 
     def finish_steps(self) -> None:
-        """Compute the steps that wait. A hook with ``needs_each_step = False`` calls it when it looks at results."""
+        """Compute the steps that wait. A hook with ``needs_each_step = False`` calls it before it needs them."""
 
     def skip_epoch(self) -> None:
         """End the epoch with the current step."""

@@ -18,7 +18,11 @@ STEPS = f"{KEY}_ARGS.steps"
 STOP = 'SOLVER.NONFINITE_LOSS "stop" cannot end a run between steps of one call: use "raise" or "skip"'
 
 EARLY_EVENTS = ("before_step", "before_fetch", "after_fetch", "after_step")
-_OWN_PARTS = ("before_step", "run_step", "after_step")
+_OWN_PARTS = (
+    *("before_epoch", "before_step", "run_step", "fetch", "_write_metrics", "write_metrics"),
+    *("after_step", "after_epoch", "after_train"),
+)
+_PARTS = ("model", "optimizer", "accumulation_steps")  # of a trainer: steps that wait together share them
 
 
 def problem_of_hook(name: str, event: str) -> str:
@@ -27,14 +31,15 @@ def problem_of_hook(name: str, event: str) -> str:
         return f"{name} listens to {event}, when the weights may be those of a later step: set {STEPS} to 1"
     return (
         f"{name} listens to {event}, which may come before the step is computed: set {STEPS} to 1; or, if the hook "
-        "looks neither at weights nor at metrics there, set its attribute needs_each_step = False"
+        "neither reads nor changes there what a step uses or produces (weights, metrics, the optimizer, attributes of "
+        "model or trainer), or calls trainer.finish_steps() first, set its attribute needs_each_step = False"
     )
 
 
 def needs_each_step(hook: Any, event: str) -> bool:
     """Return whether a hook (or a class of hooks) needs the step to be computed when an event comes.
 
-    A class that overrides the event of a base class says so anew.
+    A class that overrides the event of a base class must say so itself.
     """
     if not isinstance(hook, type) and not {"needs_each_step", event}.isdisjoint(vars(hook)):
         return bool(hook.needs_each_step)
@@ -93,8 +98,9 @@ class QueuedSteps(CompiledStep):
     def __init__(self, args: Mapping[str, Any]) -> None:
         super().__init__(args)
         self.waiting: list[_Waiting] = []
-        # Of the waiting steps: the form of their batches, the optimizer's groups, the rates of the last one, and the
-        # tensors of their batches, with the number of times that each had been written to.
+        # Of the waiting steps: the trainer's parts, the form of their batches, the optimizer's groups, the rates of the
+        # last one, and the tensors of their batches, with the number of times that each had been written to.
+        self._parts: list[Any] = []
         self._form: Any = None
         self._settings: list[dict[str, Any]] = []
         self._rates: list[float] = []
@@ -137,6 +143,8 @@ class QueuedSteps(CompiledStep):
             self.finish(trainer)
             self._form, self._settings = form, [dict(group) for group in groups]
             self._rates = [group["lr"] for group in groups]
+        if not waiting:
+            self._parts = [getattr(trainer, name) for name in _PARTS]
         waiting.append(_Waiting(trainer.iter, batch, data_time, self._rates))
         self._tensors += tensors
         self._written += [tensor._version for tensor in tensors]
@@ -156,8 +164,9 @@ class QueuedSteps(CompiledStep):
         """Run the steps that wait.
 
         Raises:
-            Exception: of the first step that fails. The trainer's iteration is then that of this step, and the steps
-                after it have no effect.
+            Exception: of the first step that fails. The trainer's iteration is then that of this step. After a loss or
+                gradient that is NaN or infinite, the steps after it have no effect; after another error, they may have
+                been computed.
         """
         if not self.waiting:
             return
@@ -167,6 +176,7 @@ class QueuedSteps(CompiledStep):
         start = time.perf_counter()
         iteration, trainer.iter = trainer.iter, waiting[0].iteration
         try:
+            self._check_parts(trainer)
             if not unchanged:
                 raise ConfigError(
                     f"{STEPS}: the data loader writes into batches that it has returned, and steps wait with theirs: "
@@ -179,6 +189,14 @@ class QueuedSteps(CompiledStep):
             raise
         trainer.iter = trainer.storage.iter = iteration
         trainer.emit("after_waiting_steps", waiting[0].iteration, len(waiting), time.perf_counter() - start)
+
+    def _check_parts(self, trainer: Any) -> None:
+        for name, part in zip(_PARTS, self._parts, strict=True):
+            if getattr(trainer, name) is not part:
+                raise ConfigError(
+                    f"{STEPS}: trainer.{name} was changed while steps wait that were read with the earlier one: call "
+                    f"trainer.finish_steps() before changing it, or set {STEPS} to 1"
+                )
 
     def discard(self, trainer: Any) -> None:
         """Forget the steps that wait: the run ends at once."""
@@ -204,6 +222,8 @@ class QueuedSteps(CompiledStep):
     def _run_singly(self, trainer: Any, waiting: Sequence[_Waiting]) -> None:
         """Run steps one by one, each with the optimizer's settings of its time."""
         groups = trainer.optimizer.param_groups
+        added = groups[len(self._settings) :]
+        del groups[len(self._settings) :]
         present = []
         for group, settings in zip(groups, self._settings, strict=False):
             changed = [name for name, value in settings.items() if value is not group.get(name)]
@@ -219,6 +239,7 @@ class QueuedSteps(CompiledStep):
         finally:
             for group, settings in zip(groups, present, strict=False):
                 group.update(settings)
+            groups += added
 
     # ------------------------------------------------------------------ the graph
 

@@ -52,12 +52,15 @@ def check_step_config(cfg: CfgNode) -> None:
     for index, entry in enumerate(cfg.HOOKS):
         name, _ = component(entry)
         cls = HOOK_REGISTRY.get(name, f"HOOKS[{index}]")
+        if not isinstance(cls, type):
+            continue  # a function that makes a hook: the trainer checks that
         if getattr(cls, "uses_outputs", False):
             raise ConfigError(
                 f"HOOKS[{index}]: {name} uses the model's outputs, which a step under {key} does not return. Remove "
                 f"the hook, or set {key} to False"
             )
-        for event in EARLY_EVENTS if waits else ():
+        # A class of a user may set needs_each_step in its __init__: the trainer checks its hook.
+        for event in EARLY_EVENTS if waits and cls.__module__.startswith("hookline.") else ():
             if getattr(cls, event, None) is not getattr(HookBase, event) and needs_each_step(cls, event):
                 raise ConfigError(f"HOOKS[{index}]: {problem_of_hook(name, event)}")
         for event in STEP_EVENTS:

@@ -1,8 +1,9 @@
 """What a trainer does with steps that wait: who needs results computes them first."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...hooks.base import HookBase
 from ..train_loop import TrainerBase
 from .queued_steps import QueuedSteps
 
@@ -21,6 +22,10 @@ class WaitingSteps(TrainerBase):
     def finish_steps(self) -> None:
         if isinstance(self._whole_step, QueuedSteps):
             self._whole_step.finish(self)
+
+    def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
+        self.finish_steps()
+        super().register_hooks(hooks)
 
     def emit(self, event: str, *args: Any, **kwargs: Any) -> None:
         self.finish_steps()

@@ -233,6 +233,7 @@ class RollingCheckpointer(PeriodicCheckpointer):
     """
 
     single = True
+    needs_each_step = False
     _log_level = logging.DEBUG
 
     def __init__(self, checkpointer: Any, period: "Duration | int | str" = 200, keep: int = 1) -> None:

@@ -14,7 +14,9 @@ from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
 from hookline.engine.replay import diverge, replay
 from hookline.engine.replay.trace import trace_steps
-from hookline.hooks import BestCheckpointer, CallbackHook, FunctionHook, HookBase, IterationTimer, LRScheduler
+from hookline.engine.step.queued_steps import QueuedSteps
+from hookline.engine.step.step_config import check_step_config
+from hookline.hooks import BestCheckpointer, CallbackHook, EvalHook, FunctionHook, HookBase, IterationTimer, LRScheduler
 
 
 def linear():
@@ -223,13 +225,15 @@ def test_a_hook_that_joins_starts_after_the_waiting_steps():
 
 
 @pytest.mark.slow
-def test_steps_that_wait_share_the_time_of_their_call():
-    class Slow(SimpleTrainer):
-        def _write_metrics(self, *args, **kwargs):
-            time.sleep(0.01 * (self.iter == 6))
-            super()._write_metrics(*args, **kwargs)
+def test_steps_that_wait_share_the_time_of_their_call(monkeypatch):
+    put = QueuedSteps._put
 
-    made = trainer(4, cls=Slow, hooks=[IterationTimer()])
+    def put_slowly(self, trainer, *args):
+        time.sleep(0.01 * (trainer.iter == 6))
+        put(self, trainer, *args)
+
+    monkeypatch.setattr(QueuedSteps, "_put", put_slowly)
+    made = trainer(4, hooks=[IterationTimer()])
     made.train(0, 11)
     times = {iteration: value for value, iteration in made.storage.history("time").values()}
     assert list(times) == list(range(2, 11))  # as with single steps, after the warm-up
@@ -274,7 +278,7 @@ def test_a_hook_that_looks_at_each_step_is_refused_by_name(event):
     trainer(1, Unread(), hooks=[CallbackHook(**{event: lambda *args: None})])
 
 
-def test_a_subclass_that_overrides_the_event_says_so_anew():
+def test_a_subclass_that_overrides_the_event_must_say_so_itself():
     class Looks(IterationTimer):
         def after_step(self):
             super().after_step()
@@ -290,13 +294,77 @@ def test_after_optimizer_step_is_refused():
         trainer(4, Unread(), hooks=[CallbackHook(after_optimizer_step=print, needs_each_step=False)])
 
 
-def test_a_trainer_with_its_own_after_step_is_refused():
-    class Own(SimpleTrainer):
-        def after_step(self):
-            super().after_step()
+@pytest.mark.parametrize("name", ["after_step", "after_epoch", "after_train", "fetch", "_write_metrics"])
+def test_a_trainer_with_its_own_part_is_refused(name):
+    def method(self):
+        pass
 
-    with pytest.raises(ConfigError, match=r"Own\.after_step\(\) may look at a step that is not computed"):
-        trainer(4, Unread(), cls=Own).train(0, 3)
+    method.__name__ = name
+    own = type("Own", (SimpleTrainer,), {name: method})
+    with pytest.raises(ConfigError, match=rf"Own\.{name}\(\) may look at a step that is not computed"):
+        trainer(4, Unread(), cls=own).train(0, 3)
+
+
+def acting_at(iteration, action):
+    """Return a hook that calls ``action(trainer)`` after a step, while steps wait."""
+
+    class Acts(HookBase):
+        needs_each_step = False
+
+        def after_step(self):
+            if self.trainer.iter == iteration:
+                action(self.trainer)
+
+    return Acts()
+
+
+@pytest.mark.parametrize("name", ["optimizer", "accumulation_steps"])
+def test_another_optimizer_while_steps_wait_is_refused(name):
+    def change(t):
+        other = torch.optim.SGD(t.model.parameters(), 0.1) if name == "optimizer" else 2
+        setattr(t, name, other)
+
+    with pytest.raises(ConfigError, match=rf"trainer\.{name} was changed while steps wait.*finish_steps\(\) before"):
+        trainer(4, hooks=[acting_at(2, change)]).train(0, 9)
+
+
+def test_waiting_steps_do_not_update_a_group_that_comes_later():
+    found = []
+    for steps in (1, 4):
+        last = []
+
+        def make(parameters, last=last, **kwargs):
+            first, *last[:] = parameters
+            return torch.optim.SGD([first], **kwargs)
+
+        def add(t, last=last):
+            t.optimizer.add_param_group({"params": last, "lr": 0.2})
+
+        optimizer = partial(make, lr=0.1, momentum=0.9)
+        found.append(trainer(steps, optimizer=optimizer, hooks=[acting_at(2, add)]))
+        found[-1].train(0, 9)
+        assert len(found[-1].optimizer.param_groups) == 2
+    equal(*found)
+
+
+def test_an_evaluation_of_ones_own_sees_computed_steps():
+    class Evaluates(EvalHook):
+        def _do_eval(self):
+            seen.append((self.trainer.iter, len(self.trainer.waiting_steps)))
+
+    seen = []
+    trainer(4, hooks=[Evaluates(3, dict)]).train(0, 8)
+    assert seen == [(2, 0), (5, 0), (8, 0)]
+
+
+def test_hooks_registered_while_steps_wait_see_them_computed():
+    class Sees(HookBase):
+        def on_registered(self):
+            self.waiting = len(self.trainer.waiting_steps)
+
+    sees = Sees()
+    trainer(4, hooks=[acting_at(2, lambda t: t.register_hooks([sees]))]).train(0, 9)
+    assert sees.waiting == 0
 
 
 def test_stop_at_a_nonfinite_loss_is_refused():
@@ -346,6 +414,30 @@ def test_a_config_with_unsupported_settings_is_refused(overrides, match):
     cfg.merge_from_list(overrides)
     with pytest.raises(ConfigError, match=match):
         check_config(cfg)
+
+
+class ChoosesItself(HookBase):
+    def __init__(self, needs_each_step):
+        self.needs_each_step = needs_each_step
+
+    def after_step(self):
+        pass
+
+
+def make_hook():
+    return Calls()
+
+
+def test_a_config_leaves_hooks_of_users_to_the_trainer():
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE = "cpu"
+    cfg.SOLVER.COMPILE_STEP = True
+    cfg.merge_from_list(["SOLVER.COMPILE_STEP_ARGS.steps", 8])
+    cfg.HOOKS = [f"{__name__}:make_hook", {"NAME": f"{__name__}:ChoosesItself", "ARGS": {"needs_each_step": False}}]
+    check_step_config(cfg)
+    trainer(4, Unread(), hooks=[ChoosesItself(False)])
+    with pytest.raises(ConfigError, match="the hook ChoosesItself listens to after_step"):
+        trainer(4, Unread(), hooks=[ChoosesItself(True)])
 
 
 # ---------------------------------------------------------------------------- runs of a config
