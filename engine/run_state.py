@@ -41,6 +41,7 @@ class RunState(HookHost):
     waiting_steps: Sequence[Any] = ()
     _max_iter: int = 0
     _longest: int = 0  # the largest max_iter of the run
+    only_due: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +50,7 @@ class RunState(HookHost):
         self._finished: int = -1  # the last finished iteration
         self._error: BaseException | None = None
         self._stop: StopRequest | None = None
-        self._requests: set[str] = set()
+        self._requests: dict[str, bool] = {}  # events, and whether all hooks act, not only those that are due
         self._agreement: Agreement | None = None  # with other ranks, during training
         self._stragglers = Stragglers()
         self._at_last_save = False  # the checkpoint that is saved now is the final one
@@ -168,21 +169,22 @@ class RunState(HookHost):
         else:
             self._stop_with(request)
 
-    def request_save(self, everywhere: bool = False, extra: bool = False) -> None:
+    def request_save(self, everywhere: bool = False, extra: bool = False, due: bool = False) -> None:
         """Save a checkpoint at the end of the current step. ``everywhere``: as for :meth:`request_stop`.
 
         Args:
             extra: by :class:`~hookline.hooks.RollingCheckpointer` and :class:`~hookline.hooks.InMemoryCheckpointer` if
                 it is time for them, not by :class:`~hookline.hooks.PeriodicCheckpointer`. All ranks must request it.
+            due: only the checkpointers whose period ends with this step save, unless there is another request.
         """
         if extra:
-            self._requests.add("on_extra_save")
+            self._requests["on_extra_save"] = True
         else:
-            self._request("on_save", everywhere)
+            self._request("on_save", everywhere, due)
 
-    def request_write(self, everywhere: bool = False) -> None:
-        """Write metrics at the end of the current step. ``everywhere``: as for :meth:`request_stop`."""
-        self._request("on_write", everywhere)
+    def request_write(self, everywhere: bool = False, due: bool = False) -> None:
+        """Write metrics at the end of the current step. ``everywhere``, ``due``: as for :meth:`request_save`."""
+        self._request("on_write", everywhere, due)
 
     def request_eval(self, everywhere: bool = False) -> None:
         """Evaluate at the end of the current step. ``everywhere``: as for :meth:`request_stop`."""
@@ -191,11 +193,11 @@ class RunState(HookHost):
     def finish_steps(self) -> None:
         """Compute the steps that wait for others (SOLVER.COMPILE_STEP_ARGS.steps), if there are any."""
 
-    def _request(self, event: str, everywhere: bool) -> None:
+    def _request(self, event: str, everywhere: bool, due: bool = False) -> None:
         if self._agreement is not None and self._agreement.needs_exchange(event, everywhere):
             self._agreement.ask(event)
         else:
-            self._requests.add(event)
+            self._requests[event] = self._requests.get(event, False) or not due
 
     def _stop_with(self, request: StopRequest) -> None:
         if request.outranks(self._stop):
@@ -223,17 +225,17 @@ class RunState(HookHost):
         if agreement is None or not (self.iter >= agreement.next_iter or (self._requests and agreement.same_hooks)):
             return
         events, stop = agreement.exchange(self.iter, self._hook_list())
-        self._requests |= events
+        self._requests |= dict.fromkeys(events, True)
         if stop is not None:
             self._stop_with(stop)
         if self._requests and agreement.same_hooks:
-            compare = self._requests != {"on_extra_save"}  # it writes no metrics
+            compare = self._requests.keys() != {"on_extra_save"}  # it writes no metrics
             share_metrics(self.storage, self._finished, self._stragglers, self.hook_costs(), compare)
 
     def _end_requests(self) -> None:
         """After the loop: average the last metrics over ranks. A rank that failed leaves the others."""
         agreement, self._agreement = self._agreement, None
-        self._ends_together = False
+        self._ends_together = self.only_due = False  # only_due: an error may have ended a step
         if agreement is not None and agreement.same_hooks and not self.failed:
             share_metrics(self.storage, self._finished, self._stragglers, self.hook_costs())
             self._ends_together = True

@@ -144,7 +144,7 @@ class TrainerBase(RunState):
         self.iter = self.start_iter = start_iter
         self.max_iter = self._longest = max_iter
         self._finished = start_iter - 1
-        self._error, self._loaded_end, self._at_last_save = None, None, False
+        self._error, self._loaded_end, self._state_at_end, self._at_last_save = None, None, None, False
         self._start_requests(stop)
         if starts_over:
             self._reset_hooks()
@@ -152,7 +152,6 @@ class TrainerBase(RunState):
         self._start_hooks()
         self._start_agreement()
         logger.debug("Hooks, in the order they are called in:\n%s", self.describe_hooks())
-        self._state_at_end = None
 
     def _use_storage(self, storage: EventStorage) -> None:
         """Put metrics into ``storage``, which continues that of a resumed run."""
@@ -255,15 +254,16 @@ class TrainerBase(RunState):
 
     def _serve_requests(self) -> None:
         """Evaluate, write metrics, then save, so that the checkpoint has the state after all of them."""
-        self._check_state(self._requests)
+        self._check_state(set(self._requests))
         for event in ("on_eval", "on_write", "on_save", "on_extra_save"):
             if event in self._requests:
-                self._requests.discard(event)
+                self.only_due = not self._requests.pop(event)
                 if event.endswith("_save") and self.ranks_in_sync:
                     self._gather_state()
                 if event == "on_write":
                     self._dispatch("before_write")
                 self._dispatch(event)
+        self.only_due = False
 
     def _check_state(self, requests: set[str]) -> None:
         """Raise an error if losses or weights must not be evaluated, written or saved (``requests``)."""

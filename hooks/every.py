@@ -5,7 +5,7 @@ from typing import Any
 from ..config import ConfigError, Duration
 from .trainer_view import TrainerView
 
-__all__ = ["Every", "Period", "only_others_are_due"]
+__all__ = ["Every", "Period"]
 
 
 class Every:
@@ -64,15 +64,6 @@ class Every:
             raise ConfigError(f"a period of {epochs} epochs needs a data loader with a length")
         steps = epochs * trainer.iters_per_epoch
         return (trainer.iter + 1) // steps > trainer.iter // steps
-
-
-def only_others_are_due(hook: Any, cls: type) -> bool:
-    """Return whether a period of another hook of ``cls`` ended with this step, and that of ``hook`` did not.
-
-    Each hook records the iteration at which its period ended last, as ``_due_at``.
-    """
-    now = hook.trainer.iter
-    return hook._due_at != now and any(other._due_at == now for other in hook.trainer.find_hooks(cls))
 
 
 class Period:

@@ -137,11 +137,21 @@ class TrainerView(Protocol):
     def request_eval(self, everywhere: bool = False) -> None:
         """Evaluate at the end of the current step."""
 
-    def request_write(self, everywhere: bool = False) -> None:
-        """Write metrics at the end of the current step."""
+    def request_write(self, everywhere: bool = False, due: bool = False) -> None:
+        """Write metrics at the end of the current step; ``due``: as for :meth:`request_save`."""
 
-    def request_save(self, everywhere: bool = False, extra: bool = False) -> None:
-        """Save a checkpoint at the end of the current step; ``extra``: a rolling one, or a copy in memory."""
+    def request_save(self, everywhere: bool = False, extra: bool = False, due: bool = False) -> None:
+        """Save a checkpoint at the end of the current step.
+
+        Args:
+            everywhere: as for :meth:`request_stop`.
+            extra: a rolling checkpoint, or a copy in memory.
+            due: only the checkpointers whose period ends with this step save, unless there is another request.
+        """
+
+    @property
+    def only_due(self) -> bool:
+        """Whether ``on_write`` or ``on_save`` is called now only because periods of hooks have ended."""
 
     def replay_command(self, iteration: int) -> str:
         """Return the shell command that repeats a step, for messages; empty if there is none."""

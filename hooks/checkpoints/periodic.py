@@ -10,7 +10,7 @@ from fvcore.common.checkpoint import PeriodicCheckpointer as FvcorePeriodicCheck
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
-from ..every import Every, Period, only_others_are_due
+from ..every import Every, Period
 from .adapter import adapt
 
 __all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer"]
@@ -81,7 +81,7 @@ class PeriodicCheckpointer(HookBase):
             self._retry_failed_save()
         if self._every(self.trainer):
             self._scheduled, self._due_at = True, self.trainer.iter
-            self.trainer.request_save(everywhere=True)
+            self.trainer.request_save(everywhere=True, due=True)
 
     def _retry_failed_save(self) -> None:
         """Retry a failed scheduled save once, at the same step on all ranks."""
@@ -107,7 +107,7 @@ class PeriodicCheckpointer(HookBase):
 
     def on_save(self) -> None:
         trainer = self.trainer
-        if not self._ending and only_others_are_due(self, PeriodicCheckpointer):
+        if trainer.only_due and self._due_at != trainer.iter:
             return
         self._may_retry, self._scheduled = self._scheduled, False
         iteration = trainer.finished_iter

@@ -9,7 +9,7 @@ from typing import Any
 from ...config import ConfigError, Duration
 from ...config.files.write_error import OnError, WriteError, check_on_error
 from ..base import HOOK_REGISTRY, HookBase
-from ..every import Every, Period, only_others_are_due
+from ..every import Every, Period
 from .background import Background, raise_all
 from .base import EndOfRun, EventWriter, RowWriter
 from .tracker import TrackerError
@@ -96,14 +96,14 @@ class PeriodicWriter(HookBase):
     def after_step(self) -> None:
         if self._every(self.trainer):
             self._due_at = self.trainer.iter
-            self.trainer.request_write(everywhere=True)
+            self.trainer.request_write(everywhere=True, due=True)
 
     def after_train(self) -> None:
         self._ending = True
         self.trainer.request_write()
 
     def on_write(self) -> None:
-        if not self._ending and only_others_are_due(self, PeriodicWriter):
+        if self.trainer.only_due and self._due_at != self.trainer.iter:
             return
         errors: list[BaseException] = []
         if self._ending and not self.trainer.completed:

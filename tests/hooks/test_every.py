@@ -110,9 +110,49 @@ def test_two_hooks_that_write_or_save_have_periods_of_their_own(tmp_path):
         PeriodicCheckpointer(Checkpointer(nn.Linear(1, 1), str(tmp_path / name), trainer=trainer), period)
         for name, period in (("a", 2), ("b", 5))
     ]
-    ask = CallbackHook(after_step=lambda trainer: trainer.request_write() if trainer.iter == 6 else None)
-    trainer.register_hooks([*(PeriodicWriter([Writer(period)], period) for period in written), *checkpointers, ask])
+    trainer.register_hooks([*(PeriodicWriter([Writer(period)], period) for period in written), *checkpointers])
     trainer.train(0, 8)
-    assert written == {2: [1, 3, 5, 6, 7, 8], 3: [2, 5, 6, 7, 8]}
+    assert written == {2: [1, 3, 5, 7, 8], 3: [2, 5, 7, 8]}
     names = [sorted(path.name for path in (tmp_path / name).glob("model_0*")) for name in "ab"]
     assert names == [[f"model_000000{i}.pth" for i in (1, 3, 5, 7)], ["model_0000004.pth"]]
+
+
+def test_after_an_error_in_a_writer_the_others_write_the_end():
+    written = []
+
+    class Broken(EventWriter):
+        def write(self):
+            raise RuntimeError("broken")
+
+    class Writer(EventWriter):
+        def write(self):
+            written.append(get_event_storage().iter)
+
+    trainer = Trainer()
+    trainer.register_hooks([PeriodicWriter([Broken()], 2), PeriodicWriter([Writer()], 50)])
+    with pytest.raises(RuntimeError, match="broken"):
+        trainer.train(0, 8)
+    assert written == [1]
+
+
+def test_a_request_is_served_by_all_hooks_though_one_is_due(tmp_path):
+    written = []
+
+    class Writer(EventWriter):
+        def write(self):
+            written.append(get_event_storage().iter)
+
+    class AsksByItself(PeriodicCheckpointer):
+        def after_step(self):
+            if self.trainer.iter == 3:
+                self.trainer.request_save()
+                self.trainer.request_write()
+
+    trainer = Trainer()
+    checkpointers = [Checkpointer(nn.Linear(1, 1), str(tmp_path / name), trainer=trainer) for name in "ab"]
+    trainer.register_hooks([PeriodicWriter([], 2), PeriodicWriter([Writer()], 50), AsksByItself(checkpointers[0], 0)])
+    trainer.register_hooks([PeriodicCheckpointer(checkpointers[1], 2)])
+    trainer.train(0, 7)
+    assert written == [3, 6, 7]
+    names = [sorted(path.name for path in (tmp_path / name).glob("model_0*")) for name in "ab"]
+    assert names == [["model_0000003.pth"], [f"model_000000{i}.pth" for i in (1, 3, 5)]]
