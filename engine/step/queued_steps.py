@@ -1,5 +1,8 @@
 """Several compiled steps in one call: steps wait in a queue until there are enough of them."""
 
+import dataclasses
+import logging
+import reprlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
@@ -14,6 +17,8 @@ from .whole_step import Outputs
 
 __all__ = ["EARLY_EVENTS", "QueuedSteps", "check_steps", "needs_each_step", "problem_of_hook"]
 
+logger = logging.getLogger(__name__)
+
 STEPS = f"{KEY}_ARGS.steps"
 STOP = 'SOLVER.NONFINITE_LOSS "stop" cannot end a run between steps of one call: use "raise" or "skip"'
 
@@ -22,6 +27,7 @@ _OWN_PARTS = (
     *("before_epoch", "before_step", "run_step", "fetch", "_write_metrics", "write_metrics"),
     *("after_step", "after_epoch", "after_train"),
 )
+_SHORT_CALLS = 3  # after so many, a warning
 _PARTS = ("model", "optimizer", "accumulation_steps")  # of a trainer: steps that wait together share them
 
 
@@ -106,6 +112,7 @@ class QueuedSteps(CompiledStep):
         self._rates: list[float] = []
         self._tensors: list[torch.Tensor] = []
         self._written: list[int] = []
+        self._short_calls = 0  # how often waiting steps ran one by one
         self._filled: tuple[Any, Any] = (None, None)  # the rates of a call, and a tensor of them
         self._no_storage = _NoStorage(self.refuse)
         self._block = self._compile(_run_steps)
@@ -140,7 +147,9 @@ class QueuedSteps(CompiledStep):
         tensors: list[torch.Tensor] = []
         form, groups = _form(batch, tensors), optimizer.param_groups
         if form != self._form or (groups != self._settings and not self._differ_in_rates(groups)):
-            self.finish(trainer)
+            if waiting:
+                same = form == self._form
+                self.finish(trainer, "a setting of the optimizer changed" if same else _difference(self._form, form))
             self._form, self._settings = form, [dict(group) for group in groups]
             self._rates = [group["lr"] for group in groups]
         if not waiting:
@@ -160,8 +169,12 @@ class QueuedSteps(CompiledStep):
             settings["lr"] = rate
         return bool(self._settings == groups)
 
-    def finish(self, trainer: Any) -> None:
+    def finish(self, trainer: Any, why: str = "their results were needed (written, evaluated, saved)") -> None:
         """Run the steps that wait.
+
+        Args:
+            trainer: the trainer.
+            why: why they do not wait for more, for a warning.
 
         Raises:
             Exception: of the first step that fails. The trainer's iteration is then that of this step. After a loss or
@@ -171,7 +184,7 @@ class QueuedSteps(CompiledStep):
         if not self.waiting:
             return
         waiting = self.waiting[:]
-        unchanged = self._written == [tensor._version for tensor in self._tensors]
+        unchanged = not self._overwritten()
         self._clear()
         start = time.perf_counter()
         iteration, trainer.iter = trainer.iter, waiting[0].iteration
@@ -182,6 +195,8 @@ class QueuedSteps(CompiledStep):
                     f"{STEPS}: the data loader writes into batches that it has returned, and steps wait with theirs: "
                     f"have it return new tensors, or set {STEPS} to 1"
                 )
+            if len(waiting) < self.steps:
+                self._warn_of_short_calls(len(waiting), why)
             if len(waiting) < self.steps or not self._run_together(trainer, waiting):
                 self._run_singly(trainer, waiting)
         except BaseException:
@@ -189,6 +204,35 @@ class QueuedSteps(CompiledStep):
             raise
         trainer.iter = trainer.storage.iter = iteration
         trainer.emit("after_waiting_steps", waiting[0].iteration, len(waiting), time.perf_counter() - start)
+
+    def _overwritten(self) -> bool:
+        """Return whether a batch that waits was written to after it was read."""
+        if self._written != [tensor._version for tensor in self._tensors]:
+            return True
+        number = len(self._tensors) // len(self.waiting)  # of tensors in each batch
+        for index in range(number):
+            tensors = self._tensors[index::number]
+            if all(type(tensor) is torch.Tensor and tensor.layout is torch.strided for tensor in tensors):
+                addresses = {tensor.data_ptr() for tensor in tensors if tensor.numel()}
+                if tensors[0].numel() and len(addresses) < len({id(tensor) for tensor in tensors}):
+                    return True
+        return False
+
+    def _warn_of_short_calls(self, count: int, why: str) -> None:
+        """Warn once if no call of a run has been full so far."""
+        if self._block_ran:
+            return
+        self._short_calls += 1
+        if self._short_calls == _SHORT_CALLS:
+            logger.warning(
+                "%s: %d steps would run in one call, but so far they ran one by one, %d times. The last %d did because "
+                "%s. Use fewer steps, or see docs/performance.md",
+                STEPS,
+                self.steps,
+                _SHORT_CALLS,
+                count,
+                why,
+            )
 
     def _check_parts(self, trainer: Any) -> None:
         for name, part in zip(_PARTS, self._parts, strict=True):
@@ -304,6 +348,15 @@ class _WithoutIteration:
         self._refuse("self.iter is read", f"keep what depends on it outside of the step, or set {STEPS} to 1")
 
 
+def _difference(form: Any, other: Any) -> str:
+    """Return in what two forms of batches differ."""
+    if type(form) is type(other) and isinstance(form, (list, tuple, dict)) and len(form) == len(other):
+        keys = form if isinstance(form, dict) else range(len(form))
+        if type(form) is not torch.Size and (not isinstance(form, dict) or form.keys() == other.keys()):
+            return next(_difference(form[key], other[key]) for key in keys if form[key] != other[key])
+    return f"a batch has {reprlib.repr(other)} where the one before has {reprlib.repr(form)}"
+
+
 def _form(batch: Any, tensors: list[torch.Tensor]) -> Any:
     """Return what a graph depends on in a batch: structure, shapes and dtypes, and values that are not tensors.
 
@@ -312,10 +365,10 @@ def _form(batch: Any, tensors: list[torch.Tensor]) -> Any:
         tensors: gets the tensors of the batch.
     """
     kind = type(batch)
-    if kind is torch.Tensor:
+    if isinstance(batch, torch.Tensor):
         tensors.append(batch)
         return batch.shape, batch.dtype
-    if kind is tuple or kind is list:
+    if isinstance(batch, (tuple, list)):
         form: list[Any] = []
         for part in batch:
             if type(part) is torch.Tensor:  # the usual case, without a call
@@ -326,4 +379,6 @@ def _form(batch: Any, tensors: list[torch.Tensor]) -> Any:
         return form
     if isinstance(batch, Mapping):
         return {name: _form(part, tensors) for name, part in batch.items()}
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        return {field.name: _form(getattr(batch, field.name, None), tensors) for field in dataclasses.fields(batch)}
     return batch if kind in (int, float, str, bool) else kind

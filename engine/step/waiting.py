@@ -23,6 +23,10 @@ class WaitingSteps(TrainerBase):
         if isinstance(self._whole_step, QueuedSteps):
             self._whole_step.finish(self)
 
+    def _end_of_epoch(self) -> None:
+        if isinstance(self._whole_step, QueuedSteps):
+            self._whole_step.finish(self, "the epoch ended")
+
     def register_hooks(self, hooks: Iterable[HookBase | None]) -> None:
         self.finish_steps()
         super().register_hooks(hooks)
@@ -32,11 +36,11 @@ class WaitingSteps(TrainerBase):
         super().emit(event, *args, **kwargs)
 
     def before_epoch(self) -> None:
-        self.finish_steps()
+        self._end_of_epoch()
         super().before_epoch()
 
     def after_epoch(self) -> None:
-        self.finish_steps()
+        self._end_of_epoch()
         super().after_epoch()
 
     def _change_hooks(self) -> None:

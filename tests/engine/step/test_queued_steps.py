@@ -1,9 +1,13 @@
 """Several compiled steps in one call: the same results as single ones, and what must not wait."""
 
 import json
+import re
 import time
+from collections import namedtuple
+from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -328,6 +332,7 @@ def test_another_optimizer_while_steps_wait_is_refused(name):
         trainer(4, hooks=[acting_at(2, change)]).train(0, 9)
 
 
+@pytest.mark.slow
 def test_waiting_steps_do_not_update_a_group_that_comes_later():
     found = []
     for steps in (1, 4):
@@ -394,6 +399,62 @@ def test_a_loader_that_writes_into_its_batches_is_an_error():
 
     with pytest.raises(ConfigError, match="writes into batches that it has returned"):
         trainer(4, reused(), iters_per_epoch=100).train(0, 9)
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass
+class Fields:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [Pair, Fields])
+def test_a_loader_that_writes_into_other_kinds_of_batches_is_an_error(kind):
+    class Unpacks(SimpleTrainer):
+        def forward(self, batch):
+            return super().forward((batch.x, batch.y))
+
+    def reused():
+        x, y = torch.empty(8, 6), torch.zeros(8, dtype=torch.int64)
+        while True:
+            yield kind(x.normal_(), y)
+
+    with pytest.raises(ConfigError, match="writes into batches that it has returned"):
+        trainer(4, reused(), iters_per_epoch=100, cls=Unpacks).train(0, 9)
+
+
+def test_a_loader_that_writes_into_memory_of_its_batches_is_an_error():
+    def reused():
+        x = np.zeros((8, 6), np.float32)
+        while True:
+            x += 1
+            yield torch.from_numpy(x), torch.zeros(8, dtype=torch.int64)
+
+    with pytest.raises(ConfigError, match="writes into batches that it has returned"):
+        trainer(4, reused(), iters_per_epoch=100).train(0, 9)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (batches(sizes=(8, 8, 8)), "the epoch ended"),
+        pytest.param(
+            batches(sizes=(8, 8, 5, 5) * 3),
+            r"a batch has torch.Size\(\[[58], 6\]\) where the one before has",
+            marks=pytest.mark.slow,
+        ),
+        ([{"input": x, "y": y, "name": f"{i // 2}.png"} for i, (x, y) in enumerate(batches())], r"has '\d.png' where"),
+        pytest.param(batches(), None, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_without_a_full_call_says_why_once(data, reason, caplog):
+    trainer(4, data).train(0, 16)
+    said = [record.message for record in caplog.records if "ran one by one" in record.message]
+    assert len(said) == (reason is not None)
+    if reason:
+        assert re.search(reason, said[0])
 
 
 @pytest.mark.parametrize(
