@@ -58,9 +58,8 @@ class HookBase:
         after_run()                               # always
 
     Evaluation, prediction and checkpoints have events too. ``trainer.emit("name", ...)`` calls the method ``name`` of
-    every hook that has it. An event that no hook overrides costs nothing.
-
-    Do heavy work in ``after_step``: the time from ``before_step`` to ``after_step`` is logged as the step's time.
+    every hook that has it. An event that no hook overrides costs nothing. Do heavy work in ``after_step``: the time
+    from ``before_step`` to ``after_step`` is logged as the step's time.
 
     Attributes:
         trainer: a weak reference to the trainer, set at registration. :class:`TrainerView` lists what a hook may use.
@@ -68,10 +67,9 @@ class HookBase:
         single: whether a trainer may have only one hook of this class.
         uses_outputs: whether the hook reads ``trainer.batch`` and ``trainer.outputs``, which are kept only then.
         uses_indices: the same for ``trainer.sample_indices``.
-        needs_each_step: False if its ``before_step``, ``after_step``, ``before_fetch`` and ``after_fetch`` may come
-            before the step is computed (SOLVER.COMPILE_STEP_ARGS.steps): they neither read nor change what a step uses
-            or produces (weights, metrics, the optimizer except its learning rates, attributes of the model or the
-            trainer), or they call ``trainer.finish_steps()`` first.
+        needs_each_step: False if its ``before_step``, ``after_step``, ``before_fetch`` and ``after_fetch`` neither read
+            nor change what a step uses or produces (weights, metrics, the optimizer, attributes of model or trainer),
+            or call ``trainer.finish_steps()`` first. With SOLVER.COMPILE_STEP_ARGS.steps they may precede the update.
         state_key: the key of the hook's state in a checkpoint. Default: the class name, then ``Name#2``, ``Name#3``.
     """
 
