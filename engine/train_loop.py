@@ -11,14 +11,13 @@ A :class:`~hookline.hooks.SignalHandler` calls ``request_stop`` on the first Ctr
 an evaluation that is running or due; a checkpoint is saved, and the program exits with 130. After the last step, such
 as in the final evaluation, the first Ctrl-C changes nothing: the run completes.
 
-The second Ctrl-C is a KeyboardInterrupt at once, in a step or an evaluation. Like any error, it goes to
-``on_exception``; then ``after_train`` runs, and it is raised again; the commands exit with 130. Nothing is saved. Only
-after the last step the final checkpoint is saved; a resume then repeats the final evaluation. Without a SignalHandler
-the first Ctrl-C acts like the second.
+The second Ctrl-C is a KeyboardInterrupt at once. Like any error, it goes to ``on_exception``; then ``after_train``
+runs, and it is raised again. Nothing is saved, but after the last step the final checkpoint is; a resume then repeats
+the final evaluation. Without a SignalHandler the first Ctrl-C acts like the second.
 
 Metrics: ``storage.iter == trainer.iter`` during a step. In ``after_train`` both are the number of finished iterations,
-so a final evaluation is logged one iteration after the last step. Metrics put there are written by the ``on_write``
-that follows. After an error both keep the iteration that failed.
+so a final evaluation is logged one iteration after the last step; the ``on_write`` that follows writes it. After an
+error both keep the iteration that failed.
 """
 
 import logging

@@ -1,5 +1,6 @@
 """Keeping the best weights of a run."""
 
+import inspect
 import logging
 import math
 import operator
@@ -13,6 +14,7 @@ from ...config import ConfigError, Duration, suggest
 from ...config.files.run_folder import is_claimed
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.monitor import Monitor
+from ..common.overriding import calls_base
 from ..every import Every, Period
 from ..storage.event_storage import has_event_storage
 from .adapter import adapt
@@ -50,8 +52,8 @@ class BestCheckpointer(HookBase):
         load_at_end: load the best weights into the model after a run that did not fail and was not interrupted.
         reset_on_train: forget the best values when training starts, also after a resume.
 
-    A subclass that overrides ``_best_checking``, as for detectron2, chooses and saves by itself; see
-    :class:`~hookline.hooks.checkpoints.own_choice.OwnChoice`.
+    A subclass that overrides ``_best_checking`` without ``super()``, as for detectron2, chooses and saves by itself;
+    see :class:`~hookline.hooks.checkpoints.own_choice.OwnChoice`.
 
     Raises:
         ConfigError: ``mode`` or ``keep`` is invalid.
@@ -62,7 +64,8 @@ class BestCheckpointer(HookBase):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "_best_checking" in vars(cls):
+        own = vars(cls).get("_best_checking")
+        if inspect.isfunction(own) and not calls_base(own, cls):
             OwnChoice.give_to(cls, BestCheckpointer)
 
     def __init__(

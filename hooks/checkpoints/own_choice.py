@@ -12,8 +12,9 @@ __all__ = ["OwnChoice"]
 class OwnChoice(HookBase):
     """The events and attributes of detectron2's BestCheckpointer, for a subclass that overrides ``_best_checking``.
 
-    It is called after every ``_period`` iterations, and at the end of a run that did not fail. The subclass saves by
+    It is called after every ``_period``, and at the end of a run that did not fail. The subclass saves by
     ``_checkpointer.save(name)``; a resumed run starts without a best value. The subclass need not call ``__init__``.
+    If its ``_best_checking`` calls ``super()``, this class is not used.
     """
 
     _logger = logging.getLogger(__name__)
@@ -37,8 +38,7 @@ class OwnChoice(HookBase):
 
     def after_step(self) -> None:
         hook: Any = self
-        done = self.trainer.iter + 1
-        if hook._period > 0 and done % hook._period == 0 and done != self.trainer.max_iter:
+        if hook._every(self.trainer) and self.trainer.iter + 1 != self.trainer.max_iter:
             hook._best_checking()
 
     def after_train(self) -> None:

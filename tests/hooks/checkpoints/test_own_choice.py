@@ -55,3 +55,37 @@ def test_a_subclass_that_overrides_events_keeps_them(make):
     trainer.register_hooks([EvalHook(1, lambda: {"metric": 1.0}), hook])
     trainer.train(0, 4)
     assert hook.checked == [2]
+
+
+def test_a_subclass_that_checks_by_itself_may_have_a_period_in_epochs(make):
+    trainer, checkpointer = make()
+    hook = Checking("1ep", checkpointer, "metric")
+    trainer.register_hooks([EvalHook(1, lambda: {"metric": 1.0}), hook])
+    trainer.train(0, 6)
+    assert hook.checked == [3, 6]
+
+
+def test_a_subclass_that_calls_super_keeps_the_best_over_a_resume(make):
+    class Counting(BestCheckpointer):
+        checks = 0
+
+        def _best_checking(self):
+            self.checks += 1
+            super()._best_checking()
+
+    def run(values, start, end):
+        trainer, checkpointer = make()
+        hook, values = Counting(2, checkpointer, "metric"), iter(values)
+        trainer.register_hooks(
+            [PeriodicCheckpointer(checkpointer, 4), EvalHook(2, lambda: {"metric": next(values)}), hook]
+        )
+        if start:
+            checkpointer.resume_or_load("", resume=True)
+        trainer.train(start, end)
+        return hook
+
+    hook = run([0.3, 0.9], 0, 4)
+    assert (hook.best_metric, hook.best_iter) == (0.9, 4)
+    resumed = run([0.5, 0.4], 4, 8)
+    assert (resumed.best_metric, resumed.best_iter) == (0.9, 4)
+    assert resumed.checks > 0
