@@ -38,6 +38,8 @@ class EvalHook(HookBase):
 
     needs_each_step = False
     _period = Period()
+    _main = _eval_after_train = True  # for subclasses that skip __init__
+    _evaluated_at = -1
 
     def __init__(
         self,

@@ -138,10 +138,11 @@ class PeriodicCheckpointer(HookBase):
             iteration: the iteration, from 0.
             **kwargs: more data to save.
         """
+        period = self._every.period.iterations(None) or sys.maxsize
         if self._periodic is None:
-            period = Duration.parse(self.period).iterations(None) or sys.maxsize
             args = (self.checkpointer, period, self.max_iter, self.max_to_keep, self.file_prefix)
             self._periodic = FvcorePeriodicCheckpointer(*args)
+        self._periodic.period = period  # it may have been set since
         self._periodic.step(iteration, **kwargs)
 
     def _save_periodic(self, iteration: int) -> None:

@@ -95,6 +95,27 @@ def test_the_period_of_a_hook_can_be_set_as_detectron2s(tmp_path):
     assert (len(calls), saves) == (3, [2, 5, 5])
 
 
+def test_an_eval_hook_that_skips_init_evaluates():
+    class Own(EvalHook):
+        def __init__(self, period, function):
+            self._period, self._func = period, function
+
+    calls = []
+    trainer = Trainer()
+    trainer.register_hooks([Own(2, lambda: calls.append(trainer.iter))])
+    trainer.train(0, 5)
+    assert calls == [1, 3, 5]
+
+
+def test_the_period_of_a_checkpointer_counts_after_its_first_step(tmp_path):
+    hook = PeriodicCheckpointer(Checkpointer(nn.Linear(1, 1), str(tmp_path)), 4, max_iter=100)
+    for iteration in range(8):
+        hook.step(iteration)
+        if iteration == 3:
+            hook.period = 2
+    assert sorted(path.name[-5] for path in tmp_path.glob("model_0*")) == ["3", "5", "7"]
+
+
 def test_two_hooks_that_write_or_save_have_periods_of_their_own(tmp_path):
     written = {2: [], 3: []}
 
