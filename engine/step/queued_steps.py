@@ -112,6 +112,7 @@ class QueuedSteps(CompiledStep):
         self._rates: list[float] = []
         self._tensors: list[torch.Tensor] = []
         self._written: list[int] = []
+        self._traced = False  # whether the last call of :meth:`finish` compiled a graph
         self._short_calls = 0  # how often waiting steps ran one by one
         self._filled: tuple[Any, Any] = (None, None)  # the rates of a call, and a tensor of them
         self._no_storage = _NoStorage(self.refuse)
@@ -186,6 +187,7 @@ class QueuedSteps(CompiledStep):
         waiting = self.waiting[:]
         unchanged = not self._overwritten()
         self._clear()
+        self._traced = False
         start = time.perf_counter()
         iteration, trainer.iter = trainer.iter, waiting[0].iteration
         try:
@@ -203,7 +205,8 @@ class QueuedSteps(CompiledStep):
             trainer.storage.iter, trainer._finished = trainer.iter, trainer.iter - 1
             raise
         trainer.iter = trainer.storage.iter = iteration
-        trainer.emit("after_waiting_steps", waiting[0].iteration, len(waiting), time.perf_counter() - start)
+        seconds = time.perf_counter() - start
+        trainer.emit("after_waiting_steps", waiting[0].iteration, len(waiting), seconds, self._traced)
 
     def _overwritten(self) -> bool:
         """Return whether a batch that waits was written to after it was read."""
@@ -304,6 +307,10 @@ class QueuedSteps(CompiledStep):
             outputs = self._trace(trainer, batch.batches, self._block, args)
         self._block_ran = True
         return outputs
+
+    def _trace(self, *args: Any) -> Any:
+        self._traced = True
+        return super()._trace(*args)
 
 
 class _Block(NamedTuple):

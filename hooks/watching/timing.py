@@ -63,16 +63,32 @@ class IterationTimer(HookBase):
             else:
                 trainer.storage.put_scalar("time", seconds)
 
-    def after_waiting_steps(self, first: int, count: int, seconds: float) -> None:
-        """Steps that waited for others were computed: each gets its share of the time."""
+    def after_waiting_steps(self, first: int, count: int, seconds: float, compiled: bool) -> None:
+        """Steps that waited for others were computed: each gets its share of the time.
+
+        If a graph was compiled, they do not count in the report.
+        """
         share = seconds / count
         self._step_start += seconds
-        if first + count - 1 not in self._own:  # ``after_step`` of the last one follows
+        self._counted_from += share * max(0, min(count, self._first + self._warmup_iter - first))
+        last = first + count - 1
+        if last not in self._own:  # its ``after_step`` follows
             self._step_start -= share
+            if compiled and last - self._first >= self._warmup_iter:
+                self._leave_out(share)
         for iteration, own in self._own.items():
-            self._steps_time += share
             self.trainer.storage.put_scalar("time", own + share, cur_iter=iteration)
+            if iteration - self._first >= self._warmup_iter:
+                self._steps_time += share
+                if compiled:
+                    self._leave_out(own + share)
         self._own.clear()
+
+    def _leave_out(self, seconds: float) -> None:
+        """Leave a step out of the report."""
+        self._steps -= 1
+        self._steps_time -= seconds
+        self._counted_from += seconds
 
     def after_train(self) -> None:
         self._ending = True

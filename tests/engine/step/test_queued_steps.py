@@ -18,6 +18,7 @@ from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
 from hookline.engine.replay import diverge, replay
 from hookline.engine.replay.trace import trace_steps
+from hookline.engine.step.compiled_step import CompiledStep
 from hookline.engine.step.queued_steps import QueuedSteps
 from hookline.engine.step.step_config import check_step_config
 from hookline.hooks import BestCheckpointer, CallbackHook, EvalHook, FunctionHook, HookBase, IterationTimer, LRScheduler
@@ -76,7 +77,7 @@ class Calls(HookBase):
     def before_train(self):
         self.sizes = []
 
-    def after_waiting_steps(self, first, count, seconds):
+    def after_waiting_steps(self, first, count, seconds, compiled):
         self.sizes.append(count)
 
 
@@ -242,6 +243,25 @@ def test_steps_that_wait_share_the_time_of_their_call(monkeypatch):
     times = {iteration: value for value, iteration in made.storage.history("time").values()}
     assert list(times) == list(range(2, 11))  # as with single steps, after the warm-up
     assert all(times[iteration] >= 0.0025 for iteration in (5, 6, 7, 8))
+
+
+@pytest.mark.slow
+def test_the_speed_of_a_run_leaves_out_steps_whose_call_compiled(monkeypatch, caplog):
+    caplog.set_level("INFO")
+    trace = CompiledStep._trace
+
+    def trace_slowly(self, *args):
+        time.sleep(1)
+        return trace(self, *args)
+
+    monkeypatch.setattr(CompiledStep, "_trace", trace_slowly)
+    # Of the 18 steps after the warm-up, 3 and 4 are in a call that compiles.
+    trainer(4, batches((8,) * 50), hooks=[IterationTimer()]).train(0, 21)
+    [(steps, seconds)] = re.findall(r"Overall training speed: (\d+) iterations in ([\d.]+) s", caplog.text)
+    [hooks] = re.findall(r"\(([\d.]+) s on hooks", caplog.text)
+    assert int(steps) == 16
+    assert float(seconds) < 0.9
+    assert float(hooks) < 0.9
 
 
 @pytest.mark.slow
