@@ -84,7 +84,8 @@ class Fails:
         raise ValueError("bad sample")
 
 
-def test_after_an_error_the_workers_end_at_once_when_the_loader_is_freed():
+def test_after_an_error_the_workers_end_at_once_when_the_loader_is_freed(monkeypatch):
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 100.0)  # how long torch waits for them
     sampler = EpochSampler(8, seed=0)
     loader = build_batch_data_loader(Fails(), sampler, 2, num_workers=2, persistent_workers=False)
 
@@ -101,5 +102,5 @@ def test_after_an_error_the_workers_end_at_once_when_the_loader_is_freed():
     workers = run()
     start = time.perf_counter()
     gc.collect()
-    assert time.perf_counter() - start < 4  # torch's timeout is 5 s
+    assert time.perf_counter() - start < 90
     assert not any(worker.is_alive() for worker in workers)
