@@ -98,7 +98,7 @@ def test_two_processes_learn_digits_as_well_as_one(tmp_path):
     ids=["SIGTERM", "Ctrl-C"],
 )
 def test_a_signal_to_the_launcher_stops_all_ranks_at_the_same_step_with_a_checkpoint(tmp_path, number, exit_code):
-    process = fork(tool(*options("run", "SOLVER.MAX_ITER", "20000", "--num-gpus", "2")), tmp_path)
+    process = fork(tool(*options("run", "SOLVER.MAX_ITER", "1000000", "--num-gpus", "2")), tmp_path)
     wait_for(tmp_path / "run" / "metrics.json", process)
     process.send_signal(number)
     code, output = finish(process)
@@ -110,7 +110,7 @@ def test_a_signal_to_the_launcher_stops_all_ranks_at_the_same_step_with_a_checkp
 @pytest.mark.slow
 def test_ranks_save_and_exit_when_their_launcher_is_killed(tmp_path):
     process = start(
-        tool(*options("run", "--num-gpus", "2", "SOLVER.MAX_ITER", "20000", mishap={"what": "none"})), tmp_path
+        tool(*options("run", "--num-gpus", "2", "SOLVER.MAX_ITER", "1000000", mishap={"what": "none"})), tmp_path
     )
     wait_for(tmp_path / "none.0", process)
     wait_for(tmp_path / "none.1", process)
@@ -125,7 +125,9 @@ def ended(run, reason):
     """Return the iteration at which all ranks ended."""
     logs = [log.read_text() for log in run.glob("log.txt*")]
     assert len(logs) == 2
-    (at,) = {re.findall(rf"Training ended at iteration (\d+): {reason}", log)[-1] for log in logs}
+    ends = [re.findall(rf"Training ended at iteration (\d+): {reason}", log) for log in logs]
+    assert all(ends), "\n".join(log[-2000:] for log in logs)
+    (at,) = {end[-1] for end in ends}
     return int(at)
 
 
@@ -292,7 +294,7 @@ def test_torchrun_restarts_killed_ranks_and_a_signal_to_it_stops_all_with_a_chec
     mishaps = [
         {"NAME": "mishaps:Mishap", "ARGS": {"what": what, "at": at}} for what, at in (("kill once", 30), ("none", 50))
     ]
-    arguments = options("run", "SOLVER.MAX_ITER", "20000", "SOLVER.CHECKPOINT_PERIOD", "20")
+    arguments = options("run", "SOLVER.MAX_ITER", "1000000", "SOLVER.CHECKPOINT_PERIOD", "20")
     process = start(torchrun(2, *arguments, "HOOKS", mishaps, options=("--max-restarts", 1)), tmp_path)
     for rank in range(2):
         wait_for(tmp_path / f"none.{rank}", process)
