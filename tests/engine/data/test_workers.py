@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import time
 
 import pytest
 import torch
@@ -85,7 +84,8 @@ class Fails:
 
 
 def test_after_an_error_the_workers_end_at_once_when_the_loader_is_freed(monkeypatch):
-    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 100.0)  # how long torch waits for them
+    # How long torch waits for them: longer than a test may take.
+    monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 1000.0)
     sampler = EpochSampler(8, seed=0)
     loader = build_batch_data_loader(Fails(), sampler, 2, num_workers=2, persistent_workers=False)
 
@@ -100,7 +100,5 @@ def test_after_an_error_the_workers_end_at_once_when_the_loader_is_freed(monkeyp
         return workers
 
     workers = run()
-    start = time.perf_counter()
     gc.collect()
-    assert time.perf_counter() - start < 90
     assert not any(worker.is_alive() for worker in workers)
