@@ -7,11 +7,12 @@ from functools import partial
 
 import pytest
 import torch
+from small_runs import compiled_trainer
 from torch import nn
 from torch.optim.optimizer import _use_grad_for_differentiable
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import AMPTrainer, DefaultTrainer, SimpleTrainer, seed_all_rng
+from hookline.engine import AMPTrainer, SimpleTrainer
 from hookline.engine.modeling import ModelAdapter
 from hookline.engine.solver import LRMultiplier
 from hookline.engine.solver.clipping import _clip_each_norm, _clip_norm, _clip_value
@@ -385,29 +386,14 @@ def make(tmp_path):
     """Create trainers of runs, each in its own folder."""
 
     def make(folder, *overrides, resume=False, compile_step=True):
-        cfg = get_cfg()
-        cfg.MODEL.NAME = "MLP"
-        cfg.MODEL.LOSS.NAME = "CrossEntropyLoss"
-        cfg.merge_from_list(["MODEL.ARGS.in_features", 8, "MODEL.ARGS.num_classes", 4, "MODEL.ARGS.dropout", 0.3])
-        cfg.DATASETS.TRAIN = ({"NAME": "synthetic", "ARGS": {"size": 40, "shape": [8], "num_classes": 4}},)
-        cfg.DATASETS.TEST = ({"NAME": "synthetic", "ARGS": {"size": 16, "shape": [8], "num_classes": 4}},)
-        cfg.merge_from_list(["TEST.METRICS", ["Accuracy"], "TEST.EVAL_PERIOD", 4])
-        cfg.MODEL.DEVICE = "cpu"
-        cfg.SOLVER.OPTIMIZER.NAME = "AdamW"
-        cfg.SOLVER.LR_SCHEDULER_NAME = "WarmupCosineLR"
-        cfg.SOLVER.WARMUP_ITERS = 3
-        cfg.SOLVER.MAX_ITER = 12
-        cfg.SOLVER.CHECKPOINT_PERIOD = 6
-        cfg.SOLVER.COMPILE_STEP = compile_step
-        cfg.merge_from_list(["SOLVER.COMPILE_STEP_ARGS.backend", "eager"])
-        cfg.LOG.WRITERS = ["JSONWriter"]
-        cfg.SEED = 0
-        cfg.OUTPUT_DIR = str(tmp_path / folder)
-        cfg.merge_from_list(list(overrides))
-        seed_all_rng(0)
-        made = DefaultTrainer(cfg)
-        made.resume_or_load(resume=resume)
-        return made
+        return compiled_trainer(
+            tmp_path / folder,
+            *("SOLVER.OPTIMIZER.NAME", "AdamW", "SOLVER.COMPILE_STEP", compile_step, "TEST.EVAL_PERIOD", 4),
+            *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 40, "shape": [8], "num_classes": 4}}]),
+            *("SOLVER.MAX_ITER", 12, "SOLVER.CHECKPOINT_PERIOD", 6),
+            *overrides,
+            resume=resume,
+        )
 
     return make
 

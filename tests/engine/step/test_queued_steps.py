@@ -10,10 +10,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from small_runs import compiled_trainer
 from torch import nn
 
 from hookline.config import ConfigError, get_cfg
-from hookline.engine import DefaultTrainer, SimpleTrainer, check_config, seed_all_rng
+from hookline.engine import DefaultTrainer, SimpleTrainer, check_config
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
 from hookline.engine.replay import diverge, replay
@@ -529,29 +530,14 @@ def make(tmp_path):
     """Create trainers of runs, each in its own folder."""
 
     def make(folder, steps, *overrides, resume=False):
-        cfg = get_cfg()
-        cfg.MODEL.NAME = "MLP"
-        cfg.MODEL.LOSS.NAME = "CrossEntropyLoss"
-        cfg.merge_from_list(["MODEL.ARGS.in_features", 8, "MODEL.ARGS.num_classes", 4])
-        cfg.merge_from_list(["MODEL.ARGS.dropout", 0.3, "MODEL.ARGS.hidden", [4]])
-        cfg.DATASETS.TRAIN = ({"NAME": "synthetic", "ARGS": {"size": 48, "shape": [8], "num_classes": 4}},)
-        cfg.DATASETS.TEST = ({"NAME": "synthetic", "ARGS": {"size": 16, "shape": [8], "num_classes": 4}},)
-        cfg.merge_from_list(["TEST.METRICS", ["Accuracy"], "TEST.EVAL_PERIOD", 6, "DATALOADER.BATCH_SIZE", 4])
-        cfg.MODEL.DEVICE = "cpu"
-        cfg.SOLVER.LR_SCHEDULER_NAME = "WarmupCosineLR"
-        cfg.SOLVER.WARMUP_ITERS = 3
-        cfg.SOLVER.MAX_ITER = 14
-        cfg.SOLVER.CHECKPOINT_PERIOD = 4
-        cfg.SOLVER.COMPILE_STEP = True
-        cfg.merge_from_list(["SOLVER.COMPILE_STEP_ARGS.backend", "eager", "SOLVER.COMPILE_STEP_ARGS.steps", steps])
-        cfg.LOG.WRITERS, cfg.LOG.PERIOD = ["JSONWriter"], 5
-        cfg.SEED = 0
-        cfg.OUTPUT_DIR = str(tmp_path / folder)
-        cfg.merge_from_list(list(overrides))
-        seed_all_rng(0)
-        made = DefaultTrainer(cfg)
-        made.resume_or_load(resume=resume)
-        return made
+        return compiled_trainer(
+            tmp_path / folder,
+            *("MODEL.ARGS.hidden", [4], "DATALOADER.BATCH_SIZE", 4, "TEST.EVAL_PERIOD", 6, "LOG.PERIOD", 5),
+            *("DATASETS.TRAIN", [{"NAME": "synthetic", "ARGS": {"size": 48, "shape": [8], "num_classes": 4}}]),
+            *("SOLVER.MAX_ITER", 14, "SOLVER.CHECKPOINT_PERIOD", 4, "SOLVER.COMPILE_STEP_ARGS.steps", steps),
+            *overrides,
+            resume=resume,
+        )
 
     return make
 
