@@ -13,6 +13,7 @@ from .collate import COLLATE_REGISTRY, pad_collate, trivial_batch_collator
 from .common import AspectRatioGroupedDataset, DatasetFromList, MapDataset, ToIterableDataset
 from .datasets import DATASET_REGISTRY, ArrayDataset, concat_datasets, get_dataset
 from .epoch_iterator import EpochIterator
+from .generators import seed_generators, stream_key
 from .grouped_batches import GroupedBatchSampler
 from .huggingface import HuggingFaceDataset
 from .images import ImageFolder
@@ -27,7 +28,7 @@ from .samplers import (
     RepeatFactorTrainingSampler,
     TrainingSampler,
 )
-from .seeding import SeededLoader, is_deterministic, seed_generators, stream_key
+from .seeding import SeededLoader, is_deterministic
 from .stream import ShardedIterable, StreamLoader
 from .tables import table
 from .text import TextLines, Tokens, python_docs_test, python_docs_train

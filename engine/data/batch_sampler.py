@@ -1,16 +1,24 @@
 """Split a stream of indices into the batches of each rank."""
 
 import inspect
+import random
 from collections.abc import Iterator
-from itertools import count, islice
+from contextlib import contextmanager
+from itertools import chain, count, islice
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import Sampler
 
 from ...config import ConfigError
 from .. import comm
+from .generators import GENERATORS, ORDER, seed_generators, stream_key
 
 __all__ = ["GlobalBatchSampler", "PlacedBatch", "RankBatchSampler", "takes_start"]
+
+# Indices that are drawn at once: changing the generators' states for them takes 40 µs.
+_AHEAD = 4096
 
 
 def takes_start(sampler: Any) -> bool:
@@ -48,15 +56,17 @@ class GlobalBatchSampler(Sampler[list[int]]):
     """Splits a stream of indices into global batches and yields this rank's contiguous part of each.
 
     Args:
-        sampler: yields the indices of all ranks, the same on every rank. With ``set_epoch(epoch, start)`` it starts at
-            a position directly. Otherwise the indices before the position are skipped, and the order must depend only
-            on the epoch.
+        sampler: yields the indices of all ranks. Its random draws, from the global generators of Python, NumPy and
+            torch (CPU) or a generator that is its attribute, are seeded by seed and epoch: they are the same on every
+            rank and after a resume. With ``set_epoch(epoch, start)`` it starts at a position directly. Otherwise the
+            indices before the position are drawn and skipped.
         batch_size: samples per global batch; need not be a multiple of the number of ranks.
         drop_last: drop the last batch of an epoch if it is not full.
         rank: the rank to yield batches for. Default: this process's data rank.
         world_size: number of ranks. Default: the number of data ranks.
         max_batches: batches per epoch, at most.
         placed: yield :class:`PlacedBatch`, for loaders that need the positions.
+        seed: of the sampler's draws, the same on all ranks.
 
     Raises:
         ConfigError: a batch would have no sample for some rank.
@@ -72,6 +82,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         *,
         max_batches: int | None = None,
         placed: bool = False,
+        seed: int = 0,
     ) -> None:
         self.sampler = sampler
         self.batch_size = batch_size
@@ -80,6 +91,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.world_size = comm.get_data_size() if world_size is None else world_size
         self.max_batches = max_batches
         self.placed = placed
+        self.seed = seed
         self._epoch = 0
         self._place: tuple[int, int] | None = None  # epoch and start of the next pass, until its first batch
         if batch_size < self.world_size:
@@ -138,11 +150,16 @@ class GlobalBatchSampler(Sampler[list[int]]):
         if place is not None:
             start = place[1]
             skip = self._set_sampler_epoch(*place)
-        indices = islice(iter(self.sampler), self._own(skip), None)
+        indices = islice(self._drawn(), self._own(skip), None)
         if self.max_batches is not None:
             indices = islice(indices, self._own(max(0, self.max_batches * self.batch_size - start)))
         batches = self._placed(indices, self._epoch, start) if self.placed else self._batches(indices)
         return self._from(place, batches)
+
+    def _drawn(self) -> Iterator[int]:
+        key = stream_key(self.seed, self._epoch, ORDER)
+        _seed_own(self.sampler, key)
+        return _drawn(self.sampler, key)
 
     def _from(self, place: Any, batches: Iterator[list[int]]) -> Iterator[list[int]]:
         if self._place is place:
@@ -197,6 +214,7 @@ class RankBatchSampler(GlobalBatchSampler):
         rank: as in :class:`GlobalBatchSampler`.
         world_size: as in :class:`GlobalBatchSampler`.
         placed: as in :class:`GlobalBatchSampler`.
+        seed: of what the sampler draws from the global generators; each rank draws other numbers.
     """
 
     def __init__(
@@ -208,12 +226,17 @@ class RankBatchSampler(GlobalBatchSampler):
         world_size: int | None = None,
         *,
         placed: bool = False,
+        seed: int = 0,
     ) -> None:
-        super().__init__(sampler, batch_size, drop_last, rank, world_size, placed=placed)
+        super().__init__(sampler, batch_size, drop_last, rank, world_size, placed=placed, seed=seed)
         self._share = batch_size // self.world_size
 
     def share(self, start: int) -> float:
         return 1.0
+
+    def _drawn(self) -> Iterator[int]:
+        # Not the sampler's own generators, which may have to be the same on all ranks, or not.
+        return _drawn(self.sampler, stream_key(self.seed, self._epoch, ORDER, self.rank))
 
     def _batches(self, indices: Iterator[int]) -> Iterator[list[int]]:
         while batch := list(islice(indices, self._share)):
@@ -232,3 +255,42 @@ class RankBatchSampler(GlobalBatchSampler):
 
     def _samples(self) -> int | None:
         return len(self.sampler) * self.world_size if hasattr(self.sampler, "__len__") else None
+
+
+def _drawn(sampler: Any, key: int) -> Iterator[int]:
+    """``iter(sampler)`` with the global generators seeded by ``key``. Other draws of the run do not change."""
+    states: list[Any] = []
+    with _generators_at(states):
+        seed_generators(key, 0)
+        indices = iter(sampler)
+    return chain.from_iterable(iter(lambda: _part(indices, states), []))
+
+
+def _part(indices: Iterator[int], states: list[Any]) -> list[int]:
+    with _generators_at(states):
+        return list(islice(indices, _AHEAD))
+
+
+@contextmanager
+def _generators_at(states: list[Any]) -> Iterator[None]:
+    """Set the global generators to ``states`` for the block; ``states`` are then those at its end."""
+    before = [generator.get() for generator in GENERATORS]
+    for generator, state in zip(GENERATORS, states, strict=False):
+        generator.set(state)
+    try:
+        yield
+    finally:
+        states[:] = [generator.get() for generator in GENERATORS]
+        for generator, state in zip(GENERATORS, before, strict=True):
+            generator.set(state)
+
+
+def _seed_own(sampler: Any, key: int) -> None:
+    """Seed the generators that are attributes of a sampler."""
+    for own in getattr(sampler, "__dict__", {}).values():
+        if isinstance(own, torch.Generator):
+            own.manual_seed(key >> 1)
+        elif isinstance(own, random.Random | np.random.RandomState):
+            own.seed(key >> 32)
+        elif isinstance(own, np.random.Generator):
+            own.bit_generator.state = type(own.bit_generator)(key).state

@@ -42,7 +42,11 @@ logger = logging.getLogger(__name__)
 SAMPLER_SLOT = Slot(
     SAMPLER_REGISTRY,
     "DATALOADER.SAMPLER_TRAIN",
-    offers=("cfg", "dataset", "size", "batch_size", "seed", "seed_shuffle", "seed_subset", "rank", "world_size"),
+    # "data_source" and "num_replicas" are torch's names.
+    offers=(
+        *("cfg", "dataset", "data_source", "size", "batch_size", "seed", "seed_shuffle", "seed_subset"),
+        *("rank", "world_size", "num_replicas"),
+    ),
 )
 
 
@@ -70,6 +74,7 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     sampler = SAMPLER_SLOT.build(
         cfg,
         dataset=dataset,
+        data_source=dataset,
         size=len(dataset),
         batch_size=total,
         seed=seed,
@@ -77,10 +82,11 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
         seed_subset=seed,
         rank=0,  # the batch sampler splits the stream of one sampler over the ranks
         world_size=1,
+        num_replicas=1,
     )
     if isinstance(sampler, EndlessSampler):  # a subclass may not take rank and world_size
         sampler.yield_for_all_ranks()
-    batches = GlobalBatchSampler(sampler, total, drop_last, max_batches=limit)
+    batches = GlobalBatchSampler(sampler, total, drop_last, max_batches=limit, seed=seed)
     if batches.batches_after(0) == 0:
         raise ConfigError(
             f"DATALOADER.BATCH_SIZE: an epoch has fewer than {total} samples, and DATALOADER.DROP_LAST drops a batch "
@@ -223,7 +229,7 @@ def build_batch_data_loader(
         "num_workers": num_workers,
         "pin_memory": pin_memory,
         "prefetch_factor": prefetch_factor,
-        "seed": comm.shared_random_seed() if seed is None else seed,
+        "seed": (seed := comm.shared_random_seed() if seed is None else seed),
     }
     if sampler is None and not isinstance(dataset, IterableDataset):
         raise ValueError("a map-style data set needs a sampler, such as TrainingSampler(len(dataset))")
@@ -232,12 +238,12 @@ def build_batch_data_loader(
         if isinstance(dataset, IterableDataset):
             singles: Any = _stream(dataset, world_size, **options)
         else:
-            singles = _loader(dataset, RankBatchSampler(sampler, world_size), **options)
+            singles = _loader(dataset, RankBatchSampler(sampler, world_size, seed=seed), **options)
         groups = AspectRatioGroupedDataset(singles, total_batch_size // world_size)
         return groups if collate is None else MapDataset(groups, collate)
     if isinstance(dataset, IterableDataset):
         return _stream(dataset, total_batch_size, drop_last=drop_last, **options)
-    return _loader(dataset, RankBatchSampler(sampler, total_batch_size, drop_last), **options)
+    return _loader(dataset, RankBatchSampler(sampler, total_batch_size, drop_last, seed=seed), **options)
 
 
 def worker_init_reset_seed(worker_id: int) -> None:

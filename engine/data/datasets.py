@@ -14,7 +14,7 @@ from ...config.errors import place_of
 from ...config.slots import Slot
 from ...hooks.common.rng import preserve_rng
 from .. import comm
-from .seeding import seed_generators
+from .generators import seed_generators
 
 __all__ = ["DATASET_REGISTRY", "ArrayDataset", "concat_datasets", "first_samples", "get_dataset"]
 

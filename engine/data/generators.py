@@ -1,4 +1,4 @@
-"""The three global generators of random numbers on the CPU, as loaders use them for each batch and each sample.
+"""The three global generators of random numbers on the CPU, as loaders use them, and the seeds of their streams.
 
 ``get`` returns a generator's state, ``unchanged`` compares it with the present one, ``set`` restores it, and ``seed``
 takes an int of 64 bits.
@@ -7,12 +7,17 @@ takes an int of 64 bits.
 import ctypes
 import pickle
 import random
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
-__all__ = ["GENERATORS", "Generator"]
+__all__ = ["GENERATORS", "Generator", "seed_generators", "stream_key"]
+
+# Separate random streams for reading, collating and transforming a sample, and for the order of samples.
+SAMPLE, COLLATE, TRANSFORM, ORDER = 0, 1, 2, 3
+_MASK = 2**64 - 1
 
 
 class Generator(Protocol):
@@ -102,3 +107,34 @@ class _Numpy:
 
 
 GENERATORS: tuple[Generator, ...] = (_Python(), _Numpy(), _Torch())
+
+
+def stream_key(*numbers: int) -> int:
+    """Hash numbers, such as seed, epoch and purpose, into one of 64 bits."""
+    key = 0
+    for number in numbers:
+        key = _mix(key ^ _mix(number & _MASK))
+    return key
+
+
+def seed_generators(key: int, place: int, generators: Sequence[Generator] = GENERATORS) -> None:
+    """Seed the global CPU generators of python, numpy and torch for one position of a stream.
+
+    Takes about 10 µs. GPU generators are not seeded: samples are made on the CPU, and seeding those is slow.
+
+    Args:
+        key: key of the stream, see :func:`stream_key`.
+        place: position of a sample in it.
+        generators: those to seed.
+    """
+    seed = _mix(key + place)
+    for generator in generators:
+        generator.seed(seed)
+
+
+def _mix(x: int) -> int:
+    """One step of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)

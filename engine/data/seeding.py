@@ -14,49 +14,11 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 
 from ...hooks.common.rng import preserve_rng
 from .batch_sampler import PlacedBatch
-from .generators import GENERATORS, Generator
+from .generators import COLLATE, GENERATORS, SAMPLE, Generator, seed_generators, stream_key
 from .reading import identity, make_batch, read_sample
 from .workers import WorkerLoader, swapped
 
-__all__ = ["SeededLoader", "is_deterministic", "isolated_generators", "seed_generators", "stream_key"]
-
-_MASK = 2**64 - 1
-# Separate random streams for reading, collating and transforming a sample.
-SAMPLE, COLLATE, TRANSFORM = 0, 1, 2
-
-
-def stream_key(*numbers: int) -> int:
-    """Hash numbers, such as seed, epoch and purpose, into one of 64 bits."""
-    key = 0
-    for number in numbers:
-        key = _mix(key ^ _mix(number & _MASK))
-    return key
-
-
-def seed_generators(key: int, place: int) -> None:
-    """Seed the global CPU generators of python, numpy and torch for one position of a stream.
-
-    Takes about 10 µs. GPU generators are not seeded: samples are made on the CPU, and seeding those is slow.
-
-    Args:
-        key: key of the stream, see :func:`stream_key`.
-        place: position of a sample in it.
-    """
-    _seed(GENERATORS, key, place)
-
-
-def _seed(generators: Sequence[Generator], key: int, place: int) -> None:
-    seed = _mix(key + place)
-    for generator in generators:
-        generator.seed(seed)
-
-
-def _mix(x: int) -> int:
-    """One step of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)."""
-    x = (x + 0x9E3779B97F4A7C15) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
-    return x ^ (x >> 31)
+__all__ = ["SeededLoader", "is_deterministic", "isolated_generators"]
 
 
 def isolated_generators() -> AbstractContextManager[None]:
@@ -134,14 +96,14 @@ class _SeededReader(Dataset[Any]):
         epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
         dataset, key = self._dataset, stream_key(self._seed, epoch, SAMPLE)
         if self._read_batch is not None:
-            _seed(generators, key, places[0])
+            seed_generators(key, places[0], generators)
             samples = make_batch(dataset, self._read_batch, identity, indices)
         else:
             samples = []
             for place, index in zip(places, indices, strict=True):
-                _seed(generators, key, place)
+                seed_generators(key, place, generators)
                 samples.append(read_sample(dataset, index))
-        _seed(generators, stream_key(self._seed, epoch, COLLATE), places[0])
+        seed_generators(stream_key(self._seed, epoch, COLLATE), places[0], generators)
         return make_batch(dataset, lambda _: samples, self._collate, indices)
 
 

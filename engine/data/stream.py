@@ -15,15 +15,9 @@ from torch.utils.data import IterableDataset, default_collate, get_worker_info
 from ...config import ConfigError
 from .. import comm
 from .batch_sampler import takes_start
+from .generators import COLLATE, TRANSFORM, seed_generators, stream_key
 from .reading import identity, note_sample
-from .seeding import (
-    COLLATE,
-    TRANSFORM,
-    is_deterministic,
-    isolated_generators,
-    seed_generators,
-    stream_key,
-)
+from .seeding import is_deterministic, isolated_generators
 from .stream_reader import StreamReader
 from .workers import WorkerLoader, swapped
 

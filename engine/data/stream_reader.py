@@ -3,8 +3,9 @@
 from itertools import islice
 from typing import Any
 
+from .generators import SAMPLE, seed_generators, stream_key
 from .reading import note_sample
-from .seeding import SAMPLE, is_deterministic, seed_generators, stream_key
+from .seeding import is_deterministic
 
 __all__ = ["StreamReader", "has_state"]
 

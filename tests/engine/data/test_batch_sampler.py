@@ -1,8 +1,11 @@
 import pickle
-from itertools import chain, islice
+import random
+from itertools import chain, count, islice
 
+import numpy as np
 import pytest
-from torch.utils.data import SequentialSampler
+import torch
+from torch.utils.data import RandomSampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from hookline.config import ConfigError
 from hookline.engine.data import EpochSampler, GlobalBatchSampler, RankBatchSampler, TrainingSampler
@@ -113,3 +116,99 @@ def test_a_rank_without_samples_is_refused_before_training():
     with pytest.raises(ConfigError, match="DROP_LAST"):
         GlobalBatchSampler(EpochSampler(9), 4, world_size=2)
     assert len(GlobalBatchSampler(EpochSampler(9), 4, drop_last=True, world_size=2)) == 2
+
+
+# ---------------------------------------------------------------------------- samplers that draw random numbers
+
+
+class Lazy:
+    """Draws each index from all three global generators, and has no length."""
+
+    def __iter__(self):
+        for _ in count():
+            yield (random.randrange(64) + np.random.randint(64) + int(torch.randint(64, ()))) % 64
+
+
+class Own:
+    """Draws from generators of its own, which go on from epoch to epoch."""
+
+    def __init__(self):
+        self._python, self._numpy = random.Random(0), np.random.default_rng(0)
+        self._old, self._torch = np.random.RandomState(0), torch.Generator()
+
+    def __len__(self):
+        return 64
+
+    def __iter__(self):
+        for index in torch.randperm(64, generator=self._torch).tolist():
+            yield (index + self._python.randrange(64) + int(self._numpy.integers(64)) + self._old.randint(64)) % 64
+
+
+DRAWING = {
+    "random": lambda: RandomSampler(range(64)),
+    "generator": lambda: RandomSampler(range(64), generator=torch.Generator()),
+    "subset": lambda: SubsetRandomSampler(range(64)),
+    "weighted": lambda: WeightedRandomSampler(range(1, 65), 64),
+    "lazy": Lazy,
+    "own": Own,
+}
+
+
+def passes(make, rank=0, world_size=1, epochs=(0, 1, 2), start=0, number=8):
+    """The batches of some epochs in a process whose generators are where no other's are."""
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(random.SystemRandom().randrange(2**32))
+    sampler = GlobalBatchSampler(make(), 8, rank=rank, world_size=world_size, seed=3)
+    found = []
+    for epoch in epochs:
+        sampler.set_epoch(epoch, start)
+        for batch in islice(sampler, number):
+            found.append(batch)
+            random.random(), np.random.rand(), torch.rand(())  # the model
+    return found
+
+
+@pytest.mark.parametrize("make", DRAWING.values(), ids=DRAWING)
+def test_a_sampler_that_draws_is_the_same_on_every_rank_and_after_a_resume(make):
+    whole = passes(make)
+    ranks = [passes(make, rank, 3) for rank in range(3)]
+    assert [list(chain(*parts)) for parts in zip(*ranks, strict=True)] == whole
+    assert passes(make, epochs=[1], start=24, number=5) == whole[11:16]
+    assert len({tuple(chain(*whole[at : at + 8])) for at in (0, 8, 16)}) == 3
+    if make in (DRAWING["random"], DRAWING["generator"], DRAWING["subset"]):
+        assert all(sorted(chain(*whole[at : at + 8])) == list(range(64)) for at in (0, 8, 16))
+
+
+def test_the_order_of_a_sampler_that_draws_follows_the_seed():
+    first, other = (list(GlobalBatchSampler(Own(), 8, seed=seed)) for seed in (3, 4))
+    assert first != other
+
+
+@pytest.mark.parametrize("make", DRAWING.values(), ids=DRAWING)
+def test_the_draws_of_a_sampler_do_not_change_those_of_the_run(make):
+    sampler = GlobalBatchSampler(make(), 8)
+    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()
+    list(islice(sampler, 8))
+    assert before[:2] == (random.getstate(), np.random.get_state()[1].tolist())
+    assert torch.equal(before[2], torch.get_rng_state())
+
+
+def test_a_long_stream_is_drawn_in_parts_that_continue_each_other():
+    def stream(number, start=0):
+        sampler = GlobalBatchSampler(Lazy(), 1000)
+        sampler.set_epoch(0, start)
+        return list(chain(*islice(sampler, number)))
+
+    whole = stream(10)
+    torch.rand(3)
+    assert stream(3, 7000) == whole[7000:]
+
+
+def test_a_sampler_of_one_rank_draws_other_numbers_there_and_the_same_after_a_resume():
+    def drawn(rank, start=0):
+        sampler = RankBatchSampler(RandomSampler(range(64)), 8, rank=rank, world_size=2)
+        sampler.set_epoch(1, start)
+        return list(sampler)
+
+    assert drawn(0) != drawn(1)
+    assert drawn(1, start=24) == drawn(1)[3:]
