@@ -20,7 +20,7 @@ from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
 from .compat.ddp import create_ddp_model
 from .compat.writers import default_writers
-from .data import build_test_loader, build_train_loader
+from .data import build_test_loader, build_train_loader, check_same_length
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, verify_results
 from .evaluation.test_sets import evaluate_sets, evaluate_test_sets, own_periods
 from .evaluation.training_metrics import training_metrics
@@ -86,6 +86,7 @@ class DefaultTrainer(ResumableTrainer):
         model = build_wrapped(partial(self.build_model, cfg), strategy, device)
         optimizer = self._optimizer_of(cfg, unwrap_model(model))
         data_loader = self.build_train_loader(cfg)
+        check_same_length(data_loader, "DATASETS.TRAIN")
         iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)
         unresolved, cfg = cfg, resolve_lengths(cfg, iters_per_epoch)
         super().__init__(

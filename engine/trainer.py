@@ -11,7 +11,7 @@ from ..hooks.storage.scratch import scratch_storage
 from . import comm
 from .checkpoint import unwrap_model
 from .compat.other_trainers import method_here, refuse_arguments
-from .data import move_to_device
+from .data import check_same_length, move_to_device
 from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
 from .evaluation.collect import Predictions, collect
@@ -202,6 +202,7 @@ class Trainer(DefaultTrainer):
             raise ConfigError(f"predict(): pass one data set; the test data is {', '.join(names) or 'empty'}")
         evaluator = self.build_evaluator(cfg, names[0]) if metrics else None
         loader, predict = self.build_test_loader(cfg, names[0]), predictor(self.adapter, evaluator)
+        check_same_length(loader, "predict()")
         batches = super().predict(loader, with_batches=True, predict=predict)
         if stream:
             return self._stream(batches, targets, ignore_keys)

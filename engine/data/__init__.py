@@ -6,6 +6,7 @@ from .build import (
     build_test_loader,
     build_train_loader,
     check_data,
+    check_same_length,
     worker_init_reset_seed,
 )
 from .check_samples import check_samples
@@ -68,6 +69,7 @@ __all__ = [
     "build_test_loader",
     "build_train_loader",
     "check_data",
+    "check_same_length",
     "check_samples",
     "concat_datasets",
     "get_dataset",

@@ -33,6 +33,7 @@ __all__ = [
     "build_test_loader",
     "build_train_loader",
     "check_data",
+    "check_same_length",
     "trivial_batch_collator",
     "worker_init_reset_seed",
 ]
@@ -158,9 +159,8 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
     if isinstance(dataset, IterableDataset):
         total = batch_size * comm.get_data_size()
         return _stream(dataset, total, seed=seed, keep_rest=True, max_batches=limit or None, **_options(cfg, dataset))
-    if limit:
-        dataset = first_samples(dataset, limit * batch_size * comm.get_data_size())
-    batches = BatchSampler(InferenceSampler(len(dataset)), batch_size, drop_last=False)
+    size = min(len(dataset), limit * batch_size * comm.get_data_size()) if limit else len(dataset)
+    batches = BatchSampler(InferenceSampler(size), batch_size, drop_last=False)
     return _loader(dataset, batches, seed=seed, **_options(cfg, dataset))
 
 
@@ -181,6 +181,29 @@ def _test_data(cfg: CfgNode, name: str) -> Any:
 def _check_not_empty(dataset: Any, key: str, entry: str | dict[str, Any]) -> None:
     if hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset) and len(dataset) == 0:
         raise ConfigError(f"{key}: the data set {component(entry)[0]} has no samples")
+
+
+def check_same_length(loader: Any, key: str) -> None:
+    """Check that a data set that is split between the ranks has the same length on all of them. All ranks call it.
+
+    Data sets and loaders that each rank splits itself are not compared.
+
+    Args:
+        loader: of :func:`build_train_loader` or :func:`build_test_loader`, or another one.
+        key: names the data set in the error.
+
+    Raises:
+        ConfigError: a rank's length differs from that of rank 0.
+    """
+    batches = getattr(loader, "batch_sampler", None)
+    is_split = type(batches) is GlobalBatchSampler or isinstance(getattr(batches, "sampler", None), InferenceSampler)
+    lengths = comm.all_gather(len(loader.dataset) if is_split else None)
+    for rank, length in enumerate(lengths):
+        if None not in (length, lengths[0]) and length != lengths[0]:
+            raise ConfigError(
+                f"{key}: the data set has {length} samples on rank {rank}, and {lengths[0]} on rank 0. Each rank must "
+                "build the whole data set, which is then split between the ranks"
+            )
 
 
 def build_batch_data_loader(

@@ -9,6 +9,7 @@ from torch import nn
 from ...config import CfgNode, ConfigError, name_of
 from ...config.components import period_of
 from .. import comm
+from ..data.build import check_same_length
 from ..modeling import ModelAdapter, resolve_device
 from .evaluator import DatasetEvaluator, inference_on_dataset
 
@@ -32,6 +33,7 @@ def evaluate_test_sets(
     results: dict[str, Any] = {}
     for index, name in enumerate(names):
         loader = parts.build_test_loader(cfg, name)
+        check_same_length(loader, f"DATASETS.TEST ({name})")
         try:
             evaluator = given[index] if given is not None else parts.build_evaluator(cfg, name)
         except NotImplementedError:

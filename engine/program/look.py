@@ -9,6 +9,7 @@ import torch
 from ...config import CfgNode, ConfigError, name_of
 from ...hooks.common.optimizers import optimizers_of
 from .. import comm
+from ..data.build import check_same_length
 from ..data.given import NoTrainData
 from ..defaults import DefaultTrainer
 from ..evaluation import format_results, prediction_rows, verify_results, write_predictions
@@ -71,7 +72,9 @@ def predict(trainer: DefaultTrainer) -> list[str]:
     cfg, paths = trainer.cfg, []
     for entry in cfg.DATASETS.TEST:
         name = name_of(entry)
-        outputs = trainer.predict(trainer.build_test_loader(cfg, name), with_batches=True)
+        loader = trainer.build_test_loader(cfg, name)
+        check_same_length(loader, f"DATASETS.TEST ({name})")
+        outputs = trainer.predict(loader, with_batches=True)
         path, count = write_predictions(
             prediction_rows(outputs, cfg.TEST.PREDICTIONS_COLUMNS, trainer.adapter),
             os.path.join(cfg.OUTPUT_DIR, "inference", name),

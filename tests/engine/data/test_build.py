@@ -104,6 +104,17 @@ def test_endless_samplers_are_chosen_by_name_and_follow_the_seed(name, args):
     assert [len(batch) for batch in first()] == [4] * 6
 
 
+@pytest.mark.parametrize("name", ["RandomSampler", "SequentialSampler", "DistributedSampler"])
+def test_samplers_of_torch_are_used_by_name(name):
+    def order():
+        cfg = make_cfg(SAMPLER_TRAIN=f"torch.utils.data:{name}")
+        check_data(cfg)
+        return torch.cat([x for x, _ in build_train_loader(cfg)]).tolist()
+
+    assert sorted(order()) == list(range(10))
+    assert order() == order()
+
+
 def test_iterable_data_has_no_sampler():
     assert [batch.tolist() for batch in build_train_loader(make_cfg(["Stream"]))] == [[0, 1, 2, 3], [4]]
 
