@@ -3,8 +3,10 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
@@ -29,22 +31,25 @@ def trivial_batch_collator(batch: list[Any]) -> list[Any]:
 
 @COLLATE_REGISTRY.register()
 def pad_collate(samples: list[Any], padding: Any = 0) -> Any:
-    """Make a batch of sequences of different lengths: tensors are padded at the end to the longest one.
+    """Make a batch of sequences of different lengths: they are padded at the end to the longest one.
 
-    Everything else is collated as usual.
+    Sequences are tensors, NumPy arrays and lists of numbers. Everything else is collated as usual.
 
     Args:
-        samples: tensors, numbers and strings, alone or in dicts or tuples.
+        samples: sequences, numbers and strings, alone or in dicts or tuples.
         padding: the number that fills up tensors; for dicts, also ``{entry: number}``, with 0 for other entries.
     """
     first = samples[0]
     if isinstance(first, Mapping):
         fill = padding if isinstance(padding, Mapping) else dict.fromkeys(first, padding)
         return {key: pad_collate([sample[key] for sample in samples], fill.get(key, 0)) for key in first}
-    if isinstance(first, list | tuple):
+    if isinstance(first, list) and all(isinstance(value, float | int) for sample in samples for value in sample):
+        dtype = torch.tensor(list(chain(*samples))).dtype
+        samples = [torch.tensor(sample, dtype=dtype) for sample in samples]
+    elif isinstance(first, list | tuple):
         return tuple(pad_collate(list(values), padding) for values in zip(*samples, strict=True))
-    if isinstance(first, torch.Tensor) and first.dim():
-        return pad_sequence(samples, batch_first=True, padding_value=padding)
+    if isinstance(samples[0], torch.Tensor | np.ndarray) and samples[0].ndim:
+        return pad_sequence(list(map(torch.as_tensor, samples)), batch_first=True, padding_value=padding)
     return default_collate(samples)
 
 

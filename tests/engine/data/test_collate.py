@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -69,6 +70,23 @@ def test_tuples_and_single_tensors_are_padded_too():
     assert x.tolist() == [[[1, 1], [9, 9]], [[1, 1], [1, 1]]]
     assert y.tolist() == [3, 4]
     assert pad_collate([torch.ones(1), torch.ones(2)]).tolist() == [[1, 0], [1, 1]]
+
+
+def test_rows_of_python_lists_are_padded():
+    rows = [
+        {"input_ids": [], "labels": [0.5], "mask": [True], "size": 1, "text": "a", "noise": np.ones(1)},
+        {"input_ids": [3, 4], "labels": [1, 0], "mask": [True, False], "size": 2, "text": "b", "noise": np.ones(2)},
+    ]
+    batch = pad_collate(rows, padding={"labels": -100})
+    assert batch["input_ids"].tolist() == [[0, 0], [3, 4]]
+    assert (batch["input_ids"].dtype, batch["mask"].dtype) == (torch.int64, torch.bool)
+    assert batch["labels"].tolist() == [[0.5, -100], [1, 0]]
+    assert batch["noise"].tolist() == [[1, 0], [1, 1]]
+    assert (batch["size"].tolist(), batch["text"]) == ([1, 2], ["a", "b"])
+    assert [part.tolist() for part in pad_collate([(torch.ones(1), [1]), (torch.ones(2), [1, 2])])] == [
+        [[1, 0], [1, 1]],
+        [[1, 0], [1, 2]],
+    ]
 
 
 @pytest.mark.parametrize(
