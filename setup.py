@@ -22,7 +22,7 @@ EXTRAS = {
     "digits": ["scikit-learn>=1.3"],
     "lazy": ["omegaconf>=2.3"],
     "huggingface": ["datasets>=2.19", "transformers>=4.40"],
-    "images": ["pillow>=10"],
+    "images": ["pillow>=10.1"],
     "metrics": ["torchmetrics>=1.4"],
     "notebook": ["ipykernel>=6", "matplotlib>=3.7", "pandas>=2"],
     "plot": ["matplotlib>=3.7"],

@@ -1,13 +1,21 @@
 """Batches of any form: their number of samples, and their conversion."""
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
 
-__all__ = ["convert", "fields_of", "is_samples", "samples_in", "with_fields"]
+__all__ = ["class_names_of", "convert", "fields_of", "is_samples", "samples_in", "with_fields"]
+
+
+def class_names_of(dataset: Any) -> list[str]:
+    """Return ``classes`` of a data set, such as an ``ImageFolder``, also in a ``Subset`` or a loader; or []."""
+    while not hasattr(dataset, "classes") and hasattr(dataset, "dataset"):
+        dataset = dataset.dataset
+    names = getattr(dataset, "classes", ())
+    return list(map(str, names)) if isinstance(names, Sequence) else []
 
 
 def samples_in(batch: Any) -> int | None:

@@ -1,34 +1,42 @@
 """``SamplePredictions``: pictures of test samples with what the model predicts for them."""
 
 import logging
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
-from ...config import CfgNode
-from ...runs.pictures import check_matplotlib, draw_samples, pixels, save_picture
+from ...config import CfgNode, ConfigError
+from ...config.files.atomic import replace_file
+from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.batches import convert
+from ..common.batches import class_names_of, convert
 from ..storage.event_storage import has_event_storage
 
 __all__ = ["SamplePredictions"]
 
 logger = logging.getLogger(__name__)
 
+_SIZE, _TEXT = 112, 32  # pixels of an image, and of the label below it
+_COLUMNS = 8
+_COLORS = {None: "black", True: "#15803d", False: "#b91c1c"}
+
 
 @HOOK_REGISTRY.register()
 class SamplePredictions(HookBase):
-    """Draws the first test images with their predictions at each evaluation, correct ones green and wrong ones red.
+    """Draws one test image of each class with its prediction at each evaluation, correct ones green, wrong ones red.
 
     For models that return class scores (N, C) for images (N, 1 or 3, H, W). Writes
     ``OUTPUT_DIR/samples/iter_<iteration>.png``, and puts the picture as the image ``samples``. Rank 0 draws its
-    samples. Needs matplotlib.
+    samples. Needs Pillow.
 
     Args:
-        num: number of samples: the first ones of the first test set.
-        class_names: names of the classes. Default: their numbers.
+        num: number of images, at most: the first one of each class. Without targets, the first ones.
+        class_names: names of the classes. Default: ``classes`` of the training data set, as of ``ImageFolder``, or
+            their numbers.
         output_dir: the run's folder. None: no files.
         cfg: the config; with its FAST_DEV_RUN no file is written.
     """
@@ -40,19 +48,22 @@ class SamplePredictions(HookBase):
         output_dir: str | None = None,
         cfg: CfgNode | None = None,
     ) -> None:
-        check_matplotlib("SamplePredictions")
+        try:
+            import PIL.Image  # noqa: F401 (tried)
+        except ImportError as error:
+            raise ConfigError("SamplePredictions needs Pillow: pip install 'hookline[images]'") from error
         self._num = num
         self._names = list(class_names)
         self._folder = None if output_dir is None or (cfg and cfg.FAST_DEV_RUN) else os.path.join(output_dir, "samples")
-        self._samples: list[tuple[Any, str, bool | None]] = []
+        self._samples: dict[int, tuple[torch.Tensor, str, bool | None]] = {}
         self._warned = False
 
     def before_eval(self) -> None:
-        self._samples = []
+        self._samples = {}
+        self._names = self._names or class_names_of(getattr(self.trainer, "data_loader", None))
 
     def after_eval_step(self, batch: Any, outputs: Any) -> None:
-        missing = self._num - len(self._samples)
-        if missing <= 0 or not self.trainer.comm.is_main_process():
+        if len(self._samples) >= self._num or not self.trainer.comm.is_main_process():
             return
         images = _first(batch, lambda one: one.dim() == 4 and one.shape[1] in (1, 3))
         scores = _first(outputs, lambda one: one.dim() == 2 and one.is_floating_point())
@@ -63,33 +74,58 @@ class SamplePredictions(HookBase):
                 )
             self._warned = True
             return
+        if len(self._samples) >= scores.shape[1]:  # one of each class
+            return
         adapter = getattr(self.trainer, "adapter", None)
         targets = (
             adapter.targets(batch) if adapter is not None else batch[1] if isinstance(batch, tuple | list) else None
         )
-        shares = scores[:missing].float().softmax(1).cpu()
-        for i, share in enumerate(shares):
-            found = int(share.argmax())
-            truth = int(targets[i]) if isinstance(targets, torch.Tensor) and targets.dim() == 1 else None
-            label = f"{self._name(found)} ({share[found]:.0%})"
-            if truth is not None and truth != found:
+        known = isinstance(targets, torch.Tensor) and targets.dim() == 1 and not targets.is_floating_point()
+        labels = targets.tolist() if known else range(len(self._samples), len(self._samples) + len(scores))
+        for i, truth in enumerate(labels):
+            if truth < 0 or truth in self._samples or len(self._samples) == self._num:
+                continue
+            share, found = scores[i].float().softmax(0).max(0)
+            label = f"{self._name(int(found))} ({share:.0%})"
+            if known and truth != found:
                 label += f"\nis {self._name(truth)}"
-            image = images[i].float().cpu().permute(1, 2, 0).squeeze(2).numpy()
-            self._samples.append((image, label, None if truth is None else truth == found))
+            self._samples[truth] = images[i].float().cpu(), label, truth == int(found) if known else None
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if not self._samples:
             return
-        figure = draw_samples(*zip(*self._samples, strict=True))
-        self._samples = []
+        picture = _draw([self._samples[truth] for truth in sorted(self._samples)])
+        self._samples = {}
         if has_event_storage():
-            self.trainer.storage.put_image("samples", torch.from_numpy(pixels(figure)))
+            self.trainer.storage.put_image("samples", torch.from_numpy(np.array(picture)).permute(2, 0, 1))
         if self._folder is not None:
             os.makedirs(self._folder, exist_ok=True)
-            save_picture(figure, os.path.join(self._folder, f"iter_{self.trainer.finished_iter + 1:07d}.png"))
+            path = os.path.join(self._folder, f"iter_{self.trainer.finished_iter + 1:07d}.png")
+            claim(path)
+            replace_file(path, lambda file: picture.save(file, format="png"))
 
     def _name(self, number: int) -> str:
         return self._names[number] if number < len(self._names) else str(number)
+
+
+def _draw(samples: Sequence[tuple[torch.Tensor, str, bool | None]]) -> Any:
+    """Return a picture of images with labels. Each image is scaled from its least value to its largest."""
+    from PIL import Image, ImageDraw
+
+    columns = min(len(samples), _COLUMNS)
+    picture = Image.new("RGB", (columns * _SIZE, math.ceil(len(samples) / columns) * (_SIZE + _TEXT)), "white")
+    for number, (image, label, correct) in enumerate(samples):
+        row, column = divmod(number, columns)
+        values = image.nan_to_num(0, 0, 0)
+        values = (values - values.min()) / (values.max() - values.min()).clamp(min=1e-12)
+        array = (255 * values).byte().expand(3, -1, -1).permute(1, 2, 0).numpy()
+        tile = Image.new("RGB", (_SIZE, _SIZE + _TEXT), "white")
+        scale = (_SIZE - 4) / max(array.shape[:2])
+        size = max(1, round(scale * array.shape[1])), max(1, round(scale * array.shape[0]))
+        tile.paste(Image.fromarray(array).resize(size, Image.Resampling.BOX))
+        ImageDraw.Draw(tile).text((2, _SIZE), label, fill=_COLORS[correct])
+        picture.paste(tile, (column * _SIZE, row * (_SIZE + _TEXT)))
+    return picture
 
 
 def _first(value: Any, matches: Any) -> torch.Tensor | None:

@@ -1,6 +1,5 @@
-"""Pictures of predictions, drawn by matplotlib: a confusion matrix, and a grid of samples."""
+"""The picture of a confusion matrix, drawn by matplotlib."""
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from ..config.files.atomic import replace_file
 from ..config.files.run_folder import claim
 from .figure import NO_MATPLOTLIB
 
-__all__ = ["check_matplotlib", "draw_matrix", "draw_samples", "pixels", "save_picture"]
+__all__ = ["check_matplotlib", "draw_matrix", "pixels", "save_picture"]
 
 _MOST_LABELS = 40
 _MOST_NUMBERS = 25
@@ -52,29 +51,6 @@ def draw_matrix(matrix: np.ndarray, names: Sequence[str], title: str = "") -> An
             if number:
                 color = "white" if shares[row, column] > 0.5 else "black"
                 place.text(column, row, f"{int(number)}", ha="center", va="center", color=color, fontsize=8)
-    return figure
-
-
-def draw_samples(images: Sequence[np.ndarray], labels: Sequence[str], correct: Sequence[bool | None]) -> Any:
-    """Return a figure of images with labels.
-
-    Args:
-        images: (H, W) or (H, W, 3), in any range: each is scaled from its least value to its largest.
-        labels: the text above each.
-        correct: draws it green or red; None: black.
-    """
-    from matplotlib.figure import Figure
-
-    columns = min(len(images), 8)
-    rows = math.ceil(len(images) / columns)
-    figure = Figure(figsize=(1.5 * columns, 1.75 * rows), layout="constrained")
-    places = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for place in places:
-        place.axis("off")
-    for place, image, label, right in zip(places, images, labels, correct, strict=False):
-        low, high = float(np.nanmin(image)), float(np.nanmax(image))
-        place.imshow((image - low) / ((high - low) or 1), cmap="gray", vmin=0, vmax=1)
-        place.set_title(label, fontsize=8, color="black" if right is None else "#15803d" if right else "#b91c1c")
     return figure
 
 

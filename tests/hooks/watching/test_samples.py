@@ -3,34 +3,54 @@
 import pytest
 import torch
 from small_runs import Net, config_trainer
+from torch import nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from hookline.engine import SimpleTrainer
 from hookline.engine.evaluation import evaluation_context, inference_on_dataset
 from hookline.hooks import EvalHook, SamplePredictions
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("PIL")
 
 
-def test_each_evaluation_writes_a_picture_of_the_first_samples(tmp_path):
-    hooks = [{"NAME": "SamplePredictions", "ARGS": {"num": 11, "class_names": ["a", "b", "c", "d"]}}]
+def test_each_evaluation_writes_a_picture_of_one_sample_of_each_class(tmp_path):
+    hooks = [{"NAME": "SamplePredictions", "ARGS": {"class_names": ["a", "b", "c", "d"]}}]
     trainer = config_trainer(tmp_path, "HOOKS", hooks, "SOLVER.MAX_ITER", 4, "TEST.EVAL_PERIOD", 2)
     seen = []
     hook = trainer.find_hook("SamplePredictions")
     after_eval = hook.after_eval
-    hook.after_eval = lambda results: (seen.append(list(hook._samples)), after_eval(results))
+    hook.after_eval = lambda results: (seen.append(dict(hook._samples)), after_eval(results))
     trainer.train()
     assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["iter_0000002.png", "iter_0000004.png"]
     assert [(i, name) for i, name, _ in trainer.storage.images()] == [(1, "samples"), (4, "samples")]
     picture = trainer.storage.images()[0][2]
+    assert (picture.shape, picture.dtype) == ((3, 144, 4 * 112), torch.uint8)
     assert picture[:, :, -1].float().std() == 0  # the margin
     assert picture.float().std() > 20  # the images
-    samples = seen[-1]
-    assert len(samples) == 11
-    images, labels, correct = zip(*samples, strict=True)
-    assert images[0].shape == (4, 4)
-    assert all(
-        (("\nis " in label) is not right) and label[0] in "abcd" for label, right in zip(labels, correct, strict=True)
-    )
+    assert sorted(seen[-1]) == [0, 1, 2, 3]
+    for truth, (image, label, right) in seen[-1].items():
+        assert image.shape == (1, 4, 4)
+        assert label[0] in "abcd"
+        assert label.endswith(f"is {'abcd'[truth]}") is not right
+
+
+class Pictures(TensorDataset):
+    classes = ("cat", "dog")
+
+
+def test_names_are_those_of_the_data_set_and_ignored_targets_are_left_out(tmp_path):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(12, 2))
+    data = Pictures(torch.rand(3, 3, 2, 2), torch.tensor([1, -100, 1]))
+    trainer = SimpleTrainer(model, DataLoader(Subset(data, range(3)), 3), torch.optim.SGD(model.parameters(), 0.1))
+    trainer.register_hooks([hook := SamplePredictions(num=5)])
+    hook.before_eval()
+    for _ in range(2):
+        hook.after_eval_step(tuple(data.tensors), torch.tensor([[0.0, 9.0]] * 3))
+    assert [(label, right) for _, label, right in hook._samples.values()] == [("dog (100%)", True)]
+    hook.before_eval()
+    for _ in range(2):
+        hook.after_eval_step((data.tensors[0], torch.rand(3)), torch.tensor([[0.0, 9.0]] * 3))
+    assert [right for _, _, right in hook._samples.values()] == [None] * 3
 
 
 def test_batches_without_images_are_warned_of_once(tmp_path, log):
