@@ -260,7 +260,8 @@ _C.TEST.EXPECTED_RESULTS = []
 # Format of --predict's files, OUTPUT_DIR/inference/<test set>/predictions.<format>: "jsonl" (an object per sample),
 # "csv" (a table) or "npz" (an array per output of the model).
 _C.TEST.PREDICTIONS_FORMAT = "jsonl"
-# Columns: "prediction" (all outputs; also if empty), "class", "probability", "target", or entries of dict batches.
+# Columns: "prediction" (all outputs; also if empty), "class", "class_name", "probability", "target", "file", or entries
+# of dict batches.
 _C.TEST.PREDICTIONS_COLUMNS = []
 # Recompute batch-norm statistics from NUM_ITER training batches, at most one pass, before evaluations during training.
 _C.TEST.PRECISE_BN = CN()

@@ -301,8 +301,8 @@ class _TEST(CfgNode):
     """Format of --predict's files, OUTPUT_DIR/inference/<test set>/predictions.<format>: "jsonl" (an object per
     sample), "csv" (a table) or "npz" (an array per output of the model)."""
     PREDICTIONS_COLUMNS: list[Any]
-    """Columns: "prediction" (all outputs; also if empty), "class", "probability", "target", or entries of dict
-    batches."""
+    """Columns: "prediction" (all outputs; also if empty), "class", "class_name", "probability", "target", "file", or
+    entries of dict batches."""
     PRECISE_BN: _TEST_PRECISE_BN
     """Recompute batch-norm statistics from NUM_ITER training batches, at most one pass, before evaluations during
     training."""

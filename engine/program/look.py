@@ -76,7 +76,7 @@ def predict(trainer: DefaultTrainer) -> list[str]:
         check_same_length(loader, f"DATASETS.TEST ({name})")
         outputs = trainer.predict(loader, with_batches=True)
         path, count = write_predictions(
-            prediction_rows(outputs, cfg.TEST.PREDICTIONS_COLUMNS, trainer.adapter),
+            prediction_rows(outputs, cfg.TEST.PREDICTIONS_COLUMNS, trainer.adapter, loader),
             os.path.join(cfg.OUTPUT_DIR, "inference", name),
             format=cfg.TEST.PREDICTIONS_FORMAT,
         )

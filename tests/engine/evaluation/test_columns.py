@@ -3,8 +3,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import BatchSampler, DataLoader, Subset, TensorDataset
 
 from hookline.config import ConfigError
+from hookline.engine import comm
+from hookline.engine.data import InferenceSampler
 from hookline.engine.evaluation import prediction_rows, write_predictions
 from hookline.engine.modeling import ModelAdapter
 
@@ -38,11 +41,30 @@ def test_binary_scores_and_named_outputs():
     assert list(found) == ["logits", "size", "class"]
 
 
+class Photos(TensorDataset):
+    classes = ("cat", "dog")
+    files = tuple((f"photos/{number}.png", number % 2) for number in range(8))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_names_of_classes_and_files_of_the_rows_of_each_rank(monkeypatch, rank):
+    monkeypatch.setattr(comm, "get_data_rank", lambda: rank)
+    monkeypatch.setattr(comm, "get_data_size", lambda: 2)
+    data = Subset(Photos(torch.arange(8)), [7, 5, 3, 1, 0])
+    loader = DataLoader(data, batch_sampler=BatchSampler(InferenceSampler(5), 2, drop_last=False))
+    pairs = [(batch, torch.stack([batch[0] == 3, batch[0] != 3], 1).float()) for batch in loader]
+    rows = list(prediction_rows(pairs, ["file", "class_name"], ModelAdapter(), loader))
+    files = [file for row in rows for file in row["file"]]
+    assert files == [f"photos/{number}.png" for number in ([7, 5, 3], [1, 0])[rank]]
+    assert [name for row in rows for name in row["class_name"]] == [["dog", "dog", "cat"], ["dog", "dog"]][rank]
+
+
 @pytest.mark.parametrize(
     ("names", "outputs", "batch", "message"),
     [
         (["idd"], SCORES, BATCH, r"PREDICTIONS_COLUMNS: 'idd' is not.*\(its entries are x, label, id\)"),
         (["id"], SCORES, (torch.ones(2, 4), torch.ones(2)), r"'id' is not.*\(it is no dict\)"),
+        (["file"], SCORES, (torch.ones(2, 4), torch.ones(2)), "'file' is not.*of a data set with classes or files"),
         (["class"], {"boxes": SCORES, "sizes": SCORES}, BATCH, "'class' needs scores"),
         (["probability"], torch.ones(2, 3, 4), BATCH, "'probability' needs scores"),
     ],
