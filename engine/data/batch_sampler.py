@@ -157,9 +157,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         return self._from(place, batches)
 
     def _drawn(self) -> Iterator[int]:
-        key = stream_key(self.seed, self._epoch, ORDER)
-        _seed_own(self.sampler, key)
-        return _drawn(self.sampler, key)
+        return _drawn(self.sampler, stream_key(self.seed, self._epoch, ORDER), own=True)
 
     def _from(self, place: Any, batches: Iterator[list[int]]) -> Iterator[list[int]]:
         if self._place is place:
@@ -236,7 +234,7 @@ class RankBatchSampler(GlobalBatchSampler):
 
     def _drawn(self) -> Iterator[int]:
         # Not the sampler's own generators, which may have to be the same on all ranks, or not.
-        return _drawn(self.sampler, stream_key(self.seed, self._epoch, ORDER, self.rank))
+        return _drawn(self.sampler, stream_key(self.seed, self._epoch, ORDER, self.rank), own=False)
 
     def _batches(self, indices: Iterator[int]) -> Iterator[list[int]]:
         while batch := list(islice(indices, self._share)):
@@ -257,11 +255,21 @@ class RankBatchSampler(GlobalBatchSampler):
         return len(self.sampler) * self.world_size if hasattr(self.sampler, "__len__") else None
 
 
-def _drawn(sampler: Any, key: int) -> Iterator[int]:
-    """``iter(sampler)`` with the global generators seeded by ``key``. Other draws of the run do not change."""
+def _drawn(sampler: Any, key: int, own: bool) -> Iterator[int]:
+    """``iter(sampler)`` with the global generators seeded by ``key``. Other draws of the run do not change.
+
+    Args:
+        sampler: yields indices.
+        key: the seed.
+        own: seed the sampler's own generators too.
+    """
+    if type(sampler).__module__ == f"{__package__}.samplers":  # which draw from generators of their own
+        return iter(sampler)
     states: list[Any] = []
     with _generators_at(states):
         seed_generators(key, 0)
+        if own:
+            _seed_own(sampler, key)
         indices = iter(sampler)
     return chain.from_iterable(iter(lambda: _part(indices, states), []))
 

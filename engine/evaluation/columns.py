@@ -70,7 +70,8 @@ def prediction_rows(
 
 def _files(loader: Any) -> Iterator[str] | None:
     """The file of each sample that a test loader reads, in order; None if its data set has no files."""
-    dataset, indices = getattr(loader, "dataset", None), getattr(getattr(loader, "batch_sampler", None), "sampler", ())
+    dataset: Any = getattr(loader, "dataset", None)
+    indices = getattr(getattr(loader, "batch_sampler", None), "sampler", ())
     while isinstance(dataset, Subset):
         dataset, indices = dataset.dataset, [dataset.indices[index] for index in indices]
     files = getattr(dataset, "files", None) or getattr(dataset, "samples", None)  # torchvision's name

@@ -77,7 +77,7 @@ class SamplePredictions(HookBase):
         if len(self._samples) >= scores.shape[1]:  # one of each class
             return
         adapter = getattr(self.trainer, "adapter", None)
-        targets = (
+        targets: Any = (
             adapter.targets(batch) if adapter is not None else batch[1] if isinstance(batch, tuple | list) else None
         )
         known = isinstance(targets, torch.Tensor) and targets.dim() == 1 and not targets.is_floating_point()

@@ -147,6 +147,7 @@ class Own:
 DRAWING = {
     "random": lambda: RandomSampler(range(64)),
     "generator": lambda: RandomSampler(range(64), generator=torch.Generator()),
+    "default": lambda: RandomSampler(range(64), generator=torch.default_generator),
     "subset": lambda: SubsetRandomSampler(range(64)),
     "weighted": lambda: WeightedRandomSampler(range(1, 65), 64),
     "lazy": Lazy,
@@ -175,7 +176,7 @@ def test_a_sampler_that_draws_is_the_same_on_every_rank_and_after_a_resume(make)
     assert [list(chain(*parts)) for parts in zip(*ranks, strict=True)] == whole
     assert passes(make, epochs=[1], start=24, number=5) == whole[11:16]
     assert len({tuple(chain(*whole[at : at + 8])) for at in (0, 8, 16)}) == 3
-    if make in (DRAWING["random"], DRAWING["generator"], DRAWING["subset"]):
+    if make in (DRAWING["random"], DRAWING["generator"], DRAWING["default"], DRAWING["subset"]):
         assert all(sorted(chain(*whole[at : at + 8])) == list(range(64)) for at in (0, 8, 16))
 
 
