@@ -85,8 +85,7 @@ class DefaultTrainer(ResumableTrainer):
         cfg = self.auto_scale_workers(cfg, strategy.data_size)
         model = build_wrapped(partial(self.build_model, cfg), strategy, device)
         optimizer = self._optimizer_of(cfg, unwrap_model(model))
-        data_loader = self.build_train_loader(cfg)
-        check_same_length(data_loader, "DATASETS.TRAIN")
+        data_loader = check_same_length(self.build_train_loader(cfg), "DATASETS.TRAIN")
         iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)
         unresolved, cfg = cfg, resolve_lengths(cfg, iters_per_epoch)
         super().__init__(

@@ -202,8 +202,7 @@ class Trainer(DefaultTrainer):
             raise ConfigError(f"predict(): pass one data set; the test data is {', '.join(names) or 'empty'}")
         evaluator = self.build_evaluator(cfg, names[0]) if metrics else None
         loader, predict = self.build_test_loader(cfg, names[0]), predictor(self.adapter, evaluator)
-        check_same_length(loader, "predict()")
-        batches = super().predict(loader, with_batches=True, predict=predict)
+        batches = super().predict(check_same_length(loader, "predict()"), with_batches=True, predict=predict)
         if stream:
             return self._stream(batches, targets, ignore_keys)
         if evaluator is not None:

@@ -183,7 +183,7 @@ def _check_not_empty(dataset: Any, key: str, entry: str | dict[str, Any]) -> Non
         raise ConfigError(f"{key}: the data set {component(entry)[0]} has no samples")
 
 
-def check_same_length(loader: Any, key: str) -> None:
+def check_same_length(loader: Any, key: str) -> Any:
     """Check that a data set that is split between the ranks has the same length on all of them. All ranks call it.
 
     Data sets and loaders that each rank splits itself are not compared.
@@ -191,6 +191,9 @@ def check_same_length(loader: Any, key: str) -> None:
     Args:
         loader: of :func:`build_train_loader` or :func:`build_test_loader`, or another one.
         key: names the data set in the error.
+
+    Returns:
+        The loader.
 
     Raises:
         ConfigError: a rank's length differs from that of rank 0.
@@ -204,6 +207,7 @@ def check_same_length(loader: Any, key: str) -> None:
                 f"{key}: the data set has {length} samples on rank {rank}, and {lengths[0]} on rank 0. Each rank must "
                 "build the whole data set, which is then split between the ranks"
             )
+    return loader
 
 
 def build_batch_data_loader(

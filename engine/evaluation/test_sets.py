@@ -32,8 +32,7 @@ def evaluate_test_sets(
     device, adapter = resolve_device(cfg.MODEL.DEVICE), parts.build_adapter(cfg)
     results: dict[str, Any] = {}
     for index, name in enumerate(names):
-        loader = parts.build_test_loader(cfg, name)
-        check_same_length(loader, f"DATASETS.TEST ({name})")
+        loader = check_same_length(parts.build_test_loader(cfg, name), f"DATASETS.TEST ({name})")
         try:
             evaluator = given[index] if given is not None else parts.build_evaluator(cfg, name)
         except NotImplementedError:

@@ -72,8 +72,7 @@ def predict(trainer: DefaultTrainer) -> list[str]:
     cfg, paths = trainer.cfg, []
     for entry in cfg.DATASETS.TEST:
         name = name_of(entry)
-        loader = trainer.build_test_loader(cfg, name)
-        check_same_length(loader, f"DATASETS.TEST ({name})")
+        loader = check_same_length(trainer.build_test_loader(cfg, name), f"DATASETS.TEST ({name})")
         outputs = trainer.predict(loader, with_batches=True)
         path, count = write_predictions(
             prediction_rows(outputs, cfg.TEST.PREDICTIONS_COLUMNS, trainer.adapter, loader),
