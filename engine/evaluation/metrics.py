@@ -13,6 +13,7 @@ from torch import nn
 from ...config import CfgNode, Registry
 from .. import comm
 from ..modeling.build import build_loss
+from ..modeling.outputs import terms_of
 
 __all__ = ["METRIC_REGISTRY", "Accuracy", "Loss", "MeanMetric", "MeanSquaredError", "Metric"]
 
@@ -167,9 +168,8 @@ class Loss(MeanMetric):
         """Add one batch, with the arguments of the loss."""
         assert self._loss is not None
         loss = self._loss(preds, target)
-        if isinstance(loss, tuple):  # the mean, and its number of items
-            loss, items = loss[0], torch.as_tensor(loss[1], device=loss[0].device)
-            self.add(torch.where(items > 0, loss * items, 0.0), items)
+        if not isinstance(loss, torch.Tensor):  # the mean and its number of items, or several terms
+            self.add_losses(terms_of(loss), len(target))
             return
         if getattr(self._loss, "reduction", "mean") == "sum":
             self.add(loss, len(target))

@@ -14,9 +14,9 @@ from ...hooks.common.tensors import is_sharded, local_part
 from .call_plan import CallPlan, all_but_last, check_step_name, compose, first, keys, keys_of_first, through_forward
 from .explain import check_forward, check_output, check_own_step, raise_clearer
 from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions
-from .outputs import entries_of, is_scalar, losses_of, with_count
+from .outputs import entries_of, losses_of, terms_of, without_scalar
 from .precision import eval_autocast, in_precision
-from .targets import is_torch_loss, name_of, target_name, target_of, target_parameter
+from .targets import TARGET_NAMES, is_torch_loss, name_of, target_name, target_of, target_parameter
 
 __all__ = ["ModelAdapter"]
 
@@ -34,14 +34,14 @@ class ModelAdapter:
     adapter is not a module: the names in the model's state dict do not change.
 
     Args:
-        loss: called with the model's output and the batch's target. It returns a scalar tensor, or that and the number
-            of items it is the mean of. Batches are ``(x, y)``, ``(x1, x2, y)``, or dicts with an entry for the target.
-            If None, the model receives the whole batch; it returns its losses in training mode, predictions in eval
-            mode.
+        loss: called with the model's output and the batch's target. It returns a scalar tensor, that and the number of
+            items it is the mean of, or a dict of scalar tensors, whose sum is minimised. Batches are ``(x, y)``,
+            ``(x1, x2, y)``, or dicts with an entry for the target. If None, the model receives the whole batch; it
+            returns its losses in training mode, predictions in eval mode.
         inputs: how the inputs are passed. "batch": all in one argument. "tuple": one argument per entry. "kwargs":
             entries of a dict that ``forward`` takes, by name. "auto": entries of a dict by name if parameters of
-            ``forward`` have their names; entries of a tuple as arguments if ``forward`` requires several; otherwise
-            one argument.
+            ``forward`` have their names; entries of a tuple as arguments if ``forward`` requires several, or without a
+            loss if it names a target, such as ``forward(x, targets=None)``; otherwise one argument.
         input_mapping: maps names of entries to names of ``forward``'s parameters. Implies "kwargs".
         output_mapping: maps names of the model's outputs to names of the loss's parameters. By default, a loss of
             torch receives the only output or the one named "logits", any other loss the whole output. Without a loss,
@@ -124,17 +124,9 @@ class ModelAdapter:
                 return self._own_losses(output) if self._maps_loss else losses_of(output)
             target = plan.target(batch)
         if self.output_mapping or (type(output) is not Tensor and (self._takes_tensor or is_sharded(output))):
-            loss = self._compute_loss(output, target)
-        else:
-            loss = self.loss(output, target)  # type: ignore[misc]
-        if isinstance(loss, Tensor) and not loss.dim():
-            return {"loss": loss}
-        if isinstance(loss, tuple) and len(loss) == 2 and is_scalar(loss[0]):
-            return with_count({"loss": loss[0]}, loss[1])
-        raise MismatchError(
-            "MODEL.LOSS must return a scalar tensor, or that and the number of items of its mean, not "
-            f"{describe(loss)}; use reduction='mean'"
-        )
+            return self._compute_losses(output, target)
+        loss = self.loss(output, target)  # type: ignore[misc]
+        return terms_of(loss)
 
     def prepare(self, model: nn.Module, batch: Any) -> None:
         """Decide how to call the model with batches like this one, before a step that is compiled or captured.
@@ -207,7 +199,7 @@ class ModelAdapter:
             named = {next(iter(self.output_mapping.values())): predictions}
         target = self.targets(batch)
         loss = self.loss(**named, **{self._target_parameter: target}) if named else self.loss(predictions, target)
-        return with_count({"loss": loss[0]}, loss[1]) if isinstance(loss, tuple) else {"loss": loss}
+        return terms_of(loss)
 
     def _run(self, model: nn.Module, batch: Any) -> tuple[CallPlan, Any]:
         plan = self._predicting
@@ -241,7 +233,9 @@ class ModelAdapter:
         if self.output_mapping:
             mapped = self._rename_outputs(output)
             return mapped if len(mapped) > 1 else next(iter(mapped.values()), output)
-        return self._select_output(output) if self._takes_tensor else output
+        if self._takes_tensor:
+            return self._select_output(output)
+        return without_scalar(output) if self.loss is None else output
 
     def targets(self, batch: Any, training: bool = False) -> Any:
         """Return the targets of a batch: its last entry, or the target of a dict.
@@ -299,7 +293,7 @@ class ModelAdapter:
         separate = self.loss is not None or (not training and callable(getattr(module, self._steps[True], None)))
         take: Callable[[Any], Any] | None = None
         target: str | None = None
-        inputs, several = batch, self.inputs == "tuple" and not separate
+        inputs, several = batch, not separate and (self.inputs == "tuple" or self._takes_target(batch, taken))
         if separate and isinstance(batch, Mapping):
             target = target_name(batch, self.target, required=training)
         elif separate and isinstance(batch, tuple | list):
@@ -350,6 +344,14 @@ class ModelAdapter:
             return False
         return len(batch) == len(required_positions(taken))
 
+    def _takes_target(self, batch: Any, taken: Taken | None) -> bool:
+        """Return whether ``forward`` takes the entries of a batch one by one, the target among them."""
+        if taken is None or self.inputs != "auto" or not isinstance(batch, tuple | list):
+            return False
+        if not 0 < len(batch) <= len(taken.positions) or isinstance(batch[0], Mapping):
+            return False
+        return any(name in (self.target, *TARGET_NAMES) for name in taken.positions[1:])
+
     # ------------------------------------------------------------------ outputs
 
     def _own_losses(self, output: Any) -> dict[str, Any]:
@@ -357,14 +359,14 @@ class ModelAdapter:
             return losses_of(output)
         return losses_of({"loss": self._rename_outputs(output, only="loss")["loss"]})
 
-    def _compute_loss(self, output: Any, target: Any) -> Any:
+    def _compute_losses(self, output: Any, target: Any) -> dict[str, Any]:
         assert self.loss is not None
         if self.output_mapping:
             loss = self.loss(**self._rename_outputs(output), **{self._target_parameter: target})
         else:
             loss = self.loss(self._select_output(output), target)
         # The loss of scores that are split over ranks is a whole number on each of them.
-        return tuple(map(local_part, loss)) if isinstance(loss, tuple) else local_part(loss)
+        return {name: local_part(term) for name, term in terms_of(loss).items()}
 
     def _rename_outputs(self, output: Any, only: str = "") -> dict[str, Any]:
         entries = entries_of(output)
@@ -387,7 +389,7 @@ class ModelAdapter:
         check_output(output)
         entries = None if isinstance(output, Tensor) else entries_of(output)
         if entries is None:
-            return output
+            return without_scalar(output)
         if len(entries) == 1:
             return next(iter(entries.values()))
         if "logits" in entries:

@@ -11,10 +11,10 @@ from ...hooks.common.batches import fields_of
 from .call_plan import compose, entry
 from .inputs import check_names, describe, forward_of
 
-__all__ = ["is_torch_loss", "name_of", "target_name", "target_of", "target_parameter"]
+__all__ = ["TARGET_NAMES", "is_torch_loss", "name_of", "target_name", "target_of", "target_parameter"]
 
-# Default names of the target in a dict batch.
-_TARGET_NAMES = ("label", "labels", "y", "target", "targets")
+TARGET_NAMES = ("label", "labels", "y", "target", "targets")
+"""Default names of the target in a dict batch, and of the parameter of a model that computes its loss."""
 
 
 def target_name(batch: Mapping[Any, Any], target: str | None, required: bool = True) -> str | None:
@@ -28,7 +28,7 @@ def target_name(batch: Mapping[Any, Any], target: str | None, required: bool = T
     Raises:
         TypeError: there is no target, or several entries may be the target.
     """
-    names = [target] if target else _TARGET_NAMES
+    names = [target] if target else TARGET_NAMES
     found = [name for name in names if name in batch]
     if len(found) == 1:
         return found[0]

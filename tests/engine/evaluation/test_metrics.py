@@ -90,6 +90,15 @@ def test_a_summed_loss_is_divided_by_the_samples():
     assert feed(Loss(make_loss(reduction="sum")), scores, target) == pytest.approx(expected)
 
 
+def test_the_terms_of_a_loss_add_up():
+    preds, target = random(3), random(3, seed=2)
+    metric = Loss(make_loss())
+    metric._loss = lambda p, t: {"close": (p - t).square().mean(), "small": p.square().mean()}
+    assert feed(metric, preds, target) == pytest.approx(
+        ((preds - target).square().mean() + preds.square().mean()).item()
+    )
+
+
 def test_loss_of_regression():
     preds, target = random(3), random(3, seed=2)
     expected = nn.functional.huber_loss(preds, target).item()

@@ -53,6 +53,8 @@ def test_without_a_loss_the_model_receives_the_whole_batch():
         (torch.tensor(1.0), ["total_loss"]),
         ({"cls": torch.tensor(1.0), "box": torch.tensor(2.0)}, ["cls", "box"]),
         (Output(torch.tensor(1.0)), ["loss"]),
+        ((torch.zeros(2, 3), torch.tensor(1.0)), ["loss"]),
+        ((torch.tensor(1.0), torch.zeros(2, 3), None), ["loss"]),
     ],
 )
 def test_model_may_return_its_losses_in_several_forms(output, names):
@@ -67,6 +69,8 @@ def test_model_may_return_its_losses_in_several_forms(output, names):
         ({}, "a dict {}"),
         (None, "a NoneType"),
         ((torch.zeros(()), 2), "a tuple of 2"),
+        ((torch.zeros(()), torch.zeros(())), "a tuple of 2"),
+        ((torch.zeros(2, 3), None), "a tuple of 2"),
     ],
 )
 def test_other_outputs_are_described_in_the_error(output, described):
@@ -96,6 +100,11 @@ class Echo(nn.Module):
 class OneInput(Echo):
     def forward(self, x):
         return super().forward(x)
+
+
+class InputAndTarget(Echo):
+    def forward(self, x, targets=None):
+        return super().forward(x, targets)
 
 
 class OneInputOrMore(Echo):
@@ -149,6 +158,10 @@ def any_loss(output, target):
         (Echo(), {"image": 1}, (({"image": 1},), {})),
         (OneInputOrMore(), (1, 2), (((1, 2),), {"mask": None})),
         (TwoInputs(), (1, 2), ((1, 2), {})),
+        (InputAndTarget(), [1, 2], ((1, 2), {})),
+        (InputAndTarget(), (1,), ((1, None), {})),
+        (InputAndTarget(), (1, 2, 3), (((1, 2, 3), None), {})),
+        (InputAndTarget(), [{"image": 1}, {"image": 2}], (([{"image": 1}, {"image": 2}], None), {})),
         (TwoInputs(), {"b": 2, "a": 1, "c": 3}, ((1, 2), {})),
         (OneInput(), {"x": 1, "y": 2}, ((1,), {})),
         (AnyName(), {"x": 1, "y": 2}, ((), {"x": 1, "y": 2})),
@@ -461,6 +474,51 @@ def test_outputs_that_do_not_fit_the_loss_are_listed(output, mapping, message):
     adapter = ModelAdapter(nn.CrossEntropyLoss(), output_mapping=mapping)
     with pytest.raises(TypeError, match=message):
         adapter.losses(Returns(output), (0, 0))
+
+
+class LogitsAndLoss(nn.Module):
+    """As nanoGPT's model."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Embedding(11, 11)
+
+    def forward(self, idx, targets=None):
+        logits = self.scores(idx)
+        return logits, None if targets is None else nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_model_may_return_logits_and_loss(kind):
+    model, adapter, tokens = LogitsAndLoss(), ModelAdapter(), torch.randint(11, (2, 7))
+    batch = kind([tokens[:, :-1], tokens[:, 1:]])
+    logits, loss = model(*batch)
+    assert adapter.losses(model, batch) == {"loss": loss}
+    assert adapter.losses(model, {"idx": batch[0], "targets": batch[1]}) == {"loss": loss}
+    predictions, losses = adapter.predict_with_losses(model, batch)
+    assert torch.equal(predictions, logits)
+    assert losses == {"loss": loss}
+    assert torch.equal(adapter.predict(model, batch[0]), logits)
+    assert adapter.losses_of_predictions(model, batch, predictions) == {"loss": loss}
+
+
+def test_a_loss_may_return_its_terms_by_name():
+    def loss(output, target):
+        return {"close": (output - target).square().mean(), "small": output.square().mean()}
+
+    model, batch = nn.Linear(3, 3), (torch.randn(4, 3), torch.randn(4, 3))
+    adapter = ModelAdapter(loss)
+    losses = adapter.losses(model, batch)
+    assert list(losses) == ["close", "small"]
+    assert adapter.losses_of_predictions(model, batch, model(batch[0])) == losses
+    counting = ModelAdapter(lambda output, target: {**loss(output, target), "num_items": 3})
+    assert counting.losses(model, batch) == {**losses, "num_items": 3}
+
+
+@pytest.mark.parametrize("terms", [{}, {"close": 1.0}, {"close": torch.zeros(2)}, {"num_items": 3}])
+def test_other_terms_of_a_loss_are_an_error(terms):
+    with pytest.raises(TypeError, match=r"MODEL\.LOSS must return .*, or scalar tensors by name, not a dict"):
+        ModelAdapter(lambda output, target: terms).losses(nn.Identity(), (0, 0))
 
 
 def test_label_smoothing_is_an_argument_of_the_loss():
