@@ -15,6 +15,7 @@ from ...config.slots import Slot, errors_at
 from ...hooks.common.batches import samples_in
 from ...hooks.common.names import flatten_names
 from ..modeling.adapters import ModelAdapter
+from ..modeling.explain import raise_clearer
 from ..modeling.outputs import predictions_of
 from .evaluator import DatasetEvaluator
 from .function_metric import FunctionMetric
@@ -100,6 +101,7 @@ class MetricsEvaluator(DatasetEvaluator):
                         f"{', '.join(map(str, outputs))}. Select one with MODEL.OUTPUT_MAPPING, such as "
                         f"{{{next(iter(outputs), 'name')}: preds}}; with MODEL.LOSS its parameter instead of preds"
                     ) from error
+                raise_clearer(error)
                 error.add_note(
                     f"in update() of the metric {self.dataset_name}/{name}, with predictions of {_shape(outputs)} and "
                     f"targets of {_shape(targets)}"

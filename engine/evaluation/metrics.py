@@ -14,6 +14,7 @@ from ...config import CfgNode, Registry
 from .. import comm
 from ..modeling.build import build_loss
 from ..modeling.outputs import terms_of
+from ..modeling.token_loss import classes_second, number_of_terms
 
 __all__ = ["METRIC_REGISTRY", "Accuracy", "Loss", "MeanMetric", "MeanSquaredError", "Metric"]
 
@@ -93,12 +94,13 @@ class Accuracy(MeanMetric):
         """Add one batch.
 
         Args:
-            preds: class scores (N, C, ...), or class indices (N, ...) of an integer type.
+            preds: class scores (N, C, ...) or (N, ..., C), or class indices (N, ...) of an integer type.
             target: class indices (N, ...).
 
         Raises:
             ValueError: the shapes do not match.
         """
+        preds = classes_second(preds, target)
         labels = preds.shape == target.shape and not preds.is_floating_point() and self.top_k == 1
         scores = preds.dim() == target.dim() + 1 and preds.shape[:1] + preds.shape[2:] == target.shape
         if not (labels or scores):
@@ -182,7 +184,4 @@ def _terms(loss: Callable[..., Any], target: torch.Tensor) -> torch.Tensor:
     """The divisor of a batch's mean: the number of samples, or the sum of the weights of their classes."""
     if not isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) or target.is_floating_point():
         return torch.tensor(len(target), device=target.device)
-    counted = target != loss.ignore_index
-    if loss.weight is None:
-        return counted.sum()
-    return (loss.weight[torch.where(counted, target, 0)] * counted).sum()
+    return number_of_terms(loss, target)

@@ -16,7 +16,7 @@ from .build import (
 from .gpt import GPT, TransformerBlock
 from .sampling import SampleText
 from .summary import model_summary
-from .token_loss import TokenCrossEntropyLoss
+from .token_loss import CrossEntropyLoss, TokenCrossEntropyLoss
 from .zoo import MLP, ConvNet, ResNet
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "MLP",
     "MODEL_REGISTRY",
     "ConvNet",
+    "CrossEntropyLoss",
     "ModelAdapter",
     "ResNet",
     "SampleText",

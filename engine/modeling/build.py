@@ -70,7 +70,6 @@ MODEL_SLOT, LOSS_SLOT = Slot(MODEL_REGISTRY, "MODEL.NAME"), _LossSlot(LOSS_REGIS
 
 for _loss in (
     nn.BCEWithLogitsLoss,
-    nn.CrossEntropyLoss,
     nn.HuberLoss,
     nn.L1Loss,
     nn.MSELoss,

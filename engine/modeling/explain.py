@@ -78,6 +78,11 @@ def raise_clearer(error: Exception, batch: Any = None, clear: Exception | None =
             f"the target {match[1]} is not a class: the model's output has fewer classes (its num_classes, or the size "
             "of its last layer), or the labels do not count from 0"
         )
+    elif message.startswith("Expected target size"):
+        clear = MismatchError(
+            f"torch's loss takes scores (N, classes, ...) for targets (N, ...): {message}. For scores (N, ..., "
+            'classes) name the loss: MODEL.LOSS.NAME "CrossEntropyLoss" (Trainer: loss="CrossEntropyLoss")'
+        )
     elif "does not require grad and does not have a grad_fn" in message:
         clear = MismatchError(
             "the loss does not depend on the model's parameters: an output or the loss was detached (by detach(), "

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hookline.config import get_cfg
-from hookline.engine.modeling import GPT, TokenCrossEntropyLoss, checkpoint_activations
+from hookline.engine.modeling import GPT, checkpoint_activations
 from hookline.engine.modeling.gpt import _rotation
 
 
@@ -145,16 +145,3 @@ def test_blocks_recompute_their_activations():
 def test_wrong_options_are_refused(options, words):
     with pytest.raises(ValueError, match=re.escape(words)):
         GPT(**{"width": 16, "heads": 2, **options})
-
-
-def test_the_loss_counts_the_tokens_that_are_not_ignored():
-    scores, target = torch.randn(2, 11, 8, requires_grad=True), torch.randint(11, (2, 8))
-    target[0, 3:] = -100
-    loss, count = TokenCrossEntropyLoss()(scores, target)
-    assert count == 11
-    assert torch.allclose(loss, torch.nn.CrossEntropyLoss()(scores, target))
-    loss, count = TokenCrossEntropyLoss()(scores, torch.full((2, 8), -100))
-    loss.backward()
-    assert count == 0
-    assert loss == 0
-    assert not scores.grad.any()

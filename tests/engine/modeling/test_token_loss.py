@@ -1,0 +1,124 @@
+import pytest
+import torch
+from torch import nn
+
+from hookline.config import get_cfg
+from hookline.engine import SimpleTrainer
+from hookline.engine.evaluation import Accuracy, Loss
+from hookline.engine.modeling import CrossEntropyLoss, ModelAdapter, TokenCrossEntropyLoss, build_loss
+
+
+def tokens():
+    """Scores (N, time, vocabulary) and targets (N, time), some of which do not count."""
+    generator = torch.Generator().manual_seed(0)
+    scores, target = torch.randn(6, 7, 11, generator=generator), torch.randint(11, (6, 7), generator=generator)
+    target[0], target[1, 1:], target[4, 3:] = -100, -100, -100
+    return scores, target
+
+
+def test_the_loss_counts_the_tokens_that_are_not_ignored():
+    scores, target = torch.randn(2, 11, 8, requires_grad=True), torch.randint(11, (2, 8))
+    target[0, 3:] = -100
+    loss, count = TokenCrossEntropyLoss()(scores, target)
+    assert count == 11
+    assert torch.allclose(loss, torch.nn.CrossEntropyLoss()(scores, target))
+    loss, count = TokenCrossEntropyLoss()(scores, torch.full((2, 8), -100))
+    loss.backward()
+    assert count == 0
+    assert loss == 0
+    assert not scores.grad.any()
+
+
+@pytest.mark.parametrize("kind", [CrossEntropyLoss, TokenCrossEntropyLoss])
+@pytest.mark.parametrize("args", [{}, {"label_smoothing": 0.1}, {"ignore_index": 3, "label_smoothing": 0.2}])
+def test_scores_may_have_the_classes_last(kind, args):
+    scores, target = tokens()
+    target = torch.where(target < 0, args.get("ignore_index", -100), target)
+    expected = nn.CrossEntropyLoss(**args)(scores.movedim(-1, 1), target)
+    for form in (scores, scores.movedim(-1, 1)):
+        loss, count = kind(**args)(form, target)
+        torch.testing.assert_close(loss, expected)
+        assert count == (target != args.get("ignore_index", -100)).sum()
+
+
+def test_classes_may_have_weights():
+    scores, target = tokens()
+    weight = torch.rand(11, generator=torch.Generator().manual_seed(1))
+    loss, count = CrossEntropyLoss(weight, label_smoothing=0.1)(scores, target)
+    torch.testing.assert_close(loss, nn.CrossEntropyLoss(weight, label_smoothing=0.1)(scores.movedim(-1, 1), target))
+    torch.testing.assert_close(count, weight[target[target >= 0]].sum())
+
+
+def test_one_target_for_each_sample_is_the_loss_of_torch():
+    scores, target = torch.randn(4, 3), torch.tensor([0, 1, 2, -100])
+    assert torch.equal(CrossEntropyLoss()(scores, target), nn.CrossEntropyLoss()(scores, target))
+    assert torch.equal(CrossEntropyLoss()(scores, scores), nn.CrossEntropyLoss()(scores, scores))
+    assert CrossEntropyLoss(reduction="none")(*tokens()).shape == (6, 7)
+
+
+def test_shifted_targets_are_those_of_causal_models():
+    scores, target = tokens()
+    expected = nn.CrossEntropyLoss()(scores[:, :-1].movedim(-1, 1), target[:, 1:])
+    loss, count = TokenCrossEntropyLoss(shift=True)(scores, target)
+    torch.testing.assert_close(loss, expected)
+    assert count == (target[:, 1:] >= 0).sum()
+
+
+def test_if_both_fit_the_classes_are_second_with_a_warning(caplog):
+    scores, target = torch.randn(2, 5, 5), torch.randint(5, (2, 5))
+    loss, _ = CrossEntropyLoss()(scores, target)
+    torch.testing.assert_close(loss, nn.CrossEntropyLoss()(scores, target))
+    assert "(2, 5, 5) are read as (N, classes, ...)" in caplog.text
+
+
+class Language(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores = nn.Linear(11, 11)
+
+    def forward(self, x):
+        return {"logits": self.scores(x)}
+
+
+def test_the_loss_receives_the_scores_among_other_outputs():
+    scores, target = tokens()
+    for output in ({"logits": scores, "hidden": scores}, (scores, None)):
+        losses = ModelAdapter(CrossEntropyLoss()).losses(nn.Identity(), (output, target))
+        assert losses["num_items"] == (target >= 0).sum()
+
+
+def test_the_error_of_torchs_own_loss_names_the_one_that_takes_the_classes_last():
+    model = Language()
+    adapter = ModelAdapter(nn.CrossEntropyLoss())
+    trainer = SimpleTrainer(model, [tokens()], torch.optim.SGD(model.parameters(), 1.0), adapter=adapter)
+    with pytest.raises(TypeError, match=r'name the loss: MODEL\.LOSS\.NAME "CrossEntropyLoss"'):
+        trainer.forward(tokens())
+
+
+def test_micro_batches_with_unequal_numbers_of_tokens_are_one_batch():
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE = "cpu"
+    cfg.MODEL.LOSS.NAME, cfg.MODEL.LOSS.ARGS.label_smoothing = "CrossEntropyLoss", 0.1
+    weights = []
+    for steps in (1, 3):
+        torch.manual_seed(0)
+        model = Language()
+        optimizer = torch.optim.SGD(model.parameters(), 1.0)
+        adapter = ModelAdapter(build_loss(cfg))
+        trainer = SimpleTrainer(model, [tokens()], optimizer, adapter=adapter, accumulation_steps=steps)
+        trainer.train(0, 1)
+        assert trainer.storage.latest()["num_items"][0] == (tokens()[1] >= 0).sum()
+        weights.append(model.scores.weight.detach())
+    torch.testing.assert_close(*weights)
+
+
+def test_metrics_take_scores_with_the_classes_last():
+    scores, target = tokens()
+    cfg = get_cfg()
+    cfg.MODEL.DEVICE, cfg.MODEL.LOSS.NAME = "cpu", "CrossEntropyLoss"
+    accuracy, loss = Accuracy(), Loss(cfg)
+    for metric in (accuracy, loss):
+        for part in range(3):
+            metric.update(scores[2 * part : 2 * part + 2], target[2 * part : 2 * part + 2])
+    assert accuracy.compute() == (scores.argmax(-1) == target).sum() / (target >= 0).sum()
+    assert loss.compute() == pytest.approx(nn.CrossEntropyLoss()(scores.movedim(-1, 1), target).item())
