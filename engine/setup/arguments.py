@@ -2,9 +2,12 @@
 
 import functools
 import inspect
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import CfgNode, ConfigError, component, get_cfg
+from ...config.components import args_key
 from ...config.literals import clean
 from ...config.merging import Merge
 from ...config.objects import ObjectName
@@ -22,6 +26,8 @@ from ..data.datasets import ArrayDataset
 from ..data.given import NoTrainData, is_loader
 
 __all__ = ["config_of_arguments", "test_entries"]
+
+logger = logging.getLogger(__name__)
 
 
 def config_of_arguments(
@@ -52,7 +58,7 @@ def config_of_arguments(
     with _errors_of("config"):
         cfg = _base(config)
     with _errors_of("model"):
-        _set_component(cfg.MODEL, "NAME", model)
+        _set_component(cfg, "MODEL.NAME", model)
     with _errors_of("train_data"):
         _set_train_data(cfg, train_data, batch_size)
     if test_data is not None:
@@ -60,7 +66,7 @@ def config_of_arguments(
             cfg.DATASETS.TEST = test_entries(test_data)
     if loss is not None:
         with _errors_of("loss"):
-            _set_component(cfg.MODEL.LOSS, "NAME", loss, is_component=not inspect.isclass(loss))
+            _set_component(cfg, "MODEL.LOSS.NAME", loss, is_component=not inspect.isclass(loss))
     gives_lr = "optimizer" if lr is None else "lr"
     if optimizer is not None:
         with _errors_of("optimizer"):
@@ -72,7 +78,7 @@ def config_of_arguments(
         with _errors_of("lr_scheduler"):
             if isinstance(lr_scheduler, LRScheduler) and lr_scheduler.optimizer is not optimizer:
                 raise ConfigError("it belongs to another optimizer; pass its class and arguments, or the optimizer")
-            _set_component(cfg.SOLVER, "LR_SCHEDULER_NAME", lr_scheduler)
+            _set_component(cfg, "SOLVER.LR_SCHEDULER_NAME", lr_scheduler)
     if metrics is not None:
         with _errors_of("metrics"):
             cfg.TEST.METRICS = _entries(metrics)
@@ -115,7 +121,7 @@ def _base(config: Any) -> CfgNode:
     if isinstance(config, str | os.PathLike):
         cfg.merge_from_file(config)
     elif isinstance(config, Mapping) and not isinstance(config, CfgNode):
-        _merge(cfg, config)
+        _merge(cfg, _with_objects(cfg, config))
     elif config is not None and not isinstance(config, CfgNode):
         raise ConfigError(f"expected a mapping of keys, a config or a YAML file, not a {type(config).__name__}")
     return cfg
@@ -142,9 +148,37 @@ def _named(value: Any, is_component: bool | None = None) -> tuple[str, dict[str,
     return ObjectName(value, is_component), {}
 
 
-def _set_component(node: CfgNode, key: str, value: Any, is_component: bool | None = None) -> None:
+def _set_component(cfg: CfgNode, key: str, value: Any, is_component: bool | None = None) -> CfgNode:
+    """Set the component of ``key``, and return its arguments: its own and those that the config has for it."""
+    *section, last = key.split(".")
+    node, default = reduce(getitem, section, cfg), reduce(getitem, section, _base(None))
     name, args = _named(value, is_component)
-    node[key], node[key.replace("NAME", "ARGS")] = name, CfgNode(args, new_allowed=True)
+    key_of_args = args_key(last) or ""
+    given, full_key = dict(node[key_of_args]), ".".join((*section, key_of_args))
+    if given and node[last] not in (default[last], name):
+        logger.warning("%s is %s; %s of the config, and its arguments, are not used", key, name, node[last])
+        given = {}
+    if given and isinstance(name, ObjectName) and name.is_component:
+        raise ConfigError(f"an object is built already, and cannot take {full_key} of the config: pass its class")
+    if twice := [one for one in args if one in given]:
+        raise ConfigError(f"{twice[0]} is given here, and as {full_key}.{twice[0]} in the config: give one of them")
+    node[last], node[key_of_args] = name, CfgNode({**given, **args}, new_allowed=True)
+    return node[key_of_args]
+
+
+def _with_objects(cfg: CfgNode, value: Any, key: str = "") -> Any:
+    """Return keys and values with an :class:`ObjectName` for each object in the place of a name."""
+    if isinstance(value, Mapping):
+        return {name: _with_objects(cfg, one, f"{key}.{name}".lstrip(".")) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        items = [_with_objects(cfg, one, f"{key}.NAME") for one in value]
+        return items if isinstance(value, list) else tuple(items)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    is_function = key.endswith("_FUNCTION") or "COLLATE_FN" in key
+    if f"{key}.NAME" in cfg.full_keys():
+        return {"NAME": ObjectName(value, False if is_function else None)}
+    return ObjectName(value, False if is_function else None) if is_function or args_key(key.split(".")[-1]) else value
 
 
 def _entry(value: Any, own_name: str = "") -> str | dict[str, Any]:
@@ -207,11 +241,9 @@ def _set_optimizer(cfg: CfgNode, optimizer: Any, lr: float | None) -> float | No
     """Set ``SOLVER.OPTIMIZER``, and return the learning rate: ``lr``, or the optimizer's own."""
     if isinstance(optimizer, list | tuple):
         raise ConfigError("several optimizers are named in the key SOLVER.OPTIMIZERS: pass them by config")
-    name, args = _named(optimizer)
-    own = args.pop("lr", None)
+    own = _set_component(cfg, "SOLVER.OPTIMIZER.NAME", optimizer).pop("lr", None)
     if isinstance(optimizer, Optimizer):
         own = optimizer.param_groups[0]["lr"]
     if own is not None and lr is not None:
         raise ConfigError(f"lr is {lr}, but the optimizer has the learning rate {own}: give one of them")
-    cfg.SOLVER.OPTIMIZER.NAME, cfg.SOLVER.OPTIMIZER.ARGS = name, CfgNode(args, new_allowed=True)
     return own if lr is None else lr

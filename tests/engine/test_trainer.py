@@ -201,6 +201,106 @@ def test_forms_of_a_loss(make, loss):
     )
 
 
+@pytest.mark.parametrize("optimizer", ["AdamW", torch.optim.AdamW, {"NAME": "AdamW", "ARGS": {"lr": 0.1}}])
+def test_arguments_of_an_argument_may_stand_in_the_config(make, optimizer):
+    trainer = make(optimizer=optimizer, config={"SOLVER.OPTIMIZER.ARGS": {"amsgrad": True}})
+    assert type(trainer.optimizer) is torch.optim.AdamW
+    assert trainer.optimizer.param_groups[0]["amsgrad"]
+    args = {"MODEL.ARGS.hidden": 5, "MODEL.LOSS.ARGS.label_smoothing": 0.1, "SOLVER.LR_SCHEDULER_ARGS.step_size": 2}
+    trainer = make(loss=nn.CrossEntropyLoss, lr_scheduler=StepLR, config=args)
+    assert trainer.model.layers[0].out_features == 5
+    assert trainer.adapter.loss.label_smoothing == 0.1
+    assert trainer.cfg.SOLVER.LR_SCHEDULER_ARGS.step_size == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "key", "message"),
+    [
+        ({"optimizer": "AdamW"}, "SOLVER.OPTIMIZER.ARGS.amsgrd", r"AdamW takes no argument 'amsgrd'; .* 'amsgrad'"),
+        ({"lr_scheduler": StepLR}, "SOLVER.LR_SCHEDULER_ARGS.gama", r"StepLR takes no argument 'gama'; .* 'gamma'"),
+        ({"loss": nn.CrossEntropyLoss}, "MODEL.LOSS.ARGS.label", r"CrossEntropyLoss takes no argument 'label'"),
+        ({}, "MODEL.ARGS.hiden", r"Net takes no argument 'hiden'; did you mean 'hidden'"),
+        ({"model": Net()}, "MODEL.ARGS.hidden", r"Trainer\(model=...\): an object is built already, .*MODEL.ARGS"),
+        (
+            {"optimizer": functools.partial(torch.optim.AdamW, amsgrad=True)},
+            "SOLVER.OPTIMIZER.ARGS.amsgrad",
+            r"Trainer\(optimizer=...\): amsgrad is given here, and as SOLVER.OPTIMIZER.ARGS.amsgrad in the config",
+        ),
+        ({"lr": 0.1, "optimizer": "AdamW"}, "SOLVER.OPTIMIZER.ARGS.lr", "give one of them"),
+    ],
+)
+def test_arguments_in_the_config_that_do_not_fit_are_errors(make, options, key, message):
+    with pytest.raises(ConfigError, match=message):
+        make(**options, config={key: 3})
+
+
+def test_arguments_of_another_component_in_the_config_are_not_used(make, caplog):
+    other = {"MODEL.NAME": "ConvNet", "MODEL.ARGS.width": 8}
+    assert type(make(config=other).model) is Net
+    assert "ConvNet of the config, and its arguments, are not used" in caplog.text
+
+
+class Collator:
+    def __call__(self, samples):
+        return tuple(map(torch.stack, zip(*samples, strict=True)))
+
+
+def collate(samples):
+    return Collator()(samples)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"DATALOADER.COLLATE_FN": collate},
+        {"DATALOADER.COLLATE_FN": Collator()},
+        {"DATALOADER": {"COLLATE_FN": {"NAME": Collator}}},
+        {"DATALOADER.SAMPLER_TRAIN": lambda size: range(size)},
+        {"MODEL.INPUT_FUNCTION": lambda batch: batch, "LOG.TRAIN_METRICS": [lambda scores, y: 0.5]},
+        {"SOLVER.OPTIMIZER": torch.optim.Adam, "SOLVER.LR_SCHEDULER_NAME": functools.partial(StepLR, step_size=2)},
+        {"HOOKS": [{"NAME": EarlyStopping, "ARGS": {"metric": "loss", "period": 1, "patience": 9}}, CallbackHook()]},
+    ],
+)
+def test_objects_in_the_config(make, config):
+    assert make(config=config).train().iteration == 6
+
+
+@pytest.mark.parametrize("loss", [nn.functional.cross_entropy, nn.CrossEntropyLoss(), nn.CrossEntropyLoss])
+@pytest.mark.parametrize("key", ["MODEL.LOSS", "MODEL.LOSS.NAME"])
+def test_a_loss_in_the_config(make, loss, key):
+    expected = make(folder="a").train().metrics["loss"]
+    assert make(loss=None, config={key: loss}, folder="b").train().metrics["loss"] == expected
+
+
+def test_an_object_where_the_config_needs_a_value_is_an_error(make):
+    with pytest.raises(ConfigError, match=r"SOLVER.GAMMA: a config cannot hold torch.float32"):
+        make(config={"SOLVER.GAMMA": torch.float32})
+
+
+class LogitsAndLoss(Net):
+    def forward(self, x, targets=None):
+        logits = self.layers(x)
+        return logits, None if targets is None else nn.functional.cross_entropy(logits, targets)
+
+
+def test_a_model_that_returns_logits_and_loss(make):
+    trainer = make(LogitsAndLoss, loss=None, test=points(10, 1), metrics=["Loss", "Accuracy"])
+    results = trainer.train().metrics
+    found = trainer.predict(metrics=True)
+    assert found.outputs.shape == (10, 3)
+    expected = nn.functional.cross_entropy(found.outputs, points(10, 1).tensors[1]).item()
+    assert found.metrics["loss"] == results["test/loss"] == pytest.approx(expected)
+
+
+def test_a_loss_of_several_terms(make):
+    def loss(scores, y):
+        return {"ce": nn.functional.cross_entropy(scores, y), "small": scores.square().mean()}
+
+    results = make(loss=loss, test=points(8, 1)).train().metrics
+    assert results["total_loss"] == pytest.approx(results["ce"] + results["small"])
+    assert results["test/loss"] > 0
+
+
 class Stream(IterableDataset):
     def __iter__(self):
         yield from zip(*points().tensors, strict=True)
