@@ -11,7 +11,7 @@ from .. import comm
 from ..defaults import DefaultTrainer
 from ..launch import launch
 from ..parallel.base import build_strategy
-from ..setup.check import check_config, overridden_builders
+from ..setup.check import check_config, overridden_builders, unknown_parts
 from ..setup.exit_codes import config_errors_exit
 from ..setup.report import describe_run
 from ..setup.start import begin_run, default_setup
@@ -53,6 +53,10 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
         cfg.freeze()
         if args.num_gpus * args.num_machines > 1 or args.dry_run:
             check_config(cfg, overridden_builders(trainer, DefaultTrainer))  # once, before processes start
+        own = overridden_builders(looking(trainer) if args.eval_only or args.predict else trainer, DefaultTrainer)
+        for builder, error in unknown_parts(cfg).items():
+            if builder not in own:  # before the config is logged
+                raise error
         cost = obstacle = ""
         if args.dry_run:
             from .plan import estimate_run  # not for every run's start

@@ -148,6 +148,16 @@ def test_wrong_options_end_with_one_line(start, tmp_path, capsys, words, message
     assert os.listdir(tmp_path) == ["mine.yaml"]
 
 
+@pytest.mark.parametrize("words", [(), ("--eval-only", "MODEL.WEIGHTS", "x"), ("--predict", "MODEL.WEIGHTS", "x")])
+def test_an_unknown_name_is_one_line(start, capsys, words):
+    with pytest.raises(SystemExit):
+        start(*words, "SOLVER.OPTIMIZER.NAME", "Foo")
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert shown.err.startswith("error: SOLVER.OPTIMIZER.NAME: unknown optimizer 'Foo'. Known: ")
+    assert shown.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("wrong", [object(), nn.Linear, "Trainer"])
 def test_something_else_than_a_trainer_class_is_refused(start, capsys, wrong):
     with pytest.raises(SystemExit):
