@@ -104,6 +104,7 @@ setup(
         "fvcore>=0.1.5.post20221221",
         "yacs>=0.1.8",
         "iopath>=0.1.9",
+        "PyYAML>=6",
         "tensorboard>=2.15",
         "numpy>=1.26",
     ],

@@ -1,9 +1,12 @@
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
+from snippets import ROOT
 
 HEAVY = (
     *("tensorboard", "sklearn", "matplotlib", "rich", "torchmetrics", "torchvision", "sympy"),
@@ -38,6 +41,20 @@ def test_nothing_but_hookline_is_installed_at_top_level(tmp_path):
     names = ("engine", "hooks", "config", "tools", "tests", "configs")
     code = f"import json; from importlib.util import find_spec; print(json.dumps([n for n in {names} if find_spec(n)]))"
     assert python(code, tmp_path) == []
+
+
+def test_packages_that_are_imported_with_hookline_are_declared():
+    imported = set()
+    for folder in ("config", "hooks", "engine"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.Import):
+                    imported |= {alias.name.partition(".")[0] for alias in node.names}
+                elif isinstance(node, ast.ImportFrom) and not node.level:
+                    imported.add(node.module.partition(".")[0])
+    required = (ROOT / "setup.py").read_text().split("install_requires=[")[1].split("]")[0]
+    declared = {name.lower().removeprefix("py") for name in re.findall(r'"([A-Za-z]+)', required)}  # yaml is of PyYAML
+    assert imported - set(sys.stdlib_module_names) - {"hookline"} <= declared
 
 
 def test_every_public_name_exists():
