@@ -174,6 +174,7 @@ class DefaultTrainer(ResumableTrainer):
         return result
 
     # ------------------------------------------------------------------ parts
+    # Their cfg is Any, so that type checkers accept cfg: CfgNode and cfg: Config in a subclass.
 
     def build_hooks(self) -> list[hooks.HookBase | None]:
         """Build the hooks of a usual run and those of the config's HOOKS, in the order they are called."""
@@ -233,38 +234,38 @@ class DefaultTrainer(ResumableTrainer):
         return list(WRITER_SLOT.build(self.cfg, **options))
 
     @classmethod
-    def build_model(cls, cfg: CfgNode) -> nn.Module:
+    def build_model(cls, cfg: Any) -> nn.Module:
         """Build the model of MODEL.NAME on MODEL.DEVICE."""
         return build_model(cfg)
 
     @classmethod
-    def build_adapter(cls, cfg: CfgNode) -> ModelAdapter:
+    def build_adapter(cls, cfg: Any) -> ModelAdapter:
         """Build the adapter that calls the model and reads its losses."""
         return build_adapter(cfg)
 
     @classmethod
-    def build_optimizer(cls, cfg: CfgNode, model: nn.Module) -> Any:
+    def build_optimizer(cls, cfg: Any, model: nn.Module) -> Any:
         """Build the optimizer of SOLVER.OPTIMIZER, or those of SOLVER.OPTIMIZERS. May return a list or dict."""
         return build_optimizer(cfg, model)
 
     @classmethod
-    def build_lr_scheduler(cls, cfg: CfgNode, optimizer: Any) -> Any:
+    def build_lr_scheduler(cls, cfg: Any, optimizer: Any) -> Any:
         """Build the schedule of SOLVER.LR_SCHEDULER_NAME, for each of several optimizers one. Lengths in ``cfg`` are in
         iterations."""
         return build_lr_scheduler(cfg, optimizer)
 
     @classmethod
-    def build_train_loader(cls, cfg: CfgNode) -> Any:
+    def build_train_loader(cls, cfg: Any) -> Any:
         """Build the loader of DATASETS.TRAIN."""
         return build_train_loader(cfg)
 
     @classmethod
-    def build_test_loader(cls, cfg: CfgNode, dataset_name: str) -> Any:
+    def build_test_loader(cls, cfg: Any, dataset_name: str) -> Any:
         """Build the loader of one of DATASETS.TEST."""
         return build_test_loader(cfg, dataset_name)
 
     @classmethod
-    def build_evaluator(cls, cfg: CfgNode, dataset_name: str) -> DatasetEvaluator:
+    def build_evaluator(cls, cfg: Any, dataset_name: str) -> DatasetEvaluator:
         """Build the evaluator for one of DATASETS.TEST."""
         return build_evaluator(cfg, dataset_name, targets_of=cls.build_adapter(cfg).targets)
 
@@ -273,7 +274,7 @@ class DefaultTrainer(ResumableTrainer):
     @classmethod
     def test(
         cls,
-        cfg: CfgNode,
+        cfg: Any,
         model: nn.Module,
         evaluators: "DatasetEvaluator | Sequence[DatasetEvaluator] | None" = None,
     ) -> dict[str, Any]:
@@ -334,7 +335,7 @@ class DefaultTrainer(ResumableTrainer):
         return comm.broadcast_object(results)  # a subclass's test() may return results on rank 0 only
 
     @staticmethod
-    def auto_scale_workers(cfg: CfgNode, num_workers: int) -> CfgNode:
+    def auto_scale_workers(cfg: Any, num_workers: int) -> Any:
         """Scale a config made for SOLVER.REFERENCE_WORLD_SIZE processes to ``num_workers`` processes.
 
         Batch size and learning rate grow with the number of processes; lengths and periods in iterations shrink.

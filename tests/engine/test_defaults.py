@@ -1,10 +1,12 @@
 import gc
+import inspect
 import json
 import os
 import signal
 import sys
 import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -691,3 +693,13 @@ def test_auto_scale_workers():
     assert cfg.DATALOADER.BATCH_SIZE == 32
     assert DefaultTrainer.auto_scale_workers(scaled, 2) is scaled
     assert DefaultTrainer.auto_scale_workers(get_cfg(), 8).DATALOADER.BATCH_SIZE == 16
+
+
+def test_type_checkers_accept_any_type_of_the_config_in_an_overridden_method():
+    methods = [
+        name
+        for name in vars(DefaultTrainer)
+        if name.startswith("build_") and name not in ("build_hooks", "build_writers")
+    ]
+    for name in (*methods, "test", "auto_scale_workers"):
+        assert inspect.signature(getattr(DefaultTrainer, name)).parameters["cfg"].annotation is Any, name
