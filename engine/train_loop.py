@@ -79,6 +79,7 @@ class TrainerBase(RunState):
     def __init__(self) -> None:
         super().__init__()
         self._has_state = False  # from an earlier train(), or loaded
+        self._trained = False  # the state is that of an earlier train()
         self._storage_state: Mapping[str, Any] | None = None  # loaded; used by the next train()
         self._state_at_end: Mapping[str, Any] | None = None  # of the storage, at the last step of a stopped run
         self._loaded_end: Mapping[str, Any] | None = None  # how the run in the loaded checkpoint ended
@@ -109,6 +110,7 @@ class TrainerBase(RunState):
         logger.info("Starting training from iteration %d", start_iter)
         self._prepare(start_iter, max_iter, stop)
         self._use_storage(EventStorage(start_iter))
+        self._trained = True
         with self.storage:
             try:
                 try:
@@ -148,6 +150,8 @@ class TrainerBase(RunState):
         if starts_over:
             self._reset_hooks()
             self._storage_state = None
+        elif self._storage_state is None and self._trained:
+            self._storage_state = self.storage.state_dict(most=10_000)
         self._start_hooks()
         self._start_agreement()
         logger.debug("Hooks, in the order they are called in:\n%s", self.describe_hooks())
@@ -294,3 +298,4 @@ class TrainerBase(RunState):
         self._loaded_end = state_dict.get("end")
         self._load_hooks_state(state_dict.get("hooks", {}))
         self._storage_state = state_dict.get("storage")
+        self._trained = False

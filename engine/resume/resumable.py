@@ -337,11 +337,6 @@ class ResumableTrainer(PortedTrainer):
             return
         self.start_iter = self.finished_iter + 1
         self._random_state.pending = self._rng_after_train
-        self._storage_state = self.storage.state_dict(most=10_000)
-        for hook in self.find_hooks(hooks.PeriodicWriter):
-            state = hook.state_dict()
-            if state:
-                hook.load_state_dict(state)
 
     # ------------------------------------------------------------------ the length of the run
 

@@ -79,6 +79,8 @@ class PeriodicWriter(HookBase):
 
     def before_train(self) -> None:
         self._every.start()
+        if self._state:  # a second train() continues, as a resume does
+            self.load_state_dict(self._state)
         self._ending = False
         self._seen, self._due_at = 0, -1
         self._state = self._final_error = None
@@ -106,8 +108,9 @@ class PeriodicWriter(HookBase):
         if self.trainer.only_due and self._due_at != self.trainer.iter:
             return
         errors: list[BaseException] = []
-        if self._ending and not self.trainer.completed:
-            # An interrupted run writes its last rows off schedule. A resume writes them again on schedule.
+        if self._ending:
+            # The last rows are off schedule: those of an interruption, or of the final evaluation. A run that continues
+            # writes them again, from the storage, together with what its first step puts.
             errors += _try(self._save_state)
         jobs: list[Job] = []
         for writer in self._writers:
@@ -169,8 +172,11 @@ class PeriodicWriter(HookBase):
         states = {key: writer.state_dict() for key, writer in self._row_writers.items()}
         return {"writers": states} if states else {}
 
+    def reset_state(self) -> None:
+        self._state = None
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        states = state_dict["writers"]
+        self._state, states = None, state_dict["writers"]
         for key, writer in self._row_writers.items():
             if key in states:
                 writer.load_state_dict(states[key])

@@ -1,6 +1,7 @@
 """The loop: order of events, errors, and the results of a step."""
 
 import gc
+import json
 import logging
 import weakref
 
@@ -22,7 +23,9 @@ from hookline.hooks import (
     EventStorage,
     FunctionHook,
     HookBase,
+    JSONWriter,
     LRScheduler,
+    PeriodicWriter,
     StopTraining,
     get_event_storage,
     has_event_storage,
@@ -412,6 +415,17 @@ def test_training_a_second_time_works():
     trainer.train(3, 5)
     assert calls == [3, 5]
     assert recorder.events[len(first)] == "before_train"
+
+
+def test_training_a_second_time_keeps_the_row_of_the_final_evaluation(tmp_path):
+    trainer, path = make_trainer(), tmp_path / "metrics.json"
+    evaluate = EvalHook(0, lambda: {"score": 0.5})
+    trainer.register_hooks([evaluate, PeriodicWriter([JSONWriter(str(path))], period=2)])
+    for start, end in ((0, 4), (4, 4), (4, 8)):
+        trainer.train(start, end)
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["iteration"] for row in rows] == [1, 3, 4, 5, 7, 8]
+    assert [row["iteration"] for row in rows if "score" in row] == [4, 8]
 
 
 class Judged:

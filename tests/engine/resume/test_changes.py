@@ -13,7 +13,7 @@ from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, seed_all_rng
 from hookline.engine.resume.changes import EFFECTS, describe_changes
 from hookline.engine.resume.lengths import epochs_at, iteration_of
-from hookline.hooks import BestCheckpointer, CallbackHook, EarlyStopping, EvalHook
+from hookline.hooks import BestCheckpointer, CallbackHook, EarlyStopping, EvalHook, HookBase
 
 
 @pytest.fixture
@@ -382,6 +382,33 @@ def test_resuming_a_complete_run_warns_about_missing_rows(make, tmp_path, log, s
         make(*arguments, resume=True).train()
         assert f"metrics.json {says}" in log.text
         assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("period", [20, 1])
+@pytest.mark.parametrize("resumes", [True, False])
+def test_a_continued_run_keeps_the_row_of_its_former_final_evaluation(make, tmp_path, resumes, period):
+    arguments = [*STOPPED, "TEST.EVAL_PERIOD", 10, "LOG.PERIOD", period, "LOG.WRITERS", ["JSONWriter", "CSVWriter"]]
+
+    def rows():
+        return [json.loads(line) for line in (tmp_path / "metrics.json").read_text().splitlines()]
+
+    trainer = make(*arguments, "SOLVER.MAX_ITER", 20)
+    trainer.train()
+    [final] = [row for row in rows() if row["iteration"] == 20]
+    if resumes:
+        before = content(tmp_path)
+        make(*arguments, "SOLVER.MAX_ITER", 20, resume=True).train()
+        assert content(tmp_path) == before
+        trainer = make(*arguments, "SOLVER.MAX_ITER", 40, resume=True)
+    trainer.max_iter = 40
+    trainer.train()
+    iterations = [row["iteration"] for row in rows()]
+    assert [row["iteration"] for row in rows() if "synthetic/accuracy" in row] == [9, 20, 29, 40]
+    assert iterations == ([9, 19, 20, 29, 39, 40] if period == 20 else list(range(41)))
+    [kept] = [row for row in rows() if row["iteration"] == 20]
+    assert final.items() <= kept.items()
+    assert ("total_loss" in kept) == (period == 1)
+    assert [int(line.split(",")[0]) for line in (tmp_path / "metrics.csv").read_text().splitlines()[1:]] == iterations
 
 
 def test_a_shortened_run_has_ended(make):
