@@ -373,6 +373,8 @@ class ModelTrainer(WaitingSteps):
         Raises:
             ConfigError: the state is not this trainer's; the message says what to do.
         """
+        if self._running:
+            return super().load_state_dict(state_dict)
         advice = "To start from its weights alone, set MODEL.WEIGHTS instead of resuming"
         if not state_dict.get("same_state_on_all_ranks", True):
             raise ConfigError(

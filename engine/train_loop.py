@@ -292,7 +292,18 @@ class TrainerBase(RunState):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state. :attr:`iter` becomes the last finished iteration, so training continues at ``iter + 1``."""
+        """Load a state. :attr:`iter` becomes the last finished iteration, so training continues at ``iter + 1``.
+
+        During training nothing is loaded, with a warning: a hook that loads a checkpoint gets the model's weights only.
+        """
+        if self._running:
+            logger.warning(
+                "A checkpoint was loaded during training: the model has its weights now. Iteration (%d), optimizer, "
+                "hooks and data stay as they are; to load these too, load the checkpoint before train(). To end with "
+                "the best weights, set CHECKPOINT.LOAD_BEST_AT_END",
+                self.iter,
+            )
+            return
         self.iter = self._finished = state_dict["iteration"]
         self._has_state, self._stop, self._error, self._at_last_save = True, None, None, False
         self._loaded_end = state_dict.get("end")

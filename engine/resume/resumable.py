@@ -144,6 +144,8 @@ class ResumableTrainer(PortedTrainer):
 
     def _continue_without_state(self, content: Mapping[str, Any]) -> None:
         """Continue after the iteration of a checkpoint that does not hold the trainer's state."""
+        if self._running:
+            return super().load_state_dict(state_dict)
         self.iter = self._finished = content.get("iteration", -1)
         logger.warning(
             "The checkpoint holds no state of the trainer: training continues at iteration %d, but the optimizer (if "

@@ -411,6 +411,25 @@ def test_a_continued_run_keeps_the_row_of_its_former_final_evaluation(make, tmp_
     assert [int(line.split(",")[0]) for line in (tmp_path / "metrics.csv").read_text().splitlines()[1:]] == iterations
 
 
+def test_a_hook_that_loads_weights_at_the_end_leaves_the_runs_position(make, tmp_path, log):
+    arguments = [*STOPPED, "SOLVER.MAX_ITER", 13]
+
+    class LoadsFirst(HookBase):
+        def after_train(self):
+            self.trainer.checkpointer.load(str(tmp_path / "model_0000003.pth"))
+
+    trainer = make(*arguments)
+    trainer.register_hooks([LoadsFirst()])
+    assert trainer.train().iteration == 13
+    assert "the model has its weights now. Iteration (13), optimizer, hooks and data stay" in log.text
+    assert (trainer.iter, trainer.finished_iter) == (13, 12)
+    final, first = final_state(tmp_path), torch.load(tmp_path / "model_0000003.pth", weights_only=True)
+    assert (final["iteration"], final["trainer"]["iteration"], final["trainer"]["end"]["iteration"]) == (12, 12, 13)
+    assert all(torch.equal(weight, first["model"][name]) for name, weight in final["model"].items())
+    rows = [json.loads(line)["iteration"] for line in (tmp_path / "metrics.json").read_text().splitlines()]
+    assert rows == [2, 3, 5, 7, 8, 11, 12, 13]
+
+
 def test_a_shortened_run_has_ended(make):
     first = make("SOLVER.MAX_ITER", 20)
 
