@@ -29,6 +29,7 @@ from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .parallel.base import build_strategy
 from .parallel.deferred_init import build_wrapped
+from .resume.changes import rates_of
 from .resume.lengths import loader_length, resolve_lengths, scale_config
 from .resume.optimizer_state import load_optimizer
 from .resume.resumable import ResumableTrainer
@@ -77,7 +78,8 @@ class DefaultTrainer(ResumableTrainer):
     """
 
     def __init__(self, cfg: CfgNode) -> None:
-        cfg, self._start = prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
+        given, (cfg, self._start) = cfg, prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
+        self._given = weakref.ref(given)
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
         comm.set_data_ranks(strategy.data_rank, strategy.data_size)
         if strategy.data_size < comm.get_world_size():  # ranks that share a batch need equal random numbers
@@ -140,6 +142,7 @@ class DefaultTrainer(ResumableTrainer):
             self.start_iter = self.finished_iter + 1
             if self._saved_run:
                 self._apply_changes(self._saved_run)
+            self._rates = rates_of(self.optimizer)
             self.emit("after_load", checkpointer.resumed_from)
             if self.start_iter > self.max_iter:
                 key, last = self._length_key, self.max_iter

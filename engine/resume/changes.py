@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError
 from ...config.errors import printable
@@ -20,12 +21,14 @@ from ..solver.several import schedulers_of
 
 __all__ = [
     "EFFECTS",
+    "adopt_rates",
     "apply_changes",
     "changes_since",
     "check_changes",
     "describe_changes",
     "hyperparameters",
     "kinds",
+    "rates_of",
     "set_rates",
 ]
 
@@ -190,6 +193,38 @@ def apply_changes(
         if isinstance(one, LRMultiplier):  # the others: see schedule_length.py
             one.base_lrs = [group["initial_lr"] for group in one.optimizer.param_groups]
             set_rates(one)
+
+
+def rates_of(optimizer: Any) -> list[tuple[dict[str, Any], float]]:
+    """Return the parameter groups and their present learning rates."""
+    return [(group, float(group.get("lr", 0.0))) for group in optimizer.param_groups]
+
+
+def adopt_rates(scheduler: Any, before: Sequence[tuple[dict[str, Any], float]]) -> None:
+    """Make learning rates that were set by hand the base rates of their schedules.
+
+    Args:
+        scheduler: the schedules.
+        before: :func:`rates_of` the optimizer when its rates were last set by the schedules.
+
+    Raises:
+        ConfigError: the schedule replaces the rate in the next step, since it is not constant or not hookline's own.
+    """
+    for one in schedulers_of(scheduler):
+        groups = getattr(getattr(one, "optimizer", None), "param_groups", ())
+        for index, group in enumerate(groups if not isinstance(one, ReduceLROnPlateau) else ()):
+            old = next((lr for other, lr in before if other is group), None)
+            new, base = float(group.get("lr", 0.0)), float(group.get("initial_lr", 0.0))
+            if old is None or new in (old, base):
+                continue
+            if not isinstance(one, LRMultiplier) or old != base:
+                raise ConfigError(
+                    f"optimizer.param_groups: the learning rate was set to {new:g}, but the schedule sets it in each "
+                    f"step ({type(one).__name__}, now {old:g}). Set it back; for another rate, make a new trainer with "
+                    "that SOLVER.BASE_LR (Trainer: lr), and resume"
+                )
+            one.base_lrs[index] = group["initial_lr"] = new
+            logger.info("The learning rate was set to %g instead of %g, and is the schedule's base rate now", new, old)
 
 
 def set_rates(scheduler: Any) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -30,7 +30,16 @@ from ..solver import LRMultiplier
 from ..solver.frozen_model import NothingToTrainError, empty_optimizer
 from ..solver.several import schedulers_of
 from ..train_loop import TrainResult
-from .changes import apply_changes, changes_since, check_changes, describe_changes, hyperparameters, kinds
+from .changes import (
+    adopt_rates,
+    apply_changes,
+    changes_since,
+    check_changes,
+    describe_changes,
+    hyperparameters,
+    kinds,
+    rates_of,
+)
 from .lengths import Segment, epochs_at, is_timed, loader_length, resolve_lengths, segments_since
 from .schedule_length import Position, rebuilt_schedule
 
@@ -40,6 +49,9 @@ logger = logging.getLogger(__name__)
 
 # Keys that decide what training computes. If one changes, the reason for a stop may no longer hold.
 _COMPUTATION = ("SOLVER.", "MODEL.", "DATASETS.", "DATALOADER.BATCH_SIZE", "SEED")
+
+# Keys that are read when the trainer is built.
+_BUILT = ("SOLVER.", "MODEL.", "DATASETS.TRAIN", "DATALOADER.", "SEED")
 
 # Keys that may change a schedule.
 _SCHEDULE = ("SOLVER.BASE_LR", "SOLVER.MAX_ITER", "SOLVER.LR_SCHEDULER_ARGS", "SOLVER.OPTIMIZERS")
@@ -66,8 +78,11 @@ class ResumableTrainer(PortedTrainer):
     _passes: Mapping[str, Any] | None = None  # of the sanity check, for the table of the model
     _length_key = "SOLVER.MAX_ITER"  # where users set the length of a run
     _start: RunStart | None = None
+    _given: Callable[[], CfgNode | None] = staticmethod(lambda: None)  # the config that the trainer was made with
     _resume: bool | None = None
     _rng_after_train: dict[str, Any] | None = None
+    _texts_after_train: Sequence[str] = ()  # see _texts()
+    _rates: Sequence[tuple[dict[str, Any], float]] = ()  # learning rates as built, or after the last train()
     _nothing_to_train = ""  # why there is no optimizer
 
     @classmethod
@@ -99,6 +114,7 @@ class ResumableTrainer(PortedTrainer):
             raise ConfigError(f"{self._nothing_to_train}, and there is training data")
         self._unresolved, self._config, self._built = unresolved, self.cfg.dump(), hyperparameters(self.optimizer)
         self._segments = segments_since((), 0, 0, 0, self.iters_per_epoch)
+        self._rates = rates_of(self.optimizer)
 
     def _set_resume(self, resume: bool) -> None:
         """Record whether the run resumes. If the seed was drawn before that was known, use the saved run's."""
@@ -128,9 +144,11 @@ class ResumableTrainer(PortedTrainer):
         return {**super().state_dict(), "run": run}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        if self._running:
+            return super().load_state_dict(state_dict)
         self._saved_run = {} if self._built is None else state_dict.get("run", {})
         self._last_eval_results = self._saved_run.get("results", {})
-        self._result, self._rng_after_train = None, None
+        self._result, self._rng_after_train, self._texts_after_train = None, None, ()
         if self._saved_run:
             report = getattr(self.checkpointer, "load_report", None)  # fvcore's Checkpointer has none
             check_changes(
@@ -144,8 +162,6 @@ class ResumableTrainer(PortedTrainer):
 
     def _continue_without_state(self, content: Mapping[str, Any]) -> None:
         """Continue after the iteration of a checkpoint that does not hold the trainer's state."""
-        if self._running:
-            return super().load_state_dict(state_dict)
         self.iter = self._finished = content.get("iteration", -1)
         logger.warning(
             "The checkpoint holds no state of the trainer: training continues at iteration %d, but the optimizer (if "
@@ -199,6 +215,8 @@ class ResumableTrainer(PortedTrainer):
     def _in_output_dir(self, trains: bool = True) -> AbstractContextManager[None]:
         if self._start is None:  # a subclass that does not call __init__
             self._start = take_start(self.cfg)
+        if trains:
+            self._check_changes_by_hand()
         for check in self.find_hooks(hooks.SanityCheck) if trains else ():
             check.run()  # before an earlier run is moved away
         if self._start is None:
@@ -321,7 +339,34 @@ class ResumableTrainer(PortedTrainer):
         try:
             super().after_train()
         finally:
-            self._rng_after_train = capture_rng()
+            self._rng_after_train, self._texts_after_train = capture_rng(), self._texts()
+            self._rates = rates_of(self.optimizer)
+
+    def reset_data_loader(self, data_loader_builder: Callable[[], Any]) -> None:
+        super().reset_data_loader(data_loader_builder)
+        if self._texts_after_train:  # the loader may be that of a changed config
+            self._texts_after_train = self._texts()
+
+    def _texts(self) -> list[str]:
+        """Return the trainer's config and the one it was made with, as YAML."""
+        return [] if self._built is None else [cfg.dump() for cfg in (self.cfg, self._given()) if cfg is not None]
+
+    def _check_changes_by_hand(self) -> None:
+        """Use learning rates that were set by hand.
+
+        Raises:
+            ConfigError: a rate cannot be used, or a config was changed after an earlier ``train()``.
+        """
+        for before, now in zip(self._texts_after_train, self._texts(), strict=False):
+            changes = CfgNode.load_cfg(now).diff(CfgNode.load_cfg(before)) if now != before else {}
+            keys = ", ".join(key for key in changes if key.startswith(_BUILT))
+            if keys:
+                raise ConfigError(
+                    f"{keys}: was changed between two train() calls, and this trainer was built with the former value. "
+                    "Change it back; to train on with it, make a new trainer and resume. For the length, set "
+                    "trainer.max_iter"
+                )
+        adopt_rates(getattr(self, "scheduler", None), self._rates)
 
     def _continue_run(self) -> None:
         """If this trainer has trained before, continue that run, as a resume from its last checkpoint would.

@@ -275,6 +275,62 @@ def test_a_longer_second_train_equals_a_resume_with_that_length(make):
     assert min(row["lr"] for row in rows(trainer)[20:29]) > 0
 
 
+CONSTANT = ["SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 10]
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_learning_rate_set_by_hand_is_the_base_rate_of_a_constant_schedule(make, trained):
+    trainer = make(*CONSTANT)
+    if trained:
+        trainer.train()
+    trainer.optimizer.param_groups[0]["lr"] = 0.03
+    trainer.max_iter = 20
+    trainer.train()
+    assert [row["lr"] for row in rows(trainer) if "lr" in row] == [0.1] * 10 * trained + [0.03] * (20 - 10 * trained)
+    for by_hand, used in ((None, 0.03), (0.02, 0.02)):
+        resumed = make(*CONSTANT, "SOLVER.MAX_ITER", trainer.max_iter + 4, resume=True)
+        if by_hand:
+            resumed.optimizer.param_groups[0]["lr"] = by_hand
+            resumed.max_iter += 4
+        resumed.train()
+        assert rows(resumed)[-2]["lr"] == used
+
+
+@pytest.mark.parametrize("schedule", [[], ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:LinearLR"]])
+def test_a_learning_rate_that_a_schedule_would_replace_is_refused(make, schedule):
+    trainer = make("SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 10, *schedule)
+    trainer.train()
+    trainer.optimizer.param_groups[0]["lr"] = 0.03
+    trainer.max_iter = 20
+    before = rows(trainer)
+    with pytest.raises(ConfigError, match=r"set to 0.03, but the schedule sets it in each step.*SOLVER\.BASE_LR"):
+        trainer.train()
+    assert rows(trainer) == before
+
+
+@pytest.mark.parametrize(("key", "value"), [("SOLVER.BASE_LR", 0.03), ("DATALOADER.BATCH_SIZE", 4)])
+@pytest.mark.parametrize("given", [False, True])
+def test_a_config_changed_between_two_train_calls_is_refused(make, key, value, given):
+    cfg = make().cfg.clone()
+    trainer = DefaultTrainer(cfg)
+    (cfg if given else trainer.cfg).merge_from_list(["SOLVER.GAMMA", 0.5])  # before the first train()
+    trainer.max_iter = 10
+    trainer.train()
+    (cfg if given else trainer.cfg).merge_from_list([key, value, "TEST.EVAL_PERIOD", 3])
+    trainer.max_iter = 20
+    with pytest.raises(ConfigError, match=rf"^{key}: was changed between two train\(\) calls.*make a new trainer"):
+        trainer.train()
+
+
+def test_a_loader_of_a_changed_config_is_used(make):
+    trainer = make(*CONSTANT)
+    trainer.train()
+    trainer.cfg.DATALOADER.BATCH_SIZE = 4
+    trainer.reset_data_loader(lambda: trainer.build_train_loader(trainer.cfg))
+    trainer.max_iter = 12
+    assert trainer.train().iteration == 12
+
+
 def test_a_changed_max_iter_changes_the_schedule(make):
     whole = make("MODEL.ARGS.dropout", 0.0, folder="whole")
     whole.train()
