@@ -134,7 +134,15 @@ class Trainer(DefaultTrainer):
 
         Returns:
             How the run ended.
+
+        Raises:
+            ConfigError: ``resume`` is not a bool. The length is an argument of the trainer.
         """
+        if not isinstance(resume, bool):
+            raise ConfigError(
+                f"train(): resume is True or False, not {resume!r}. For the length, pass length={resume!r} to "
+                f"{type(self).__name__}(...), or set trainer.max_iter before train()"
+            )
         if resume or self._resume is None:
             self.resume_or_load(resume=resume)
         return super().train()

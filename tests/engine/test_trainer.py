@@ -609,6 +609,12 @@ def test_train_again_continues_a_longer_run(make):
     assert trainer.train().iteration == 9
 
 
+@pytest.mark.parametrize("length", [100, "10ep", 1])
+def test_train_takes_no_length(make, length):
+    with pytest.raises(ConfigError, match=rf"resume is True or False, not {length!r}.*length={length!r}.*max_iter"):
+        make().train(length)
+
+
 def test_two_trainers_in_one_process(make):
     first, second = make(), make(folder="b")
     first.train()
