@@ -306,7 +306,7 @@ class TrainerBase(RunState):
             return
         self.iter = self._finished = state_dict["iteration"]
         self._has_state, self._stop, self._error, self._at_last_save = True, None, None, False
+        self._trained = False
         self._loaded_end = state_dict.get("end")
         self._load_hooks_state(state_dict.get("hooks", {}))
         self._storage_state = state_dict.get("storage")
-        self._trained = False

@@ -204,7 +204,7 @@ class HookBase:
         """Restore what :meth:`state_dict` returned."""
 
     def reset_state(self) -> None:
-        """Forget what :meth:`state_dict` returns, before a second ``train()`` that does not continue the first."""
+        """Forget what :meth:`state_dict` returns: another trainer has the hook now, or ``train()`` starts over."""
 
 
 HOOK_REGISTRY: Registry = Registry("HOOK", HookBase)

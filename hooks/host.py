@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import FrameType
 from typing import Any
 
-from ..config import Duration
+from ..config import ConfigError, Duration
 from ..config.errors import loading
 from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining
 from .foreign_events import foreign_events
@@ -68,9 +68,8 @@ class HookHost:
             for old in [old for old in self._hooks if replaces(hook, old)]:  # a notebook's cell ran again
                 self.remove_hook(old)
         check_hooks([*self._hooks, *new])
+        self._adopt(new)
         for hook in new:
-            # A weak reference, since a cycle of trainer and hooks would keep GPU memory in use.
-            hook.trainer = weakref.proxy(self)
             for name, event in foreign_events(hook):
                 logger.warning(
                     "hookline does not call %s.%s: the event is %s here (docs/events.md)",
@@ -90,6 +89,27 @@ class HookHost:
             for hook in new:
                 self.remove_hook(hook)
             raise
+
+    def _adopt(self, hooks: Iterable[HookBase]) -> None:
+        """Make this the trainer of ``hooks``. Reset the state of those that were another trainer's."""
+        moved = []
+        for hook in hooks:
+            former = hook.trainer
+            try:  # a trainer and its ``_trainer`` have the same __dict__
+                if getattr(former, "__dict__", None) is vars(self):
+                    continue
+                if getattr(former, "_running", False):
+                    raise ConfigError(
+                        f"hook {hook_name(hook)} belongs to a trainer that is training now: create another one for "
+                        "this trainer, or wait until that one has trained"
+                    )
+            except ReferenceError:  # the former trainer is gone
+                pass
+            moved.append((hook, former is not None))
+        for hook, reset in moved:
+            hook.trainer = weakref.proxy(self)  # weak: a cycle of trainer and hooks would keep GPU memory in use
+            if reset:
+                hook.reset_state()
 
     def remove_hook(self, hook: HookBase | type[HookBase]) -> list[HookBase]:
         """Remove hooks.
@@ -240,8 +260,9 @@ class HookHost:
         """Prepare for a run: add functions of ``@on``, and hooks that were put into the list by hand."""
         self._join_functions()
         check_hooks(self._hooks)
+        self._adopt(self._hooks)
         for hook in self._hooks:
-            hook.trainer = weakref.proxy(self)
+            hook.trainer = weakref.proxy(self)  # it may have been that of ``_trainer``
         self._costs.clear()
         self._bind_hooks()
         self._joined, self._left, self._running = [], [], True
@@ -268,6 +289,7 @@ class HookHost:
 
     def _load_hooks_state(self, states: Mapping[str, Any]) -> None:
         self._join_functions()
+        self._adopt(self._hooks)
         hooks = self._keyed_hooks()
         for key, state in states.items():
             if key not in hooks:

@@ -63,6 +63,7 @@ class LRScheduler(HookBase):
         self._metric = metric
         self._metric_iter: int | None = None
         self._warned = False
+        self._given = optimizer
         self._optimizer = optimizer
         self._scheduler = scheduler
         self._multiplier = scheduler if isinstance(scheduler, ParamScheduler) else None
@@ -87,10 +88,11 @@ class LRScheduler(HookBase):
         self._each_step = self._metric is None and self._interval == "iteration" and not self._by_timm
 
     def _find_optimizer(self) -> torch.optim.Optimizer:
-        if self._optimizer is None:
-            optimizer: Any = self.trainer.optimizer
-            self._optimizer = optimizer if self._part is None else optimizer[self._part]
-        return self._optimizer
+        if self._given is not None:
+            return self._given
+        optimizer: Any = self.trainer.optimizer
+        self._optimizer = found = optimizer if self._part is None else optimizer[self._part]
+        return found
 
     def _check_metric(self) -> None:
         scheduler = self.scheduler

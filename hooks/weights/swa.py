@@ -10,6 +10,7 @@ from torch import nn
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY
+from ..common.models import unwrap_model
 from .averaging import WeightAveraging
 from .precise_bn import Loader, StatisticsData, batch_norms, cumulative_statistics
 from .weight_average import load_plain_weights
@@ -235,6 +236,8 @@ class SWA(WeightAveraging):
         self._model_has_average, self._last_model = False, state_dict.get("last_model")
 
     def reset_state(self) -> None:
-        self._restore_last_weights()
+        if self.average is None or self.average.model is unwrap_model(self.trainer.model):  # not another trainer's
+            self._restore_last_weights()
+        self._model_has_average, self._last_model = False, None
         super().reset_state()
         self._initial_lrs, self._statistics_of = None, 0

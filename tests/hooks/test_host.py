@@ -359,6 +359,68 @@ def test_a_state_that_a_hook_cannot_load_is_an_error_that_names_the_hook():
         trainer.load_state_dict({"iteration": 3, "hooks": {"Counter": {}}})
 
 
+# ---------------------------------------------------------------------------- one hook in several trainers
+
+
+class Sum(Counter):
+    def reset_state(self):
+        self.count = 0
+
+
+def test_a_hook_of_a_trainer_that_has_trained_starts_fresh_in_another():
+    hook, first = Sum(), Trainer()
+    first.register_hooks([hook])
+    first.train(0, 3)
+    first.train(3, 5)
+    assert hook.count == 5
+    second = Trainer()
+    second.register_hooks([hook])
+    assert hook.count == 0
+    second.train(0, 2)
+    assert hook.count == 2
+    del second
+    first.train(5, 6)  # the other trainer is gone
+    assert hook.count == 1
+
+
+def test_trainers_built_together_share_a_hook_one_after_the_other():
+    hook, trainers = Sum(), [Trainer(), Trainer()]
+    for trainer in trainers:
+        trainer.register_hooks([hook])
+    for trainer in trainers:
+        trainer.train(0, 3)
+        assert hook.count == 3
+        assert hook.trainer.finished_iter == 2
+
+
+def test_a_state_loaded_into_a_shared_hook_is_kept():
+    hook, first, second = Sum(), Trainer(), Trainer()
+    for trainer in (first, second):
+        trainer.register_hooks([hook])
+    first.load_state_dict({"iteration": 6, "hooks": {"Sum": {"count": 7}}})
+    first.train(7, 9)
+    assert hook.count == 9
+
+
+@pytest.mark.parametrize("registered", [False, True])
+def test_a_hook_of_a_trainer_that_is_training_is_refused(registered):
+    outer, inner, hook = Trainer(), Trainer(), Sum()
+    if registered:
+        inner.register_hooks([hook])
+
+    def share(trainer):
+        if not registered:
+            inner.register_hooks([hook])
+        inner.train(0, 1)
+
+    outer.register_hooks([hook, CallbackHook(after_step=share)])
+    with pytest.raises(ConfigError, match="hook Sum belongs to a trainer that is training now: create another one"):
+        outer.train(0, 2)
+    assert hook.trainer.finished_iter == 0
+    inner.register_hooks([hook] if not registered else [])
+    inner.train(0, 1)
+
+
 # ---------------------------------------------------------------------------- cost
 
 

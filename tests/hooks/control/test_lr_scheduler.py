@@ -345,3 +345,13 @@ def test_a_subclass_reads_the_rate_as_in_detectron2():
     assert trainer.storage.history("rate").values()[-1][0] == pytest.approx(
         trainer.optimizer.param_groups[0]["lr"] * 10
     )
+
+
+def test_a_schedule_of_the_trainer_in_two_trainers_one_after_the_other():
+    hook = LRScheduler()
+    for _ in range(2):
+        trainer, rates = make_trainer(), Rates()
+        trainer.scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1, gamma=0.5)
+        trainer.register_hooks([hook, rates])
+        trainer.train(0, 3)
+        assert rates.used == [1.0, 0.5, 0.25]

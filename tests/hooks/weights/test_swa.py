@@ -207,3 +207,12 @@ def test_invalid_arguments_are_errors(arguments, message):
 def test_a_wrong_number_of_learning_rates_is_an_error(make):
     with pytest.raises(ConfigError, match="swa_lr has 3 values"):
         make(swa={"swa_lr": [0.1, 0.2, 0.3]}).train()
+
+
+def test_a_hook_that_moves_to_another_trainer_leaves_the_first_model_its_average(make):
+    first, second = make(swa=SETTINGS), make(folder="second")
+    first.train()
+    before = weights_of(first.model)
+    second.register_hooks(first.find_hooks(SWA))
+    assert all(torch.equal(value, before[name]) for name, value in weights_of(first.model).items())
+    assert second.find_hook(SWA).updates == 0
