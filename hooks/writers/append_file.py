@@ -2,7 +2,6 @@
 
 import os
 import stat
-import zlib
 from contextlib import suppress
 
 from ...config import ConfigError
@@ -17,15 +16,12 @@ class AppendFile:
 
     Args:
         path: the file. Existing content is kept.
-        checksum: whether to keep a checksum of the content. The file is then read when it is opened.
     """
 
-    def __init__(self, path: str, checksum: bool = False) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self._with_checksum = checksum
         self._descriptor = -1
         self._length = 0
-        self._checksum = 0
         self._torn = False  # the file may end in part of a failed write
 
     def write(self, data: bytes | str) -> None:
@@ -50,8 +46,6 @@ class AppendFile:
             raise
         self._torn = False
         self._length += len(data)
-        if self._with_checksum:
-            self._checksum = zlib.crc32(data, self._checksum)
 
     def fileno(self) -> int:
         """Return the descriptor of the open file."""
@@ -61,24 +55,11 @@ class AppendFile:
             folder = os.path.dirname(os.path.abspath(self.path))
             os.makedirs(folder, exist_ok=True)
             is_new = not os.path.exists(self.path)
-            length, checksum = self.content()
             self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-            self._length, self._checksum, self._torn = length, checksum, False
+            self._length, self._torn = os.fstat(self._descriptor).st_size, False
             if is_new:
                 sync_directory(folder)
         return self._descriptor
-
-    def content(self) -> tuple[int, int]:
-        """Return length and checksum (0 if not kept) of the content."""
-        if self._descriptor >= 0:
-            return self._length, self._checksum
-        if not self._with_checksum:
-            return (os.path.getsize(self.path) if os.path.exists(self.path) else 0), 0
-        length = checksum = 0
-        with suppress(FileNotFoundError), open(self.path, "rb") as file:
-            while block := file.read(1 << 20):
-                length, checksum = length + len(block), zlib.crc32(block, checksum)
-        return length, checksum
 
     def flush(self) -> None:
         """Do nothing: writes are not buffered."""

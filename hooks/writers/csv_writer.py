@@ -65,7 +65,7 @@ class CSVWriter(LineWriter):
         claim(self.path)
         os.makedirs(os.path.dirname(os.path.abspath(self.path)), exist_ok=True)
         replace_file(self.path, lambda file: file.write(text))
-        self._columns, self._written = columns, rows[-1][0]
+        self._columns = columns
 
 
 def _read(data: bytes) -> tuple[list[str], list[dict[str, str]]]:

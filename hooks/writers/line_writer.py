@@ -1,8 +1,6 @@
 """Files with one line per row, which a resume compares with the checkpoint."""
 
 import logging
-import os
-import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -22,8 +20,8 @@ logger = logging.getLogger(__name__)
 class LineWriter(RowWriter):
     """A writer of one line per row. A subclass defines :meth:`write_rows`, :meth:`cut` and :meth:`last_iteration`.
 
-    A checkpoint holds the length and checksum of its rows. A resume compares the file with them, logs a warning if
-    rows are missing, and removes the rows from where the run continues.
+    A checkpoint holds the iteration of its last row. A resume logs a warning if the file ends before it, and removes
+    the rows from where the run continues.
 
     Args:
         path: the file. Rows are appended to existing content.
@@ -37,9 +35,8 @@ class LineWriter(RowWriter):
         super().__init__(window_size)
         check_regular(path)
         self.path = path
-        self._file = AppendFile(path, checksum=True)
-        self._written = -1  # the last iteration in the file
-        self._expected: Mapping[str, Any] | None = None  # loaded from the checkpoint, until training begins
+        self._file = AppendFile(path)
+        self._expected = -1  # the last iteration of the checkpoint's rows, until training begins
 
     def cut(self, data: bytes, end: int) -> bytes:
         """Return the content without the rows from iteration ``end`` on and without an incomplete last line.
@@ -64,7 +61,7 @@ class LineWriter(RowWriter):
         self._file.close()
         check_regular(self.path)
         claim(self.path)
-        expected, self._expected = self._expected, None
+        expected, self._expected = self._expected, -1
         data = self._content()
         if start_iter == 0:
             if data:
@@ -81,7 +78,6 @@ class LineWriter(RowWriter):
         if kept != data:
             logger.info("%s: removed the rows from iteration %d; this run writes them again", self.path, self._first)
             replace_file(self.path, lambda file: file.write(kept))
-        self._written = self._first - 1
 
     def check_file(self) -> None:
         if not self._opens_itself():
@@ -92,59 +88,25 @@ class LineWriter(RowWriter):
             return file.read()
         return b""
 
-    def _check(self, data: bytes, expected: Mapping[str, Any] | None) -> bool:
-        """Return whether the rows of the checkpoint are in the file; if not, log what is missing."""
-        if expected is None:  # hookline 0.1 saved no checksums
-            return True
-        if expected["written"] < expected["last_write"]:
-            logger.warning(
-                "%s: the rows of iterations %d to %d were not yet written when the checkpoint was saved, and may be "
-                "missing",
-                self.path,
-                expected["written"] + 1,
-                expected["last_write"],
-            )
+    def _check(self, data: bytes, expected: int) -> bool:
+        """Return whether the rows up to iteration ``expected`` are in the file; if not, log what is missing."""
         try:
-            rows = self.cut(data, expected["written"] + 1)
+            last = self.last_iteration(self.cut(data, expected + 1))
         except ValueError:
-            rows = b""
-        if (len(rows), zlib.crc32(rows)) == (expected["length"], expected["checksum"]):
+            last = -1
+        if last >= expected:
             return True
-        if not data:
-            what = "is empty" if os.path.exists(self.path) else "is missing"
-            missing = f"all rows up to iteration {expected['written']}"
-        elif len(rows) < expected["length"]:
-            what = "has lost rows"
-            missing = f"{expected['length'] - len(rows)} of {expected['length']} bytes of rows up to iteration "
-            missing += f"{expected['written']}, "
-            last = self.last_iteration(rows)
-            missing += "and no row is left" if last < 0 else f"and the last row left is iteration {last}"
-        else:
-            what = "was changed since the checkpoint was saved"
-            missing = f"the rows up to iteration {expected['written']} as they were"
-        logger.warning(
-            "%s %s: missing are %s. They cannot be restored",
-            self.path,
-            what,
-            missing,
-        )
+        missing = f"after iteration {last}" if last >= 0 else "of all iterations"
+        logger.warning("%s: the rows %s up to %d are missing, and cannot be restored", self.path, missing, expected)
         return False
-
-    def state_dict(self) -> dict[str, Any]:
-        if self._opens_itself():
-            return super().state_dict()
-        length, checksum = self._file.content()
-        return {**super().state_dict(), "written": self._written, "length": length, "checksum": checksum}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         super().load_state_dict(state_dict)
-        self._expected = state_dict if "checksum" in state_dict else None
-        self._written = state_dict.get("written", self._last_write)
+        self._expected = self._last_write
 
     def append(self, lines: bytes, rows: Sequence[Row]) -> None:
         """Append the lines of ``rows`` to the file, all or none."""
         self._file_handle.write(lines)
-        self._written = rows[-1][0]
 
     @cached_property
     def _file_handle(self) -> Any:

@@ -544,30 +544,6 @@ ELSEWHERE = {
         "hooks/writers/test_fingerprints.py",
         "test_a_killed_and_resumed_run_writes_the_same_lines",
     ),
-    "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/written": (
-        "hooks/writers/test_line_writer.py",
-        "test_a_resume_warns_about_missing_rows",
-    ),
-    "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/length": (
-        "hooks/writers/test_line_writer.py",
-        "test_a_resume_warns_about_missing_rows",
-    ),
-    "trainer/hooks/PeriodicWriter/writers/JSONWriter metrics.json/checksum": (
-        "hooks/writers/test_line_writer.py",
-        "test_a_resume_warns_about_missing_rows",
-    ),
-    "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/written": (
-        "hooks/writers/test_line_writer.py",
-        "test_a_resume_warns_about_missing_rows",
-    ),
-    "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/length": (
-        "hooks/writers/test_line_writer.py",
-        "test_a_resume_warns_about_missing_rows",
-    ),
-    "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/checksum": (
-        "hooks/writers/test_line_writer.py",
-        "test_a_resume_warns_about_missing_rows",
-    ),
     "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/columns": (
         "hooks/writers/test_csv_writer.py",
         "test_a_column_that_a_killed_run_added_is_removed",

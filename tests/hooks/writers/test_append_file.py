@@ -1,5 +1,4 @@
 import os
-import zlib
 
 import pytest
 
@@ -29,7 +28,7 @@ def test_short_writes_are_continued(tmp_path, monkeypatch):
 
 
 def test_a_failed_write_leaves_the_file_unchanged(tmp_path, monkeypatch):
-    file = AppendFile(str(tmp_path / "f"), checksum=True)
+    file = AppendFile(str(tmp_path / "f"))
     file.write(b"first\n")
     with monkeypatch.context() as patch:
         short_writes(patch, [3])
@@ -38,7 +37,6 @@ def test_a_failed_write_leaves_the_file_unchanged(tmp_path, monkeypatch):
     assert (tmp_path / "f").read_bytes() == b"first\n"
     file.write("third\n")
     assert (tmp_path / "f").read_bytes() == b"first\nthird\n"
-    assert file.content() == (12, zlib.crc32(b"first\nthird\n"))
 
 
 def test_a_partial_write_that_could_not_be_removed_is_removed_by_the_next_write(tmp_path, monkeypatch):
@@ -52,16 +50,6 @@ def test_a_partial_write_that_could_not_be_removed_is_removed_by_the_next_write(
     assert (tmp_path / "f").read_bytes() == b"first\nsec"
     file.write(b"third\n")
     assert (tmp_path / "f").read_bytes() == b"first\nthird\n"
-
-
-def test_the_checksum_covers_existing_content(tmp_path):
-    (tmp_path / "f").write_bytes(b"before\n")
-    file = AppendFile(str(tmp_path / "f"), checksum=True)
-    file.write(b"after\n")
-    content = (13, zlib.crc32(b"before\nafter\n"))
-    assert file.content() == content
-    file.close()
-    assert file.content() == content
 
 
 @pytest.mark.parametrize("writer", [JSONWriter, CSVWriter])
