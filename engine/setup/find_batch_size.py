@@ -81,7 +81,7 @@ def _fits(trainer: Any, size: int, steps: int) -> bool:
         except (RuntimeError, MemoryError) as error:
             if not _is_out_of_memory(error):
                 raise
-            failed = str(error).partition("\n")[0]
+            failed = str(error).partition("\n")[0] or type(error).__name__  # MemoryError() has no text
     del probe
     gc.collect()
     if torch.cuda.is_available():

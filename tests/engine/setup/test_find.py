@@ -205,6 +205,21 @@ def test_the_largest_batch_fits_into_the_memory_and_a_larger_one_does_not(tmp_pa
         find_batch_size(trainer, "10MB")
 
 
+class NoRoom(Wide):
+    """Raises an error without a text, as Python does, from 14 samples on."""
+
+    def forward(self, batch):
+        if len(batch[0]) > 13:
+            raise MemoryError
+        return {"loss": self.fc(batch[0]).sum()}
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited with RLIMIT_AS")
+def test_a_memory_error_without_a_text_is_one(tmp_path, log):
+    assert find_batch_size(make(tmp_path, "MODEL.NAME", f"{__name__}:NoRoom"), "8GB", most=40) == 13
+    assert "A batch of 20 samples does not fit: MemoryError" in log.text
+
+
 def test_amounts_of_memory():
     assert [parse_memory(x) for x in (5, "5", "2KB", "1.5MiB", "4G")] == [5, 5, 2048, 1.5 * 2**20, 4 * 2**30]
     for bad in ("4 gigs", 0, -1, "GB", "0MB", True):
