@@ -28,7 +28,7 @@ _ARGUMENTS = {
     'config={"SOLVER.AMP.ENABLED": True}': "precision fp16 bf16 mixed_precision",
     'config={"SOLVER.CLIP_GRADIENTS.ENABLED": True, "SOLVER.CLIP_GRADIENTS.CLIP_TYPE": "norm"}': "gradient_clip_val "
     "max_grad_norm clip_grad_norm",
-    'config={"SOLVER.WARMUP_ITERS": 100}': "warmup_steps warmup_ratio warmup_epochs",
+    'config={"SOLVER.WARMUP_ITERS": 100, "SOLVER.RESCALE_INTERVAL": True}': "warmup_steps warmup_ratio warmup_epochs",
     'config={"SOLVER.WEIGHT_DECAY": 0.01}': "weight_decay",
     'config={"MODEL.DEVICE": "cuda"}': "device accelerator",
     'config={"DATALOADER.NUM_WORKERS": 4}': "num_workers dataloader_num_workers",

@@ -78,7 +78,7 @@ def WarmupStepLR(cfg: CfgNode, step_size: int = 30000) -> ParamScheduler:
     if step_size < 1:
         raise ConfigError(f"SOLVER.LR_SCHEDULER_ARGS.step_size: must be positive, not {step_size}")
     gamma = cfg.SOLVER.GAMMA
-    return FunctionSchedule(lambda iteration: gamma ** (iteration // step_size), cfg.SOLVER.MAX_ITER)
+    return FunctionSchedule(lambda iteration: gamma ** (iteration // step_size), _length(cfg))
 
 
 @LR_SCHEDULER_REGISTRY.register()
@@ -105,7 +105,7 @@ def WarmupCosineRestartsLR(
             "SOLVER.LR_SCHEDULER_ARGS: cycles and first_cycle must be positive, growth at least 1, decay in (0, 1], "
             f"not cycles={cycles}, first_cycle={first_cycle}, growth={growth}, decay={decay}"
         )
-    end, max_iter = _end(cfg), cfg.SOLVER.MAX_ITER
+    end, max_iter = _end(cfg), _length(cfg)
     if first_cycle is None:
         ends = [sum(growth**j for j in range(i + 1)) for i in range(cycles)]
         ends = [max_iter * part / ends[-1] for part in ends]
@@ -157,7 +157,7 @@ def WarmupInverseSqrtLR(cfg: CfgNode, timescale: int | None = None) -> ParamSche
     """Stays at ``SOLVER.BASE_LR`` until iteration ``timescale`` (default: the length of the warm-up), then decays with
     the inverse square root of the iteration (Vaswani et al., arXiv:1706.03762, section 5.3)."""
     scale = timescale or max(cfg.SOLVER.WARMUP_ITERS, 1)
-    return FunctionSchedule(lambda iteration: math.sqrt(scale / max(iteration, scale)), cfg.SOLVER.MAX_ITER)
+    return FunctionSchedule(lambda iteration: math.sqrt(scale / max(iteration, scale)), _length(cfg))
 
 
 @LR_SCHEDULER_REGISTRY.register()
@@ -183,7 +183,7 @@ def WarmupStableDecayLR(
             f"SOLVER.LR_SCHEDULER_ARGS: decay_method must be one of {', '.join(shapes)} and decay_fraction in (0, 1]; "
             f"got {decay_method!r} and {decay_fraction}"
         )
-    end, max_iter, shape = _end(cfg), cfg.SOLVER.MAX_ITER, shapes[decay_method]
+    end, max_iter, shape = _end(cfg), _length(cfg), shapes[decay_method]
     length = decay_fraction * max_iter if decay_iters is None else min(max(decay_iters, 1), max_iter)
 
     def factor(iteration: float) -> float:
@@ -223,6 +223,12 @@ def OneCycleLR(
 def _steps(cfg: CfgNode, milestones: Sequence[float]) -> ParamScheduler:
     gamma = cfg.SOLVER.GAMMA
     return FunctionSchedule(lambda iteration: gamma ** bisect_right(milestones, iteration), cfg.SOLVER.MAX_ITER)
+
+
+def _length(cfg: CfgNode) -> int:
+    """Return the number of iterations of the schedule, without those of a warm-up before it."""
+    solver = cfg.SOLVER
+    return max(1, solver.MAX_ITER - solver.WARMUP_ITERS) if solver.RESCALE_INTERVAL else int(solver.MAX_ITER)
 
 
 def _end(cfg: CfgNode) -> float:
