@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from ..hooks.common.optimizers import optimizers_of, refuse_closure
 from . import comm
 from .data.epoch_iterator import EpochIterator
 from .data.microbatch import split_batch
@@ -88,6 +89,9 @@ class SimpleTrainer(ModelTrainer):
         self.model = model
         self.data_loader = data_loader
         self.optimizer: Any = one_or_several(optimizer, OptimizerList)
+        if type(self).run_step is SimpleTrainer.run_step and type(self).optimizer_step is SimpleTrainer.optimizer_step:
+            for one in optimizers_of(self.optimizer):
+                refuse_closure(type(one))
         self.gather_metric_period = gather_metric_period
         self.zero_grad_before_forward = zero_grad_before_forward
         self.async_write_metrics = async_write_metrics

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...config import ConfigError, Duration
-from ...hooks.common.optimizers import TimmScheduler
+from ...hooks.common.optimizers import TimmScheduler, takes_epoch
 from ...hooks.control.lr_scheduler import LRScheduler
 from ...runs.reading import Curve, Run
 from ..defaults import DefaultTrainer
@@ -79,8 +79,9 @@ def _stepper(hook: LRScheduler, trainer: DefaultTrainer) -> Callable[[int], None
     if isinstance(scheduler, TimmScheduler) and not hasattr(scheduler, "get_last_lr"):
 
         def step_timm(iteration: int) -> None:
-            scheduler.step_update(iteration + 1)
-            if epoch and (iteration + 1) % epoch == 0:
+            with_epochs = takes_epoch(type(scheduler))
+            scheduler.step_update(iteration + 1 if with_epochs else iteration)
+            if with_epochs and epoch and (iteration + 1) % epoch == 0:
                 scheduler.step((iteration + 1) // epoch)
 
         return step_timm

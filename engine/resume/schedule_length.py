@@ -12,7 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError
-from ...hooks.common.optimizers import TimmScheduler
+from ...hooks.common.optimizers import TimmScheduler, takes_epoch
 from ..solver import LRMultiplier, SchedulerList
 from ..solver.parts import solver_parts
 from ..solver.several import one_or_several
@@ -89,8 +89,11 @@ def _at_position(fresh: Any, present: Any, position: Position) -> Any:
         for _ in range(present.last_epoch):
             fresh.step()
     elif isinstance(fresh, TimmScheduler):
-        fresh.step(position.epochs)
-        fresh.step_update(position.iterations)
+        if takes_epoch(type(fresh)):
+            fresh.step(position.epochs)
+            fresh.step_update(position.iterations)
+        else:
+            fresh.step_update(max(position.iterations - 1, 0))
     else:
         return present
     return fresh

@@ -186,7 +186,7 @@ def _check_builds(cfg: CfgNode) -> None:
         LOSS_SLOT.try_build(cfg)
     for part in solver_parts(cfg).values() if cfg.SOLVER.OPTIMIZERS else [cfg]:
         if OPTIMIZER_SLOT.is_named(part):
-            OPTIMIZER_SLOT.try_build(part, [torch.nn.Parameter(torch.zeros(1))], lr=part.SOLVER.BASE_LR)
+            OPTIMIZER_SLOT.try_build(part, [torch.nn.Parameter(torch.zeros(1, 1))], lr=part.SOLVER.BASE_LR)
 
 
 def _try_model(cfg: CfgNode) -> Any:

@@ -1,7 +1,8 @@
 """Build the optimizer of a config."""
 
 import inspect
-from collections.abc import Callable, Container
+import logging
+from collections.abc import Callable, Container, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, Registry, get_cfg, suggest
 from ...config.slots import Slot, errors_at
+from ...hooks.common.optimizers import refuse_closure
 from ...hooks.common.rng import gpus_of, preserve_rng
 from ...hooks.common.tensors import is_sharded
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
@@ -34,6 +36,8 @@ __all__ = [
     "reduce_param_groups",
 ]
 
+logger = logging.getLogger(__name__)
+
 OPTIMIZER_REGISTRY = Registry("OPTIMIZER", Optimizer)
 """Optimizers for ``SOLVER.OPTIMIZER.NAME``, called with parameter groups and ``SOLVER.OPTIMIZER.ARGS``."""
 
@@ -44,18 +48,9 @@ OPTIMIZER_SLOT = Slot(
     positional=1,
 )
 
-for _optimizer in (
-    torch.optim.SGD,
-    torch.optim.Adadelta,
-    torch.optim.Adagrad,
-    torch.optim.Adam,
-    torch.optim.Adamax,
-    torch.optim.AdamW,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.RMSprop,
-):
-    OPTIMIZER_REGISTRY.register(_optimizer)
+for _optimizer in vars(torch.optim).values():
+    if isinstance(_optimizer, type) and issubclass(_optimizer, Optimizer) and _optimizer is not Optimizer:
+        OPTIMIZER_REGISTRY.register(_optimizer)
 
 FUSED = {
     torch.optim.SGD: ("cpu", "cuda"),
@@ -77,8 +72,8 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Any:
     function.
 
     Raises:
-        ConfigError: name or arguments are wrong, a key is set that the optimizer does not use, there is nothing to
-            train, or the optimizer cannot update sharded parameters.
+        ConfigError: name or arguments are wrong, there is nothing to train, or the optimizer cannot update the
+            parameters.
     """
     if not cfg.SOLVER.OPTIMIZERS:
         return given_optimizer(cfg, model) or _build_one(cfg, model)
@@ -93,6 +88,7 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
     solver = cfg.SOLVER
     ((name, args, _),) = OPTIMIZER_SLOT.entries(cfg)
     target = _check_optimizer(cfg)
+    _warn_of_unused(solver, args, target)
     decays = _takes(target, "weight_decay")
     groups = get_default_optimizer_params(
         model,
@@ -125,7 +121,13 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
                 f"sharded over ranks ({type(error).__name__}: {reason}); use another optimizer, such as "
                 'AdamW, or set PARALLEL.NAME to "ddp"'
             )
-    optimizer: Optimizer = OPTIMIZER_SLOT.build(cfg, groups, **offered)
+    try:
+        optimizer: Optimizer = OPTIMIZER_SLOT.build(cfg, groups, **offered)
+    except ValueError as error:
+        raise ConfigError(
+            f"SOLVER.OPTIMIZER: {name}: {error}. If it cannot update all parameters of the model, give it only those "
+            "that it can, and the others another optimizer, with SOLVER.OPTIMIZERS"
+        ) from error
     _check_group_settings(groups, optimizer)
     _start_momentum(optimizer)
     return maybe_add_gradient_clipping(cfg, optimizer)
@@ -151,31 +153,25 @@ def check_solver(cfg: CfgNode) -> None:
 
 def _check_optimizer(cfg: CfgNode) -> Any:
     """Check the optimizer's settings and return its class."""
-    solver, key = cfg.SOLVER, "SOLVER.OPTIMIZER.ARGS"
-    ((name, args, _),) = OPTIMIZER_SLOT.entries(cfg)
+    ((name, args, key),) = OPTIMIZER_SLOT.entries(cfg)
     if "lr" in args:
         raise ConfigError(f"{key}.lr: set the learning rate with SOLVER.BASE_LR, so that the schedule knows it")
     target = OPTIMIZER_REGISTRY.get(name, "SOLVER.OPTIMIZER.NAME")
+    refuse_closure(target, "SOLVER.OPTIMIZER.NAME")
     OPTIMIZER_SLOT.check(cfg)
-    unused = [] if _is_a(target, torch.optim.SGD) else ["MOMENTUM", "NESTEROV"]
-    if not _takes(target, "weight_decay"):
-        unused += ["WEIGHT_DECAY", "WEIGHT_DECAY_NORM", "WEIGHT_DECAY_BIAS"]
-    defaults = get_cfg().SOLVER
-    for argument in ("weight_decay", "momentum", "nesterov"):
-        other = argument.upper()
-        value = args.get(argument, defaults[other])
-        if solver[other] not in (defaults[other], value) and argument in args:
-            raise ConfigError(
-                f"SOLVER.{other} is {solver[other]}, but {key}.{argument} is {value}: set one of them "
-                f"({defaults[other]} is the default of SOLVER.{other})"
-            )
-    for other in unused:
-        if solver[other] != defaults[other]:
-            raise ConfigError(
-                f"SOLVER.{other} is {solver[other]}, but the optimizer {name!r} does not use it: "
-                f"leave it at {defaults[other]}, and set the optimizer's own arguments in {key}"
-            )
     return target
+
+
+def _warn_of_unused(solver: CfgNode, args: Mapping[str, Any], target: Any) -> None:
+    """Log keys of SOLVER that have no effect, such as those of a base config for another optimizer."""
+    defaults = get_cfg().SOLVER
+    for key in ("MOMENTUM", "NESTEROV", "WEIGHT_DECAY"):
+        argument = key.lower()
+        used = _is_a(target, torch.optim.SGD) if argument != "weight_decay" else _takes(target, argument)
+        without_effect = args[argument] != solver[key] if argument in args else not used
+        if solver[key] != defaults[key] and without_effect:
+            name = getattr(target, "__name__", target)
+            logger.warning("SOLVER.%s: %s has no effect on %s with ARGS %s", key, solver[key], name, dict(args))
 
 
 def _start_momentum(optimizer: Optimizer) -> None:

@@ -1,5 +1,7 @@
 """An optimizer that the config holds itself, in place of a name."""
 
+import logging
+
 from torch import nn
 from torch.optim import Optimizer
 
@@ -8,6 +10,8 @@ from ...config.objects import ObjectName
 from ...hooks.common.tensors import is_sharded
 
 __all__ = ["given_optimizer"]
+
+logger = logging.getLogger(__name__)
 
 
 def given_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer | None:
@@ -27,9 +31,7 @@ def given_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer | None:
     solver, defaults = cfg.SOLVER, get_cfg().SOLVER
     for key in ("PARAM_GROUPS", "LAYER_DECAY", "BIAS_LR_FACTOR"):
         if solver[key] != defaults[key]:
-            raise ConfigError(
-                f"SOLVER.{key}: {name} has parameter groups already; pass its class and arguments, or leave {key} out"
-            )
+            logger.warning("SOLVER.%s has no effect: %s has its own groups. Pass its class and arguments", key, name)
     own = {id(parameter) for parameter in model.parameters()}
     if any(is_sharded(parameter) for parameter in model.parameters()):
         raise ConfigError(
@@ -40,9 +42,5 @@ def given_optimizer(cfg: CfgNode, model: nn.Module) -> Optimizer | None:
         raise ConfigError(
             f"SOLVER.OPTIMIZER: {name} does not update any parameter of the model; build it with model.parameters() of "
             "the model that is trained"
-        )
-    if cfg.SOLVER.PARAM_GROUPS or cfg.SOLVER.LAYER_DECAY.FACTOR != 1.0:
-        raise ConfigError(
-            f"SOLVER.PARAM_GROUPS: {name} is an object with its own groups; pass its class and arguments to use rules"
         )
     return optimizer

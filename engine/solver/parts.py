@@ -3,17 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fvcore.common.param_scheduler import ParamScheduler
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, suggest
 from ...config.slots import errors_at
 from ...hooks import LRScheduler
+from ...hooks.common.optimizers import TimmScheduler
 from .frozen_model import NothingToTrainError
+from .lr_scheduler import LRMultiplier
 from .param_rules import find_parameters
 from .several import SchedulerList
 
-__all__ = ["check_parts", "parameters_of_parts", "scheduler_hooks", "solver_parts"]
+__all__ = ["check_parts", "has_interval", "parameters_of_parts", "scheduler_hooks", "solver_parts"]
 
 OWN = ("PARAMS", "EVERY")
 # Keys of the trainer's step, or of the whole run.
@@ -116,19 +120,22 @@ def parameters_of_parts(cfg: CfgNode, model: nn.Module) -> dict[str, set[nn.Para
 def scheduler_hooks(cfg: CfgNode, scheduler: Any) -> list[LRScheduler]:
     """Return the hooks that step the trainer's schedules: one, or one for each of a ``SchedulerList``."""
     if not isinstance(scheduler, SchedulerList):
-        return [LRScheduler(metric=_metric(cfg, scheduler), interval=cfg.SOLVER.LR_SCHEDULER_INTERVAL)]
+        return [LRScheduler(**_options(cfg, scheduler))]
     parts = solver_parts(cfg)
     return [
-        LRScheduler(
-            name=f"lr/{name}",
-            part=name,
-            metric=_metric(parts.get(name, cfg), one),
-            interval=parts.get(name, cfg).SOLVER.LR_SCHEDULER_INTERVAL,
-        )
+        LRScheduler(name=f"lr/{name}", part=name, **_options(parts.get(name, cfg), one))
         for name, one in scheduler.named.items()
     ]
 
 
-def _metric(cfg: CfgNode, scheduler: Any) -> str | None:
-    default = cfg.CHECKPOINT.BEST.METRIC if isinstance(scheduler, ReduceLROnPlateau) else None
-    return cfg.SOLVER.LR_SCHEDULER_METRIC or default or None
+def has_interval(scheduler: Any) -> bool:
+    """Return whether ``SOLVER.LR_SCHEDULER_INTERVAL`` says when a scheduler is stepped."""
+    if isinstance(scheduler, TorchScheduler):
+        return not isinstance(scheduler, LRMultiplier | ReduceLROnPlateau)
+    return not isinstance(scheduler, TimmScheduler | ParamScheduler)
+
+
+def _options(cfg: CfgNode, scheduler: Any) -> dict[str, Any]:
+    if isinstance(scheduler, ReduceLROnPlateau):
+        return {"metric": cfg.SOLVER.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC or None}
+    return {"interval": cfg.SOLVER.LR_SCHEDULER_INTERVAL} if has_interval(scheduler) else {}

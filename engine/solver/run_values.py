@@ -5,7 +5,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+from torch.optim.lr_scheduler import LRScheduler
+
 from ...config import CfgNode, ConfigError, Duration
+from ...hooks.common.optimizers import TimmScheduler, takes_epoch
 
 __all__ = ["Clock", "clock_of", "has_run_values", "resolve_run_values"]
 
@@ -16,10 +19,12 @@ Clock = Literal["iteration", "epoch", "evaluation"]
 """What a scheduler counts."""
 
 
-def clock_of(cfg: CfgNode, by_timm: bool) -> Clock:
-    """Return what the config's scheduler counts. timm's count epochs, unless ``t_in_epochs`` is False."""
-    if by_timm:
-        return "epoch" if cfg.SOLVER.LR_SCHEDULER_ARGS.get("t_in_epochs", True) else "iteration"
+def clock_of(cfg: CfgNode, target: Any) -> Clock:
+    """Return what the scheduler of the class ``target`` counts. timm's count epochs, unless ``t_in_epochs`` is False;
+    pytorch-accelerated's count iterations."""
+    if isinstance(target, type) and issubclass(target, TimmScheduler) and not issubclass(target, LRScheduler):
+        by_epoch = takes_epoch(target) and cfg.SOLVER.LR_SCHEDULER_ARGS.get("t_in_epochs", True)
+        return "epoch" if by_epoch else "iteration"
     clock: Clock = cfg.SOLVER.LR_SCHEDULER_INTERVAL
     return clock
 

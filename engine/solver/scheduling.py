@@ -15,7 +15,7 @@ from ...config.slots import Slot
 from ...hooks.common.monitor import names_function
 from ...hooks.common.optimizers import TimmScheduler
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
-from .parts import solver_parts
+from .parts import has_interval, solver_parts
 from .run_values import clock_of, has_run_values, resolve_run_values
 from .schedules import LR_SCHEDULER_REGISTRY
 from .several import OptimizerList, SchedulerList
@@ -54,17 +54,18 @@ def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> An
     for i, step in enumerate(solver.STEPS):
         _check_iterations(f"STEPS[{i}]", step)
     if check_scheduler(cfg) is SCHEDULER_SLOT:
-        _check_no_warmup(cfg)
         mode = {"mode": cfg.CHECKPOINT.BEST.MODE} if not solver.LR_SCHEDULER_METRIC and plateau_metric(cfg) else {}
-        return SCHEDULER_SLOT.try_build(cfg, optimizer, **mode)
+        scheduler = SCHEDULER_SLOT.try_build(cfg, optimizer, **mode)
+        _warn_of_unused(cfg, scheduler, has_warmup=False)
+        return scheduler
     schedule = SCHEDULE_SLOT.build(cfg)
     if not isinstance(schedule, ParamScheduler):
         raise ConfigError(
             f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return a "
             f"fvcore ParamScheduler; it returned {schedule!r}"
         )
+    _warn_of_unused(cfg, schedule, has_warmup=not getattr(schedule, "has_warmup", False))
     if getattr(schedule, "has_warmup", False):
-        _check_no_warmup(cfg)
         return LRMultiplier(optimizer, schedule, solver.MAX_ITER)
     if solver.WARMUP_ITERS >= solver.MAX_ITER:
         logger.warning(
@@ -101,7 +102,7 @@ def resolve_schedule(
     target = LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME") if name else None
     if not has_run_values(args, target):
         return cfg
-    clock = clock_of(cfg, _is_a(target, TimmScheduler) and not _is_a(target, LRScheduler))
+    clock = clock_of(cfg, kind_of(target))
     resolved = cfg.clone()
     resolved.defrost()
     values = resolve_run_values(cfg, target, clock, iters_per_epoch, iterations)
@@ -126,11 +127,6 @@ def check_scheduler(cfg: CfgNode) -> Slot:
     plateau = "torch.optim.lr_scheduler:ReduceLROnPlateau"
     if getattr(target, "__name__", "") == "PlateauLRScheduler":
         raise ConfigError(f"SOLVER.LR_SCHEDULER_NAME: timm's {name!r} cannot be resumed; use {plateau!r}")
-    if metric and not by_metric:
-        raise ConfigError(
-            f"SOLVER.LR_SCHEDULER_METRIC: is {metric!r}, but {name!r} does not use a metric: leave it empty, or use "
-            f"{plateau!r}"
-        )
     if by_metric and not metric:
         raise ConfigError(
             f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, such as "digits_test/loss"; its default '
@@ -143,37 +139,21 @@ def check_scheduler(cfg: CfgNode) -> Slot:
             f"SOLVER.LR_SCHEDULER_NAME: {name!r} fails after its last step, and the number of steps of a run whose "
             f'length is a time (SOLVER.MAX_ITER {solver.MAX_ITER!r}) is not known; use hookline\'s "OneCycleLR"'
         )
-    _check_interval(cfg, target, slot, by_metric)
+    if solver.LR_SCHEDULER_INTERVAL == "evaluation" and not Duration.parse(cfg.TEST.EVAL_PERIOD):
+        raise ConfigError(
+            'TEST.EVAL_PERIOD: is 0, so SOLVER.LR_SCHEDULER_INTERVAL "evaluation" has no effect; set it, for example '
+            'to "1ep"'
+        )
     return slot
 
 
 def plateau_metric(cfg: CfgNode) -> str:
     """The metric of ReduceLROnPlateau: LR_SCHEDULER_METRIC, or by default that of CHECKPOINT.BEST. Empty: none."""
-    own, name = cfg.SOLVER.LR_SCHEDULER_METRIC, cfg.SOLVER.LR_SCHEDULER_NAME
-    if own or not name or name in LR_SCHEDULER_REGISTRY:
-        return own
+    name = cfg.SOLVER.LR_SCHEDULER_NAME
+    if not name or name in LR_SCHEDULER_REGISTRY:
+        return ""
     by_metric = _is_a(kind_of(LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME")), ReduceLROnPlateau)
-    return cfg.CHECKPOINT.BEST.METRIC if by_metric else ""
-
-
-def _check_interval(cfg: CfgNode, target: Any, slot: Slot, by_metric: bool) -> None:
-    interval, name = cfg.SOLVER.LR_SCHEDULER_INTERVAL, cfg.SOLVER.LR_SCHEDULER_NAME
-    if interval == "iteration":
-        return
-    reason = ""
-    if slot is SCHEDULE_SLOT:
-        reason = f"{name!r} changes the rate in each iteration"
-    elif by_metric:
-        reason = f"{name!r} is stepped after evaluations, with SOLVER.LR_SCHEDULER_METRIC"
-    elif not _is_a(target, LRScheduler) and _is_a(target, TimmScheduler):
-        reason = f"{name!r} counts what SOLVER.LR_SCHEDULER_ARGS.t_in_epochs says"
-    elif interval == "evaluation" and not Duration.parse(cfg.TEST.EVAL_PERIOD):
-        raise ConfigError(
-            'TEST.EVAL_PERIOD: is 0, so SOLVER.LR_SCHEDULER_INTERVAL "evaluation" has no effect; set it, for example '
-            'to "1ep"'
-        )
-    if reason:
-        raise ConfigError(f'SOLVER.LR_SCHEDULER_INTERVAL: is {interval!r}, but {reason}: leave it at "iteration"')
+    return (cfg.SOLVER.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC) if by_metric else ""
 
 
 def _takes_optimizer(target: Any) -> bool:
@@ -183,12 +163,18 @@ def _takes_optimizer(target: Any) -> bool:
     return next(iter(inspect.signature(target).parameters), "") == "optimizer"
 
 
-def _check_no_warmup(cfg: CfgNode) -> None:
-    if cfg.SOLVER.WARMUP_ITERS not in (0, get_cfg().SOLVER.WARMUP_ITERS):
-        raise ConfigError(
-            f"SOLVER.WARMUP_ITERS is {cfg.SOLVER.WARMUP_ITERS}, but {cfg.SOLVER.LR_SCHEDULER_NAME!r} has no "
-            "separate warm-up: set it to 0, and configure the schedule with SOLVER.LR_SCHEDULER_ARGS"
-        )
+def _warn_of_unused(cfg: CfgNode, scheduler: Any, has_warmup: bool) -> None:
+    """Log keys of SOLVER that the schedule does not use, such as those of a base config for another schedule."""
+    solver, defaults = cfg.SOLVER, get_cfg().SOLVER
+    used = {
+        "WARMUP_ITERS": has_warmup or not solver.WARMUP_ITERS,
+        "LR_SCHEDULER_METRIC": isinstance(scheduler, ReduceLROnPlateau),
+        "LR_SCHEDULER_INTERVAL": has_interval(scheduler),
+    }
+    for key, is_used in used.items():
+        if not is_used and solver[key] != defaults[key]:
+            name = solver.LR_SCHEDULER_NAME
+            logger.warning("SOLVER.%s: %r has no effect on the schedule %s (see its ARGS)", key, solver[key], name)
 
 
 def _check_iterations(name: str, value: Any) -> None:

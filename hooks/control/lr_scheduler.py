@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import ConfigError, suggest
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.optimizers import TimmScheduler, value_at
+from ..common.optimizers import TimmScheduler, takes_epoch, value_at
 from ..storage.event_storage import has_event_storage
 
 __all__ = ["LRScheduler"]
@@ -25,7 +25,8 @@ class LRScheduler(HookBase):
     """Steps a learning rate scheduler after each iteration, and puts the rate that was used as ``lr``.
 
     ``ReduceLROnPlateau`` is stepped with a metric instead, after each evaluation that puts a new value of it. timm's
-    schedulers are told the number of the update after each iteration, and the number of the epoch after each epoch.
+    schedulers are told the number of the update after each iteration, and the number of the epoch after each epoch;
+    pytorch-accelerated's the number of the update, from 0.
 
     Saves the scheduler's state, and the iteration of the last metric value.
 
@@ -68,7 +69,7 @@ class LRScheduler(HookBase):
         self._scheduler = scheduler
         self._multiplier = scheduler if isinstance(scheduler, ParamScheduler) else None
         self._length: int | None = None
-        self._by_timm = False
+        self._by_updates = self._takes_epoch = False
         self._each_step = True
 
     def before_train(self) -> None:
@@ -84,8 +85,9 @@ class LRScheduler(HookBase):
                     "two LRScheduler hooks step the same scheduler: it would run twice as fast; remove one of them"
                 )
         self._best_param_group_id = self.get_best_param_group_id(optimizer)
-        self._by_timm = not isinstance(self.scheduler, _TorchScheduler) and isinstance(self.scheduler, TimmScheduler)
-        self._each_step = self._metric is None and self._interval == "iteration" and not self._by_timm
+        self._by_updates = not isinstance(self.scheduler, _TorchScheduler) and isinstance(self.scheduler, TimmScheduler)
+        self._takes_epoch = self._by_updates and takes_epoch(type(self.scheduler))
+        self._each_step = self._metric is None and self._interval == "iteration" and not self._by_updates
 
     def _find_optimizer(self) -> torch.optim.Optimizer:
         if self._given is not None:
@@ -177,11 +179,11 @@ class LRScheduler(HookBase):
         trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
         if self._each_step:
             (self._scheduler or (trainer.scheduler if self._part is None else self.scheduler)).step()
-        elif self._by_timm:
-            self.scheduler.step_update(trainer.iter + 1)
+        elif self._by_updates:
+            self.scheduler.step_update(trainer.iter + 1 if self._takes_epoch else trainer.iter)
 
     def after_epoch(self) -> None:
-        if self._by_timm:
+        if self._takes_epoch:
             self.scheduler.step(self.trainer.epoch + 1)
         elif self._interval == "epoch":
             self.scheduler.step()

@@ -155,6 +155,21 @@ def test_forms_of_an_optimizer(make, optimizer):
     assert not torch.equal(weights(trainer), before)
 
 
+def test_an_optimizer_whose_step_needs_a_closure_is_refused_as_an_object_too(make, tmp_path):
+    model = Net()
+    with pytest.raises(ConfigError, match="LBFGS calls the model several times in a step"):
+        make(model, optimizer=torch.optim.LBFGS(model.parameters()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_rules_for_parameters_have_no_effect_on_an_optimizer_that_exists(make, log):
+    model = Net()
+    rules = {"SOLVER.PARAM_GROUPS": [{"PARAMS": "layers", "LR_FACTOR": 0.1}]}
+    trainer = make(model, optimizer=torch.optim.Adam(model.parameters()), config=rules)
+    assert len(trainer.optimizer.param_groups) == 1
+    assert "SOLVER.PARAM_GROUPS has no effect" in log.text
+
+
 @pytest.mark.parametrize(
     "schedule",
     [

@@ -107,9 +107,7 @@ def test_without_a_trainer_only_epochs_are_unknown():
     [
         (make_cfg(TORCH + "StepLR", {"step_size": "2h"}), "LR_SCHEDULER_ARGS.step_size: '2h' is a time"),
         (make_cfg(TORCH + "StepLR", {"step_size": "2epo"}), "LR_SCHEDULER_ARGS.step_size: expected int, got '2epo'"),
-        (make_cfg("WarmupCosineLR", {}, interval="epoch"), "INTERVAL: is 'epoch', but 'WarmupCosineLR' changes"),
         (make_cfg(TORCH + "StepLR", {"step_size": 1}, interval="evaluation"), "TEST.EVAL_PERIOD: is 0"),
-        (make_cfg(f"{__name__}:Updates", {"t_initial": 3}, interval="epoch"), "t_in_epochs"),
     ],
 )
 def test_what_makes_no_sense_is_refused(cfg, message):

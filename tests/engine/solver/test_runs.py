@@ -31,6 +31,26 @@ class TwoNumbers:
         self.epoch = state_dict["epoch"]
 
 
+class Updates:
+    """A scheduler with the interface of pytorch-accelerated's, whose state does not have its count."""
+
+    def __init__(self, optimizer, total_steps: int):
+        self.optimizer, self.total_steps, self.updates = optimizer, total_steps, -1
+
+    def step(self):
+        self.updates += 1
+        self.step_update(self.updates)
+
+    def step_update(self, num_updates):
+        self.optimizer.param_groups[0]["lr"] = 0.1 * (1 - num_updates / self.total_steps)
+
+    def state_dict(self):
+        return {"total_steps": self.total_steps}
+
+    def load_state_dict(self, state_dict):
+        self.total_steps = state_dict["total_steps"]
+
+
 class Pair(nn.Module):
     """A GAN: the name of the optimizer says whose loss is wanted."""
 
@@ -77,6 +97,7 @@ CASES = {
         *("HOOKS", [{"NAME": "ModelFreezer", "ARGS": {"layers": ["1", "4"], "until": ["1ep", 10], "since": [0, 7]}}]),
         *("SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR", "SOLVER.PARAM_GROUPS", [{"PARAMS": "1", "LR_FACTOR": 0.1}]),
     ],
+    "updates": ["SOLVER.LR_SCHEDULER_NAME", f"{__name__}:Updates", "SOLVER.LR_SCHEDULER_ARGS.total_steps", "end"],
     "timm": ["SOLVER.LR_SCHEDULER_NAME", f"{__name__}:TwoNumbers", "SOLVER.LR_SCHEDULER_ARGS.t_initial", "end"],
 }
 
