@@ -274,9 +274,9 @@ def _check_expected_results(cfg: CfgNode) -> None:
 def _check_monitors(cfg: CfgNode) -> None:
     """Check that evaluations produce the metrics that keys and hooks watch, if the default evaluator is used.
 
-    CHECKPOINT.BEST.METRIC, and an EarlyStopping with a period, may also watch a metric that is not from an evaluation,
-    such as a loss. It is an error only if it names a test set or resembles a metric of one; if it never appears, the
-    run logs a warning, or EarlyStopping fails.
+    CHECKPOINT.BEST.METRIC, and an EarlyStopping that has a period or watches a loss, may also watch a metric that is
+    not from an evaluation. It is an error only if it names a test set or resembles a metric of one; if it never
+    appears, the run logs a warning, or EarlyStopping fails.
     """
     best = "CHECKPOINT.BEST.METRIC"
     open_to_others = {best}
@@ -284,12 +284,15 @@ def _check_monitors(cfg: CfgNode) -> None:
     watched = {best: cfg.CHECKPOINT.BEST.METRIC, plateau: plateau_metric(cfg)}
     for name, args, key in HOOK_SLOT.entries(cfg):
         if name == "EarlyStopping":
-            watched[f"{key}.metric"], period = args.get("metric", "") or _monitor(cfg, key), args.get("period", 0)
+            metric, period = args.get("metric", ""), args.get("period", 0)
         elif isinstance(name, ObjectName) and isinstance(name.value, EarlyStopping):
-            watched[f"{key}.metric"], period = name.value.metric or _monitor(cfg, key), name.value.period
+            metric, period = name.value._monitor.function or name.value.metric, name.value.period
         else:
             continue
-        if Duration.parse(period):
+        if callable(metric):
+            continue
+        metric = watched[f"{key}.metric"] = metric or _monitor(cfg, key)
+        if Duration.parse(period) or metric.startswith("train/") or ("loss" in metric and "/" not in metric):
             open_to_others.add(f"{key}.metric")
     for key, metric in watched.items():
         with errors_at(key):
@@ -321,9 +324,11 @@ def _check_monitors(cfg: CfgNode) -> None:
         return
     names = [f"{test_set}/{metric}" for test_set in test_sets for metric in metrics]
     for key, metric in watched.items():
+        prefix, slash, _ = metric.partition("/")
         if any(metric == name or metric.startswith(f"{name}/") for name in names):
             continue
-        prefix, slash, _ = metric.partition("/")
+        if prefix == "train" and cfg.LOG.TRAIN_METRICS:
+            continue
         near = suggest(metric, names) if slash or key not in open_to_others else ""
         if key not in open_to_others or near or prefix in test_sets or prefix in DATASET_REGISTRY:
             raise UnknownKeyError(

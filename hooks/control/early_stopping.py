@@ -18,8 +18,8 @@ __all__ = ["EarlyStopping"]
 class EarlyStopping(HookBase):
     """Stops training when a metric has not improved for ``patience`` evaluations in a row.
 
-    Reads the metric after each evaluation, or every ``period``. NaN is not an improvement. Saves the best value and the
-    count.
+    Reads the metric after each evaluation, or every ``period``. Without a period a metric of training, such as
+    ``"total_loss"``, is read after each epoch. NaN is not an improvement. Saves the best value and the count.
 
     A run that was stopped has ended. ``--resume`` continues it only with a larger MAX_ITER, with other arguments for
     this hook, or without the hook.
@@ -28,12 +28,12 @@ class EarlyStopping(HookBase):
         metric: the metric's full name, such as ``"digits_test/accuracy"``, or a function of all metrics; see
             :class:`~hookline.hooks.common.monitor.Monitor`. Default: that of CHECKPOINT.BEST.
         patience: number of evaluations, or periods, without improvement after which training stops.
-        mode: whether a larger ("max") or a smaller ("min") value is better. Default: "max", or with the metric of
-            CHECKPOINT.BEST its MODE.
+        mode: whether a larger ("max") or a smaller ("min") value is better. Default: "min" if the metric's name ends
+            with "loss", otherwise "max"; with the metric of CHECKPOINT.BEST its MODE.
         min_delta: the smallest change that counts as an improvement.
         reset_on_train: forget the best value and the count when training starts.
-        period: a duration. The metric is read every ``period`` and not after evaluations; for a metric of training,
-            such as ``"total_loss"``, whose value is the median over the last 20 iterations.
+        period: a duration. The metric is read every ``period`` and not after evaluations. The value of a smoothed
+            metric, such as a loss of training, is the median over the last 20 iterations.
 
     Raises:
         ConfigError: neither this hook nor CHECKPOINT.BEST has a metric; or there is no such metric after the first
@@ -62,7 +62,7 @@ class EarlyStopping(HookBase):
         if self.period:
             self.after_step = self._after_period  # type: ignore[method-assign]  # no cost without a period
         self.patience = patience
-        self.mode = mode or "max"
+        self.mode = mode or ("min" if self.metric.endswith("loss") else "max")
         self._given_mode = mode
         self._min_delta = min_delta
         self._reset_on_train = reset_on_train
@@ -97,16 +97,26 @@ class EarlyStopping(HookBase):
                 self._judge(found[0])
         elif self.metric in metrics:
             self._judge(float(metrics[self.metric]))
-        else:
+        elif not (self._is_of_training() and self.trainer.iters_per_epoch):  # else after_epoch() reads it
             raise ConfigError(
                 f"EarlyStopping watches {self.metric!r}, which is not among the evaluation's metrics "
                 f"({', '.join(metrics) or 'none'}){suggest(self.metric, metrics) or '.'} For a metric of training, set "
                 "period"
             )
 
+    def _is_of_training(self) -> bool:
+        storage = self.trainer.storage
+        return self.metric not in storage.evaluated and self.metric in storage.histories()
+
+    def after_epoch(self) -> None:
+        if not self.period and self._is_of_training():
+            self._read()
+
     def _after_period(self) -> None:
-        if not self._every(self.trainer):
-            return
+        if self._every(self.trainer):
+            self._read()
+
+    def _read(self) -> None:
         self.trainer.finish_steps()
         found = self._monitor.value(self.trainer, smoothed=True)
         if found is None and self._monitor.function is None:
@@ -125,7 +135,7 @@ class EarlyStopping(HookBase):
         self.count += 1
         if self.count >= self.patience:
             best = "none" if self.best is None else f"{self.best:.5g}"
-            times = "periods" if self.period else "evaluations"
+            times = "periods" if self.period else "epochs" if self._is_of_training() else "evaluations"
             self.trainer.request_stop(
                 f"early stopping: {self.metric} has not been better than {best} for {self.count} {times}",
                 everywhere=True,  # all ranks have the same results

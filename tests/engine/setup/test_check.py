@@ -88,9 +88,12 @@ def test_an_unknown_test_set_or_metric_for_the_best_is_an_error(cfg, metric):
     assert f"there is no metric {metric!r}" in refused(cfg, "CHECKPOINT.BEST.METRIC", metric)
 
 
-def test_early_stopping_needs_a_metric_of_an_evaluation(cfg):
+def test_early_stopping_needs_a_metric_of_an_evaluation_or_a_loss(cfg):
     stopping = {"NAME": "EarlyStopping", "ARGS": {"metric": "total_loss"}}
-    assert "there is no metric 'total_loss'" in refused(cfg, "HOOKS", [stopping])
+    cfg.merge_from_list(["HOOKS", [stopping]])
+    check_config(cfg)
+    stopping["ARGS"]["metric"] = "accuracy"
+    assert "there is no metric 'accuracy'" in refused(cfg, "HOOKS", [stopping])
 
 
 def test_reduce_on_plateau_needs_evaluations(cfg):

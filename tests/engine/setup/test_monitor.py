@@ -55,7 +55,7 @@ def test_early_stopping_best_and_plateau_follow_it(hook, tmp_path):
 
 def test_a_metric_and_mode_of_its_own_have_precedence(tmp_path):
     args = {"NAME": PLATEAU, "ARGS": {"mode": "max"}}
-    trainer = make(tmp_path, [EarlyStopping("test/loss")], lr_scheduler=args, **MONITOR)
+    trainer = make(tmp_path, [EarlyStopping("test/loss", mode="max")], lr_scheduler=args, **MONITOR)
     assert trainer.find_hook(EarlyStopping).mode == "max"
     assert trainer.scheduler.mode == "max"
     own = {"SOLVER.LR_SCHEDULER_METRIC": "test/loss"}

@@ -1,5 +1,8 @@
 import pytest
+import torch
+from torch import nn
 
+from hookline import Trainer
 from hookline.config import ConfigError
 from hookline.engine import TrainerBase
 from hookline.hooks import EarlyStopping, EvalHook
@@ -37,6 +40,55 @@ def test_a_metric_of_training_without_a_period_is_an_error_that_says_so():
     trainer.register_hooks([EvalHook(1, lambda: {"val": {"a": 1}}), EarlyStopping("total_loss")])
     with pytest.raises(ConfigError, match=r"evaluation's metrics \(val/a\)\. For a metric of training, set"):
         trainer.train(0, 4)
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(*hooks, resume=False, length="9ep", **options):
+        trainer = Trainer(
+            nn.Linear(2, 1),
+            (torch.zeros(8, 2), torch.zeros(8, 1)),  # the loss is constant
+            loss=nn.MSELoss(),
+            length=length,
+            batch_size=4,
+            hooks=hooks,
+            output_dir=tmp_path,
+            seed=1,
+            lr=0.0,
+            config={"MODEL.DEVICE": "cpu", "LOG.WRITERS": [], "LOG.PROGRESS_BAR": False, **options.pop("config", {})},
+            **options,
+        )
+        return trainer.train(resume=resume)
+
+    return make
+
+
+@pytest.mark.parametrize("tested", [False, True])
+def test_a_metric_of_training_is_read_after_each_epoch(make, tested):
+    data = (torch.zeros(8, 2), torch.zeros(8, 1)) if tested else None
+    stopping = EarlyStopping("total_loss", patience=2)
+    result = make(stopping, test_data=data, eval_period=1 if tested else None)
+    assert (result.iteration, stopping.mode) == (6, "min")
+    assert result.reason.endswith("for 2 epochs")
+
+
+@pytest.mark.parametrize("metric", ["train/loss", "total_loss"])
+def test_metrics_of_training_are_accepted_beside_those_of_evaluations(make, metric):
+    data = (torch.zeros(8, 2), torch.zeros(8, 1))
+    options = {"metrics": ["Loss"], "config": {"LOG.TRAIN_METRICS": ["Loss"]}}
+    assert make({"NAME": "EarlyStopping", "ARGS": {"metric": metric}}, test_data=data, **options).iteration == 8
+
+
+def test_the_metric_may_be_a_lambda_also_in_a_resume(make, tmp_path):
+    data = (torch.zeros(8, 2), torch.zeros(8, 1))
+
+    def run(length, **options):
+        stopping = EarlyStopping(lambda metrics: -metrics["total_loss"], patience=4)
+        return make(stopping, test_data=data, eval_period="1ep", length=length, **options)
+
+    assert run("3ep").reason == "completed"
+    assert run("9ep", resume=True).iteration == 10  # the evaluations before count
+    assert "object hookline.hooks.control.early_stopping.EarlyStopping" in (tmp_path / "config.yaml").read_text()
 
 
 def test_an_unknown_metric_is_an_error_after_the_first_period():
