@@ -92,6 +92,24 @@ class Duration:
             raise ConfigError(f"{x!r} is a time; a length in iterations or epochs is needed: {_LENGTH_FORMS}")
         return duration
 
+    @staticmethod
+    def fraction(x: Any) -> float | None:
+        """Return a fraction of the run, such as 0.1, also as a string; None for anything else."""
+        try:
+            part = float(x) if isinstance(x, str | float) else 0.0
+        except ValueError:
+            return None
+        return part if 0 < part < 1 else None
+
+    @classmethod
+    def parse_part(cls, x: Any) -> "Duration | float":
+        """Parse a fraction of the run between 0 and 1, or a length as :meth:`parse_length` does.
+
+        Raises:
+            ConfigError: it is neither.
+        """
+        return cls.fraction(x) or cls.parse_length(x)
+
     @classmethod
     def parse_time(cls, x: Any) -> "Duration":
         """Parse a time, as :meth:`parse` without iterations and epochs.

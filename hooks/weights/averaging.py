@@ -30,6 +30,8 @@ class WeightAveraging(HookBase):
     checkpoint always has the weights that training continues with. The hook's state has the average as
     ``averaged_model``: a full state dict of the model with plain names.
 
+    Several such hooks each keep and save their own average. Evaluations use that of the first with ``evaluate``.
+
     Args:
         start: when averaging begins: a duration in iterations or epochs, or a fraction of the run between 0 and 1.
         every: how often the average is updated: a duration.
@@ -45,7 +47,7 @@ class WeightAveraging(HookBase):
         evaluate: bool,
     ) -> None:
         name = type(self).__name__
-        self._fraction = start if isinstance(start, float) and 0 < start < 1 else None
+        self._fraction = Duration.fraction(start)
         self._start_length = Duration(0) if self._fraction else Duration.parse_length(start)
         if not Duration.parse(every):
             raise ConfigError(f"{name}: every must be a duration such as 1 or '1ep', not {every!r}")
@@ -81,11 +83,13 @@ class WeightAveraging(HookBase):
     # ------------------------------------------------------------------ training
 
     def on_registered(self) -> None:
-        others = [hook for hook in self.trainer.find_hooks(WeightAveraging) if hook is not self and hook.evaluate]
-        if self.evaluate and others:
-            raise ConfigError(
-                f"evaluations can use the average of {type(others[0]).__name__} or of {type(self).__name__}, not both; "
-                "give one of them evaluate=False"
+        first = next(hook for hook in self.trainer.find_hooks(WeightAveraging) if hook.evaluate or hook is self)
+        if self.evaluate and first is not self:
+            self.evaluate = False
+            logger.warning(
+                "Evaluations use the average of the first %s; that of another %s is only kept and saved",
+                type(first).__name__,
+                type(self).__name__,
             )
 
     def before_train(self) -> None:

@@ -179,13 +179,16 @@ def test_invalid_arguments_are_errors(arguments, message):
         EMA(**arguments)
 
 
-def test_two_averages_cannot_both_be_evaluated():
-    with pytest.raises(ConfigError, match="evaluate=False"):
-        simple_trainer(EMA(), EMA(0.9))
-    hooks = EMA(), EMA(0.9, evaluate=False)
+def test_of_two_averages_the_first_is_evaluated_and_both_are_saved(log):
+    hooks, used = (EMA(0.5, warmup=False), EMA(0.9, warmup=False)), []
     trainer = simple_trainer(*hooks)
+    trainer.register_hooks([EvalHook(3, lambda: used.append(trainer.model.first.weight.clone()))])
+    assert "Evaluations use the average of the first EMA; that of another EMA is only kept and saved" in log.text
     trainer.train(0, 3)
-    assert list(trainer.state_dict()["hooks"]) == ["EMA", "EMA#2"]
+    states = trainer.state_dict()["hooks"]
+    assert [(key, states[key]["evaluate"]) for key in ("EMA", "EMA#2")] == [("EMA", True), ("EMA#2", False)]
+    assert torch.equal(used[0], states["EMA"]["averaged_model"]["first.weight"])
+    assert not torch.equal(used[0], states["EMA#2"]["averaged_model"]["first.weight"])
 
 
 # ---------------------------------------------------------------------- evaluation
