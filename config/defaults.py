@@ -298,8 +298,8 @@ _C.CHECKPOINT.ON_EXCEPTION = False
 
 # ---------------------------------------------------------------------------- logging
 _C.LOG = CN()
-# Period of writing metrics: a duration. Losses are written as the median of the last PERIOD iterations; of the last 20
-# if it is in epochs or time.
+# Period of writing metrics: a duration. Losses are written as the mean over the period if it is in epochs or longer
+# than 20 iterations, otherwise as the median over it; as the median of the last 20 iterations if it is a time.
 _C.LOG.PERIOD = Typed(20, Duration.parse)
 # Losses are recorded every this many iterations. Larger values only help steps of a few microseconds.
 _C.LOG.GATHER_METRIC_PERIOD = _count(1, least=1)

@@ -353,8 +353,9 @@ class _CHECKPOINT(CfgNode):
 
 class _LOG(CfgNode):
     PERIOD: int | str
-    """Period of writing metrics: a duration. Losses are written as the median of the last PERIOD iterations; of the
-    last 20 if it is in epochs or time."""
+    """Period of writing metrics: a duration. Losses are written as the mean over the period if it is in epochs or
+    longer than 20 iterations, otherwise as the median over it; as the median of the last 20 iterations if it is a
+    time."""
     GATHER_METRIC_PERIOD: int
     """Losses are recorded every this many iterations. Larger values only help steps of a few microseconds."""
     TRAIN_METRICS: list[Any]

@@ -14,6 +14,7 @@ from ..command_line import default_argument_parser
 from ..config import CfgNode, Config, Duration
 from ..hooks.checkpoints.adapter import adapt
 from ..hooks.common.rng import gpus_of
+from ..hooks.storage.metric import MeanWindow
 from ..hooks.storage.scratch import scratch_storage
 from ..hooks.writers.progress_bar import can_show_bar
 from . import comm
@@ -231,8 +232,12 @@ class DefaultTrainer(ResumableTrainer):
 
     def build_writers(self) -> Sequence[hooks.EventWriter]:
         """Build the writers of LOG.WRITERS."""
-        period = Duration.parse(self.cfg.LOG.PERIOD)
-        window = int(period.value) if period and period.unit == "it" else 20
+        period, window = Duration.parse(self.cfg.LOG.PERIOD), 20
+        epoch = getattr(self, "iters_per_epoch", None) if period.unit == "ep" else None  # None: __init__ was skipped
+        if epoch or (period and period.unit == "it"):
+            window = period.iterations(epoch)
+            if epoch or window > 20:
+                window = MeanWindow(window)
         options = {"output_dir": self.cfg.OUTPUT_DIR, "max_iter": self.max_iter, "window_size": window}
         return list(WRITER_SLOT.build(self.cfg, **options))
 

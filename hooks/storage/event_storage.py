@@ -53,8 +53,9 @@ class EventStorage(MediaStorage, OverRanks, Tables):
     """Collects the scalars, images, histograms and texts of a run, by name and iteration (:attr:`iter`).
 
     Writers report a scalar that was put with ``smoothing_hint=True`` (a loss: noisy, put at every step) as its median
-    over a window, one with ``smoothing_hint=False`` (an accuracy, a learning rate) as it is. Names may contain slashes.
-    Writers group metrics by what comes before the first slash.
+    over a window, or as its mean over a :class:`~hookline.hooks.storage.metric.MeanWindow`, and one with
+    ``smoothing_hint=False`` (an accuracy, a learning rate) as it is. Names may contain slashes. Writers group metrics
+    by what comes before the first slash.
 
     Args:
         start_iter: the first iteration.
@@ -78,6 +79,8 @@ class EventStorage(MediaStorage, OverRanks, Tables):
         """Names of metrics that are results of evaluations."""
         self.loaded = 0
         """The number of the last value that :meth:`load_state_dict` loaded; see :meth:`rows`."""
+        self.longest_window = 0
+        """The longest window of a writer: a checkpoint has as many values of each metric."""
 
     # ------------------------------------------------------------------ put
 
@@ -174,7 +177,7 @@ class EventStorage(MediaStorage, OverRanks, Tables):
     def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
         """Like :meth:`latest`, but a smoothed scalar is the median of the last ``window_size`` iterations."""
         self._resolve()
-        key = (window_size, self._seq)
+        key = (type(window_size), window_size, self._seq)
         if key != self._smoothed[0]:  # the console asks twice in a write
             values = {name: (m.reported(window_size), m.history.latest_iter()) for name, m in self._metrics.items()}
             self._smoothed = (key, values)
@@ -204,7 +207,7 @@ class EventStorage(MediaStorage, OverRanks, Tables):
             The rows by ascending iteration, and the number to pass next time.
         """
         self._resolve()
-        key = (window_size, since, self._seq)
+        key = (type(window_size), window_size, since, self._seq)
         if key == self._rows[0]:  # several writers read the same rows
             return self._rows[1], self._seq
         rows: dict[int, dict[str, float]] = {}
@@ -219,8 +222,10 @@ class EventStorage(MediaStorage, OverRanks, Tables):
     # ------------------------------------------------------------------ state
 
     def state_dict(self, most: int = 2000) -> dict[str, Any]:
-        """Return recent values of the metrics, at most ``most`` of each, and values that writers have not taken yet."""
+        """Return recent values of the metrics, at most ``most`` of each or as many as a writer's window has, and values
+        that writers have not taken yet."""
         self._resolve()
+        most = max(most, self.longest_window)
         # Not eta_seconds: an interrupted run writes it once more than an uninterrupted one, so a resume would differ.
         metrics = {name: metric for name, metric in self._metrics.items() if name != "eta_seconds"}
         return {

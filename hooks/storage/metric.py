@@ -3,10 +3,15 @@
 import math
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 from .history_buffer import HistoryBuffer
 
-__all__ = ["Metric"]
+__all__ = ["MeanWindow", "Metric"]
+
+
+class MeanWindow(int):
+    """A window, in iterations, over which smoothed scalars are reported as their mean; over an int, as the median."""
 
 
 class Metric:
@@ -14,28 +19,29 @@ class Metric:
 
     Attributes:
         history: the recent values.
-        smoothing_hint: whether writers report the median over a window (True) or the last value.
+        smoothing_hint: whether writers report a value over a window (True) or the last value.
         seq: the number of the last change. A reader passes the last number it has seen, and gets what is newer.
     """
 
-    __slots__ = ("_median", "history", "seq", "smoothing_hint")
+    __slots__ = ("_smoothed", "history", "seq", "smoothing_hint")
 
     def __init__(self, smoothing_hint: bool = True, seq: int = 0) -> None:
         self.history = HistoryBuffer()
         self.smoothing_hint = smoothing_hint
         self.seq = seq
-        self._median: tuple[tuple[int, int], float] = ((0, 0), math.nan)  # of (seq, window size)
+        self._smoothed: tuple[tuple[Any, ...], float] = ((), math.nan)
 
     def reported(self, window_size: int) -> float:
-        """Return the value for writers: the last one, or the median over the last ``window_size`` iterations."""
+        """Return the value for writers: the last one, or that over the last ``window_size`` iterations."""
         history = self.history
         if not self.smoothing_hint:
             return history.latest()
-        key = (self.seq, window_size)
-        if self._median[0] != key:  # several writers ask for the same median
+        key = (self.seq, type(window_size), window_size)
+        if self._smoothed[0] != key:  # several writers ask for the same value
             count = max(1, history.count_since(history.latest_iter() - window_size))
-            self._median = (key, history.median(count))
-        return self._median[1]
+            smooth = history.avg if isinstance(window_size, MeanWindow) else history.median
+            self._smoothed = (key, smooth(count))
+        return self._smoothed[1]
 
     def points(self, values: list[float], iters: list[int]) -> Iterator[tuple[bool, int, float]]:
         """Return the values that need a row of their own, before ``values`` are added to the history.

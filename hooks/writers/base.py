@@ -46,7 +46,8 @@ class RowWriter(EventWriter):
     """A writer of rows. A subclass defines :meth:`write_rows`, which gets every metric exactly once.
 
     Args:
-        window_size: iterations over which smoothed metrics are reported as their median.
+        window_size: iterations over which smoothed metrics are reported as their median, or as their mean if it is a
+            :class:`~hookline.hooks.storage.metric.MeanWindow`.
 
     Attributes:
         path: the file or folder that it writes; empty if it writes elsewhere.
@@ -89,6 +90,7 @@ class RowWriter(EventWriter):
         if not self._resumed:
             self._seen, self._last_write = storage.loaded, -1
         self._storage, self._resumed = weakref.ref(storage), False
+        storage.longest_window = max(storage.longest_window, self._window_size)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the storage, and the last iteration written."""

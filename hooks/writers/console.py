@@ -57,7 +57,7 @@ class CommonMetricPrinter(EventWriter):
 
     Args:
         max_iter: number of iterations of the run, for the ETA; None: no ETA.
-        window_size: iterations over which losses and times are reported as their median.
+        window_size: see :class:`RowWriter`.
     """
 
     def __init__(self, max_iter: int | None = None, window_size: int = 20) -> None:

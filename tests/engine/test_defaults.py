@@ -3,6 +3,7 @@ import inspect
 import json
 import os
 import signal
+import statistics
 import sys
 import weakref
 from pathlib import Path
@@ -383,6 +384,23 @@ def test_torch_schedules_follow_the_length_of_the_run(make, name, args, when):
     first = 8 if when == "in the middle" else 12
     assert of_trainer[first:] == of_whole[first:]
     assert trainer.scheduler.last_epoch == 30
+
+
+def test_with_a_period_of_an_epoch_the_mean_of_the_epoch_is_written_also_after_a_resume(make):
+    def run(folder, period, *overrides, **options):
+        trainer = make("LOG.PERIOD", period, "CHECKPOINT.BEST.METRIC", "", *overrides, folder=folder, **options)
+        trainer.train()
+        return [(row["iteration"], row["total_loss"]) for row in rows(trainer) if "total_loss" in row]
+
+    each = dict(run("each", 1))
+    means = [(last, statistics.fmean(each[it] for it in range(last - 9, last + 1))) for last in (9, 19, 29)]
+    assert run("means", "1ep") == means
+    stopped = make("LOG.PERIOD", "1ep", "CHECKPOINT.BEST.METRIC", "", folder="parts")
+    stopped.register_hooks([At(14, lambda: stopped.request_stop("enough", exit_code=75))])
+    stopped.train()
+    assert run("parts", "1ep", resume=True) == means
+    assert run("long", 25)[0] == (24, statistics.fmean(each[it] for it in range(25)))
+    assert run("short", 5)[0] == (4, statistics.median(each[it] for it in range(5)))
 
 
 @pytest.mark.parametrize(("name", "length"), [("CosineAnnealingLR", "T_max"), ("OneCycleLR", "total_steps")])

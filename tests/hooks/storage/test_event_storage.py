@@ -10,7 +10,9 @@ import torch
 
 from hookline.config import ConfigError
 from hookline.hooks import EventStorage, get_event_storage, has_event_storage
+from hookline.hooks.storage.metric import MeanWindow
 from hookline.hooks.storage.pending import fetch_tensors
+from hookline.hooks.writers.base import RowWriter
 
 
 @pytest.fixture
@@ -165,6 +167,7 @@ def test_smoothed_metrics_are_read_as_their_median_and_others_as_they_are(storag
     assert storage.latest()["loss"] == (3.0, 3)
     assert storage.latest_with_smoothing_hint(3) == {"loss": (3.0, 3), "lr": (3.0, 3)}
     assert storage.latest_with_smoothing_hint(20)["loss"] == (2.5, 3)
+    assert storage.latest_with_smoothing_hint(MeanWindow(3))["loss"] == (35.0, 3)
     assert storage.count_samples("loss", 3) == 3
 
 
@@ -269,6 +272,15 @@ def test_unwritten_values_are_kept_over_a_resume(storage):
         resumed.load_state_dict(storage.state_dict())
         assert resumed.rows(since=taken) == storage.rows(since=taken)
         assert [iteration for iteration, _ in resumed.rows(since=taken)[0]] == [20, 24, 31]
+
+
+def test_a_state_has_as_many_values_as_the_longest_window_of_a_writer(storage):
+    writer = RowWriter(window_size=MeanWindow(3000))
+    writer.resume(0)
+    put_series(storage, "loss", range(3500), smoothing_hint=True)
+    with EventStorage(3500) as resumed:
+        resumed.load_state_dict(storage.state_dict())
+        assert resumed.rows(MeanWindow(3000))[0] == [(3499, {"loss": 1999.5})]
 
 
 # ---------------------------------------------------------------------------- memory
