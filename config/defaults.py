@@ -197,9 +197,10 @@ _C.SOLVER.STEPS = Typed((30000,), Duration.parse_lengths)
 _C.SOLVER.NUM_DECAYS = _count(3)
 # Cosine and linear: the final learning rate.
 _C.SOLVER.BASE_LR_END = _number(0.0)
-# Warm-up: starts at WARMUP_FACTOR * BASE_LR and lasts a duration in iterations or epochs.
+# Warm-up: starts at WARMUP_FACTOR * BASE_LR. Its length: a duration in iterations or epochs, or a fraction of the run,
+# such as 0.1.
 _C.SOLVER.WARMUP_FACTOR = _number(0.001)
-_C.SOLVER.WARMUP_ITERS = Typed(1000, Duration.parse_length)
+_C.SOLVER.WARMUP_ITERS = Typed(1000, Duration.parse_part)
 _C.SOLVER.WARMUP_METHOD = Typed("linear", one_of("linear", "constant", "exponential"))
 # True: rescale the schedule to the iterations after the warm-up. False: the warm-up replaces its first iterations.
 _C.SOLVER.RESCALE_INTERVAL = False

@@ -229,11 +229,14 @@ class _SOLVER(CfgNode):
     BASE_LR_END: float
     """Cosine and linear: the final learning rate."""
     WARMUP_FACTOR: float
-    """Warm-up: starts at WARMUP_FACTOR * BASE_LR and lasts a duration in iterations or epochs."""
-    WARMUP_ITERS: int | str
-    """Warm-up: starts at WARMUP_FACTOR * BASE_LR and lasts a duration in iterations or epochs."""
+    """Warm-up: starts at WARMUP_FACTOR * BASE_LR. Its length: a duration in iterations or epochs, or a fraction of the
+    run, such as 0.1."""
+    WARMUP_ITERS: float | str
+    """Warm-up: starts at WARMUP_FACTOR * BASE_LR. Its length: a duration in iterations or epochs, or a fraction of the
+    run, such as 0.1."""
     WARMUP_METHOD: Literal["linear", "constant", "exponential"]
-    """Warm-up: starts at WARMUP_FACTOR * BASE_LR and lasts a duration in iterations or epochs."""
+    """Warm-up: starts at WARMUP_FACTOR * BASE_LR. Its length: a duration in iterations or epochs, or a fraction of the
+    run, such as 0.1."""
     RESCALE_INTERVAL: bool
     """True: rescale the schedule to the iterations after the warm-up. False: the warm-up replaces its first
     iterations."""

@@ -81,7 +81,7 @@ def _value(value: Any, declared: Typed | None) -> dict[str, Any]:
         return _of_type(type(value))
     if declared.kind == Duration.parse_lengths:
         return {"anyOf": [{"type": "array", "items": _duration(Duration.parse_length)}, _TEXTS]}
-    if declared.kind in (Duration.parse, Duration.parse_length, Duration.parse_time):
+    if declared.kind in (Duration.parse, Duration.parse_length, Duration.parse_part, Duration.parse_time):
         return _duration(declared.kind)
     if isinstance(declared.kind, _OneOf):
         return {"enum": list(declared.kind.choices)}
@@ -103,6 +103,9 @@ def _of_type(kind: type) -> dict[str, Any]:
 
 
 def _duration(kind: Any) -> dict[str, Any]:
+    if kind == Duration.parse_part:
+        part = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1}
+        return {"anyOf": [*_duration(Duration.parse_length)["anyOf"], part]}
     units = {Duration.parse_length: ("it", "ep"), Duration.parse_time: ("s",)}.get(kind, ("it", "ep", "s"))
     spellings = "|".join(sorted(text for text, (unit, _) in _SPELLINGS.items() if unit in units and text))
     number = r"([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"

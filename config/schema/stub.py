@@ -62,8 +62,8 @@ def _kind(value: object, declared: Typed | None) -> str:
         return kinds.get(type(value), type(value).__name__)
     if declared.kind == Duration.parse_lengths:
         return "Sequence[int | str]"
-    if declared.kind in (Duration.parse, Duration.parse_length, Duration.parse_time):
-        return "int | str"
+    if declared.kind in (Duration.parse, Duration.parse_length, Duration.parse_part, Duration.parse_time):
+        return "float | str" if declared.kind == Duration.parse_part else "int | str"
     if isinstance(declared.kind, _OneOf):
         return f"Literal[{', '.join(map(_quoted, declared.kind.choices))}]"
     kind = kinds.get(declared.type, declared.type.__name__)

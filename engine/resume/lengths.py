@@ -57,7 +57,10 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequenc
     cfg.defrost()
     solver = cfg.SOLVER
     solver.MAX_ITER = NO_END if is_timed(cfg) else iterations("SOLVER.MAX_ITER", solver.MAX_ITER)
-    solver.WARMUP_ITERS = iterations("SOLVER.WARMUP_ITERS", solver.WARMUP_ITERS)
+    part = Duration.fraction(solver.WARMUP_ITERS)
+    solver.WARMUP_ITERS = (
+        max(1, round(part * solver.MAX_ITER)) if part else iterations("SOLVER.WARMUP_ITERS", solver.WARMUP_ITERS)
+    )
     solver.STEPS = tuple(iterations("SOLVER.STEPS", step) for step in solver.STEPS)
     for name, part in solver_parts(given).items():
         entry, resolved = solver.OPTIMIZERS[name], resolve_lengths(part, iters_per_epoch, segments).SOLVER
@@ -96,7 +99,9 @@ def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:
     cfg.defrost()
 
     def scaled(length: int | str) -> int | str:
-        """Scale a length in iterations; those in epochs or minutes do not change."""
+        """Scale a length in iterations; those in epochs or minutes, and fractions of the run, do not change."""
+        if Duration.fraction(length):
+            return length
         duration = Duration.parse(length)
         return round(duration.value / scale) if duration.unit == "it" else length
 

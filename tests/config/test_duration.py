@@ -48,6 +48,13 @@ def test_a_length_is_not_a_time():
         Duration.parse_length("30min")
 
 
+def test_a_part_of_the_run_is_a_fraction_or_a_length():
+    assert [Duration.parse_part(x) for x in (0.1, "0.1", 5, "2ep")] == [0.1, 0.1, Duration(5), Duration(2, "ep")]
+    for bad in (1.5, -0.1, "30min", True, "x"):
+        with pytest.raises(ConfigError):
+            Duration.parse_part(bad)
+
+
 def test_iterations():
     assert Duration.parse(500).iterations() == 500
     assert Duration.parse("2ep").iterations(23) == 46

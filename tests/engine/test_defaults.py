@@ -403,6 +403,14 @@ def test_with_a_period_of_an_epoch_the_mean_of_the_epoch_is_written_also_after_a
     assert run("short", 5)[0] == (4, statistics.median(each[it] for it in range(5)))
 
 
+def test_a_warm_up_may_be_a_fraction_of_the_run(make):
+    trainer = make("SOLVER.MAX_ITER", "3ep", "SOLVER.WARMUP_ITERS", 0.1, "SOLVER.LR_SCHEDULER_NAME", "ConstantLR")
+    assert (trainer.max_iter, trainer.cfg.SOLVER.WARMUP_ITERS) == (30, 3)
+    trainer.train()
+    assert [row["lr"] for row in rows(trainer)[:5]] == pytest.approx([0.0001, 0.0334, 0.0667, 0.1, 0.1])
+    assert "WARMUP_ITERS: 0.1\n" in Path(trainer.cfg.OUTPUT_DIR, "config.yaml").read_text()
+
+
 @pytest.mark.parametrize(("name", "length"), [("CosineAnnealingLR", "T_max"), ("OneCycleLR", "total_steps")])
 @pytest.mark.parametrize("when", ["in the middle", "after the end"])
 def test_a_run_with_a_schedule_of_fixed_length_is_not_extended(make, name, length, when):
