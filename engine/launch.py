@@ -11,10 +11,11 @@ import torch
 import torch.distributed as dist
 
 from ..config import ConfigError
+from . import comm
 from .ranks.failures import ends_without_answer
 from .ranks.local_ranks import GRACE, run_local_ranks
 from .ranks.process import Place, uses_gpus
-from .ranks.torchrun import join_torchrun, launched_by_torchrun
+from .ranks.torchrun import check_alone, join_torchrun, launched_by_torchrun
 
 __all__ = ["DEFAULT_TIMEOUT", "launch", "launched_by_torchrun"]
 
@@ -40,6 +41,7 @@ def launch(
       group (NCCL for tensors on GPUs, gloo for the rest).
     - Several machines: each calls this with the same arguments, except for ``machine_rank``.
     - Under torchrun nothing is started: this process joins the others.
+    - In a process that belongs to a process group already, the function is called here, as one of its ranks.
 
     If one process fails, all end within about ten seconds, and the first failure is raised here. Signals are passed on
     to the processes. A function of a notebook or of ``python -c`` runs in forked processes, which cannot use CUDA
@@ -66,6 +68,14 @@ def launch(
             traceback or stack.
         torch.multiprocessing.ProcessExitedException: a rank was killed, or left before the others.
     """
+    if dist.is_initialized():
+        processes, ranks = num_machines * num_gpus_per_machine, comm.get_world_size()
+        if processes not in (1, ranks):
+            raise ConfigError(
+                f"--num-gpus {num_gpus_per_machine} --num-machines {num_machines}: this process belongs to a process "
+                f"group of {ranks} already, and launch() starts no others; leave them out"
+            )
+        return main_func(*args)
     if launched_by_torchrun():
         return join_torchrun(main_func, args, num_gpus_per_machine, timeout, device)
     if num_gpus_per_machine < 1 or num_machines < 1:
@@ -73,6 +83,8 @@ def launch(
     if not 0 <= machine_rank < num_machines:
         raise ConfigError(f"--machine-rank {machine_rank}: must be from 0 to {num_machines - 1} (--num-machines - 1)")
     world_size = num_machines * num_gpus_per_machine
+    if num_machines == 1:
+        check_alone()
     if world_size == 1:
         return main_func(*args)
     cuda = uses_gpus(device)

@@ -17,12 +17,58 @@ from .. import comm
 from .failures import Failure
 from .process import Place, run_rank, uses_gpus, watch_parent
 
-__all__ = ["join_torchrun", "launched_by_torchrun", "note_training", "restarted"]
+__all__ = ["check_alone", "join_torchrun", "launched_by_torchrun", "note_training", "restarted"]
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+# Other launchers: their variables with the number of processes, and with the number of this one on its machine. Not
+# SLURM_NTASKS, which a batch script has too.
+_LAUNCHERS = (
+    ("srun", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
+    ("mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    ("mpirun", "PMI_SIZE", "MPI_LOCALRANKID"),
+)
 
 
 def launched_by_torchrun() -> bool:
-    """Whether torchrun, or another launcher that sets the same variables, started this process."""
-    return all(name in os.environ for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"))
+    """Whether torchrun, or another launcher that sets the same variables, started this process.
+
+    If only LOCAL_RANK is missing, it is set from the variable of srun or mpirun, if these started as many processes.
+    """
+    for _, size, local_rank in _LAUNCHERS:
+        if "RANK" in os.environ and local_rank in os.environ and os.environ.get(size) == os.environ.get("WORLD_SIZE"):
+            os.environ.setdefault("LOCAL_RANK", os.environ[local_rank])
+    return all(name in os.environ for name in _VARIABLES)
+
+
+def check_alone() -> None:
+    """Check that this process, which joins no others, was not started as one of several.
+
+    Raises:
+        ConfigError: it was, so each of them would train alone.
+    """
+    environment = os.environ
+    ranks = int(environment.get("WORLD_SIZE") or 1) if "RANK" in environment else 1
+    if launched_by_torchrun():
+        if ranks > 1:
+            raise ConfigError(
+                f"this is one of {ranks} processes that torchrun started, and it has not joined the others: put what "
+                "the script does into a function main(), and call launch(main, 1)"
+            )
+        return
+    if ranks > 1:
+        missing = [name for name in _VARIABLES if name not in environment]
+        raise ConfigError(
+            f"RANK and WORLD_SIZE say that this is one of {ranks} processes, but without {', '.join(missing)} it "
+            "would train alone. Start it with torchrun, or set all of its variables (LOCAL_RANK: number of the process "
+            "on its machine)"
+        )
+    for launcher, size, _ in _LAUNCHERS:
+        if (tasks := environment.get(size, "")).isdigit() and int(tasks) > 1:
+            raise ConfigError(
+                f"this is one of {tasks} processes that {launcher} started ({size}), and each of them would train "
+                "alone. Start one process on each machine, with --num-gpus, --num-machines, --machine-rank and "
+                "--dist-url, or torchrun on each (docs/distributed.md). For separate runs, unset the variable"
+            )
 
 
 def join_torchrun(

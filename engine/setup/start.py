@@ -27,7 +27,7 @@ from ...hooks.common.rng import preserve_rng
 from .. import comm
 from ..evaluation import build_metrics, check_metrics
 from ..ranks.same_config import check_same_config
-from ..ranks.torchrun import launched_by_torchrun, restarted
+from ..ranks.torchrun import check_alone, restarted
 from .check import check_config, unknown_parts
 from .fast_dev_run import choose_fast_dev_run, shortened
 from .ignored import check_dry_run, check_processes, check_trains
@@ -198,11 +198,8 @@ class RunStart:
     def prepare(self) -> None:
         """Check the folder, choose the seed and seed with it, and keep log lines in memory. All ranks call it."""
         cfg, rank = self._cfg, comm.get_rank()
-        if comm.get_world_size() == 1 and launched_by_torchrun() and int(os.environ["WORLD_SIZE"]) > 1:
-            raise ConfigError(
-                f"this is one of {os.environ['WORLD_SIZE']} processes that torchrun started, and it has not joined the "
-                "others: put what the script does into a function main(), and call launch(main, 1)"
-            )
+        if comm.get_world_size() == 1:
+            check_alone()
         if self.kind != "trial":
             comm.on_main_process(lambda: self._output.check(self._resume))
         if self.kind != "dry" or self._resume:

@@ -5,6 +5,7 @@ import sys
 from datetime import timedelta
 
 import pytest
+import torch.distributed as dist
 from ranks import PROGRAMS
 
 from hookline.config import ConfigError
@@ -28,6 +29,18 @@ def test_one_process_runs_the_function_and_returns_its_result():
 def test_an_error_of_the_function_is_raised():
     with pytest.raises(ZeroDivisionError):
         launch(lambda: 1 / 0, 1)
+
+
+def test_a_process_group_that_is_there_is_used(tmp_path, monkeypatch):
+    for name, value in TORCHRUN.items():
+        monkeypatch.setenv(name, value)
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        assert launch(lambda: dist.get_world_size(), 1, device="cpu") == 1
+        with pytest.raises(ConfigError, match=r"--num-gpus 2 --num-machines 1: .* a process group of 1 already"):
+            launch(pytest.fail, 2, device="cpu")
+    finally:
+        dist.destroy_process_group()
 
 
 @pytest.mark.parametrize(
