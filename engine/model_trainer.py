@@ -20,7 +20,7 @@ from .data.transfer import move_to_device
 from .evaluation.collect import collect
 from .evaluation.predictions import outputs_of
 from .modeling.adapters import ModelAdapter
-from .parallel.base import Strategy
+from .parallel.base import Strategy, check_same_weights, own_method
 from .run_state import OPEN_STORAGE
 from .step.nonfinite import NonFinitePolicy
 from .step.old_methods import adapt_old_methods, split_data_time
@@ -343,6 +343,21 @@ class ModelTrainer(WaitingSteps):
         self.nonfinite.settle(self, self.ranks_in_sync)
         if not requests.isdisjoint({"on_eval", "on_save", "on_extra_save"}):
             self.nonfinite.check_weights(self, self.ranks_in_sync)
+            # At the end, where iter is past the last iteration, all ranks are here, whatever hooks they have.
+            together = self._agreement is not None and (self.ranks_in_sync or self.iter > self._finished)
+            made_equal = own_method(self.strategy, "before_save") is not None
+            if together and self.strategy.same_state_on_all_ranks and not made_equal:
+                check_same_weights(self.model, self._finished)
+
+    def _settings(self) -> dict[str, Any]:
+        if not self.strategy.same_state_on_all_ranks:
+            return {}
+        return {
+            f"{key!r} of parameter group {number}": value
+            for number, group in enumerate(self.optimizer.param_groups)
+            for key, value in group.items()
+            if isinstance(value, int | float | tuple)
+        }
 
     # ------------------------------------------------------------------ state
 

@@ -224,13 +224,17 @@ class RunState(HookHost):
         agreement = self._agreement
         if agreement is None or not (self.iter >= agreement.next_iter or (self._requests and agreement.same_hooks)):
             return
-        events, stop = agreement.exchange(self.iter, self._hook_list())
+        events, stop = agreement.exchange(self.iter, self._hook_list(), self._settings())
         self._requests |= dict.fromkeys(events, True)
         if stop is not None:
             self._stop_with(stop)
         if self._requests and agreement.same_hooks:
             compare = self._requests.keys() != {"on_extra_save"}  # it writes no metrics
             share_metrics(self.storage, self._finished, self._stragglers, self.hook_costs(), compare)
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what must be the same on all ranks in each step, by name."""
+        return {}
 
     def _end_requests(self) -> None:
         """After the loop: average the last metrics over ranks. A rank that failed leaves the others."""

@@ -14,7 +14,8 @@ from torch.nn.parameter import is_lazy
 
 from ...config import CfgNode, ConfigError, Registry
 from ...config.slots import Slot
-from ...hooks.common.tensors import has_shards
+from ...hooks.common.models import unwrap_model
+from ...hooks.common.tensors import has_shards, local_part
 from .. import comm
 
 __all__ = ["DDP", "STRATEGY_REGISTRY", "Strategy", "build_strategy", "check_parallel"]
@@ -307,6 +308,51 @@ def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
         torch.distributed.broadcast(own.view(-1).view(torch.uint8), src=0)  # gloo and NCCL do not support all dtypes
         if own is not tensor and not torch.equal(own, tensor):  # expanded tensors are read-only
             tensor.copy_(own)
+
+
+@torch.no_grad()
+def check_same_weights(model: nn.Module, iteration: int) -> None:
+    """Check that the ranks that have copies of weights (DDP; HSDP within each shard) have the same. All ranks call it.
+
+    Bits are compared; if they differ, values, since devices of several kinds may round differently. Buffers, frozen
+    parameters and those that DDP ignores may differ.
+
+    Raises:
+        RuntimeError: a difference is larger than 0.1 % of the parameter's largest weight. All ranks raise it.
+    """
+    inner = unwrap_model(model)
+    ignored = getattr(inner, "_ddp_params_and_buffers_to_ignore", ())
+    named = {name: one for name, one in inner.named_parameters() if not is_lazy(one)}
+    mesh, group = getattr(next(iter(named.values()), None), "device_mesh", None), None
+    if mesh is not None and "replicate" in (mesh.mesh_dim_names or ()):
+        group = mesh.get_group("replicate")
+    elif mesh is not None or not isinstance(model, DistributedDataParallel):
+        return
+    parts = {name: local_part(one) for name, one in named.items()}
+    trained = [name for name, one in named.items() if one.requires_grad and name not in ignored]
+    sums = [parts[name].view(_BITS.get(parts[name].itemsize, torch.int64)).sum() for name in trained]
+    bits = torch.stack([one.to(sums[0].device) for one in sums]).tolist() if sums else []
+    copies = tuple(torch.distributed.get_process_group_ranks(group))
+    found = set(comm.all_gather((copies, hash(tuple(bits)))))
+    if len(found) == len({ranks for ranks, _ in found}):
+        return
+    problem = ""
+    for name, own in parts.items():
+        first = own.contiguous().clone()
+        torch.distributed.broadcast(first.view(-1).view(torch.uint8), src=copies[0], group=group)
+        if name in trained and own.numel() and not problem:
+            most = (own - first).abs().max().item()
+            if most > 1e-3 * first.abs().max().item():
+                problem = f"rank {comm.get_rank()} has another {name} than rank {copies[0]} (by up to {most:.3g})"
+    if problems := [one for one in comm.all_gather(problem) if one]:
+        raise RuntimeError(
+            f"the ranks' weights have drifted apart: after iteration {iteration} {problems[0]}. Nothing is saved. "
+            "Change weights, gradients and optimizer settings on all ranks in the same way. If ranks train weights of "
+            "their own, set same_state_on_all_ranks to False in a strategy"
+        )
+
+
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def own_method(strategy: Strategy, name: str) -> Callable[..., Any] | None:

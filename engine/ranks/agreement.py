@@ -115,25 +115,29 @@ class Agreement:
         elif request.outranks(self._stop):
             self._stop = request
 
-    def exchange(self, iteration: int, hooks: HookList) -> tuple[set[str], StopRequest | None]:
+    def exchange(
+        self, iteration: int, hooks: HookList, settings: Mapping[str, Any] | None = None
+    ) -> tuple[set[str], StopRequest | None]:
         """Exchange requests with the other ranks, which call this at the end of the same step.
 
         Args:
             iteration: that step.
             hooks: the hooks of this rank.
+            settings: what must be the same on all ranks, by name, such as learning rates.
 
         Returns:
             The events that any rank asked for, and the request to stop with the highest priority, if there is one.
 
         Raises:
-            RuntimeError: hooks were registered or removed on some ranks only.
+            RuntimeError: hooks were registered or removed on some ranks only, or settings differ.
         """
         now = time.monotonic()
         steps = self._choose_steps(iteration, now)
-        # All ranks get the maximum of each number. Only rank 0 sends a clock and a number of steps. The maxima of the
+        # All ranks get the maximum of each number. Only rank 0 sends a clock and a number of steps. The maxima of a
         # checksum and of its negative are of equal size only if all ranks have the same checksum.
+        sums = float(hooks.checksum), float(zlib.crc32(repr(settings).encode()))
         ours = [float(event in self._events) for event in _EVENTS]
-        ours += [float(self._stop is not None), float(hooks.checksum), -float(hooks.checksum)]
+        ours += [float(self._stop is not None), *sums, *(-one for one in sums)]
         ours += [now - self._began, float(iteration + steps)] if comm.is_main_process() else [0.0, 0.0]
         numbers = torch.tensor(ours, dtype=torch.float64)
         work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
@@ -141,13 +145,15 @@ class Agreement:
             self._wait_briefly(work, iteration)
         else:
             work.wait()
-        *asked, stop, largest, smallest, self.clock, next_iter = numbers.tolist()
+        *asked, stop, largest, settings_sum, smallest, least, self.clock, next_iter = numbers.tolist()
         self.next_iter = int(next_iter)
         self._events.clear()
         self._hooks = hooks
         if self.same_hooks and largest != -smallest:
             ranks: list[HookList] = comm.all_gather(hooks, group=self._group)
             raise RuntimeError(f"{_ONE_RANK} ({_differences(ranks)}). {_ALL_RANKS}")
+        if settings_sum != -least:
+            raise RuntimeError(_other_settings(comm.all_gather(settings or {}, group=self._group), iteration))
         events = {event for event, any_rank in zip(_EVENTS, asked, strict=True) if any_rank}
         return events, self._first_stop() if stop else None
 
@@ -206,3 +212,18 @@ def _differences(ranks: Sequence[HookList]) -> str:
         if own == first and hooks != ranks[0]:
             found.append(f"rank {rank} made {hooks.changes} changes, rank 0 {ranks[0].changes}")
     return "; ".join(found)
+
+
+def _other_settings(ranks: Sequence[Mapping[str, Any]], iteration: int) -> str:
+    """Return the error for settings that differ between ranks."""
+    first = ranks[0]
+    found = [
+        f"{key} is {other.get(key, 'missing')} on rank {rank} and {first.get(key, 'missing')} on rank 0"
+        for rank, other in enumerate(ranks)
+        for key in {**first, **other}
+        if repr(first.get(key)) != repr(other.get(key))
+    ]
+    return (
+        f"the ranks' weights drift apart: at iteration {iteration} {'; '.join(found[:3])}. Change learning rates and "
+        "other settings of the optimizer on all ranks at the same step"
+    )

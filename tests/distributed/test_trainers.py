@@ -161,6 +161,26 @@ def test_before_evaluation_copies_the_buffers_of_rank_0(both):
     assert both[0]["buffers"] == both[1]["buffers"] == [True, True]
 
 
+def test_a_learning_rate_that_one_rank_sets_alone_is_an_error(both):
+    for results in both:
+        message, iteration = results["drift"]["rate"]
+        assert "'lr' of parameter group 0 is 0.5 on rank 1 and 0.1 on rank 0" in message
+        assert iteration < 11
+
+
+def test_a_weight_that_one_rank_changes_alone_is_an_error_at_the_next_save(both):
+    for results in both:
+        message, iteration = results["drift"]["weight"]
+        assert "after iteration 7 rank 1 has another weight than rank 0 (by up to 0.5)" in message
+        assert iteration == 7
+        assert "after iteration 11 rank 1 has another weight" in results["drift"]["at the end"][0]
+        assert "rank 1 has another bias than rank 0" in results["drift"]["copies of shards"]
+
+
+def test_frozen_weights_and_rounding_may_differ_between_ranks(both):
+    assert [results["drift"]["rounding"] for results in both] == ["completed"] * 2
+
+
 def test_parameters_without_gradient_are_named_and_the_suggested_keys_help(both):
     for rank, results in enumerate(both):
         assert results["unused"].startswith(

@@ -13,7 +13,8 @@ from hookline.config import get_cfg
 from hookline.engine import HookBase, SimpleTrainer, comm, hooks
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
-from hookline.engine.parallel import DDP, STRATEGY_REGISTRY, Strategy, build_strategy
+from hookline.engine.parallel import DDP, STRATEGY_REGISTRY, Mesh, Strategy, build_strategy
+from hookline.engine.parallel.base import check_same_weights
 from hookline.engine.ranks import agreement
 from hookline.engine.train_loop import TrainerBase
 from hookline.hooks import CallbackHook, EventWriter, Every, StopTraining, get_event_storage
@@ -344,6 +345,48 @@ def buffers(results):
     results["buffers"] = [before[0] != before[1], all_same(norm.module.running_mean.tolist()) == before[0]]
 
 
+def drift(results, folder):
+    def message(do, period=0):
+        wrapped = DDP().wrap(model(), torch.device("cpu"))
+        wrapped.module.frozen = nn.Parameter(torch.full((2,), float(comm.get_rank())), requires_grad=False)
+        trainer = trainer_of(wrapped)
+        hooks_of_rank = [on_rank(1, 5, do)]
+        if period:
+            hooks_of_rank.append(hooks.PeriodicCheckpointer(Checkpointer(wrapped, str(folder / "drift")), period))
+        elif comm.is_main_process():
+            hooks_of_rank.append(hooks.IterationTimer())
+        trainer.register_hooks(hooks_of_rank)
+        try:
+            return trainer.train(0, 12).reason
+        except RuntimeError as error:
+            return all_same([str(error), trainer.finished_iter])
+
+    def set_rate(trainer):
+        trainer.optimizer.param_groups[0]["lr"] = 0.5
+
+    def add(value):
+        @torch.no_grad()
+        def change(trainer):
+            trainer.model.module.weight[1, 0] += value
+
+        return change
+
+    results["drift"] = {
+        "rate": message(set_rate),
+        "weight": message(add(0.5), period=4),
+        "at the end": message(add(0.5)),
+        "rounding": message(add(1e-6), period=4),
+    }
+    with torch.no_grad():
+        copies = Mesh(replicate=2, shard=1, param_dtype="bfloat16").wrap(model(), torch.device("cpu"))
+        check_same_weights(copies, 0)
+        copies.bias.to_local()[0] += comm.get_rank()
+        try:
+            check_same_weights(copies, 0)
+        except RuntimeError as error:
+            results["drift"]["copies of shards"] = all_same(str(error))
+
+
 class Summed(nn.Linear):
     def forward(self, x):
         return {"loss": super().forward(x).sum()}
@@ -373,6 +416,7 @@ def main(folder):
     shared_losses(results)
     strategies(results)
     buffers(results)
+    drift(results, folder)
     unused(results)
     fingerprints(results, folder)
     write_result(folder, results)
