@@ -293,11 +293,24 @@ def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> No
 
 
 def share_weights(model: nn.Module) -> None:
-    """Copy rank 0's parameters and buffers to all ranks, except for those without values."""
+    """Copy rank 0's parameters and buffers to all ranks, except for those without values.
+
+    Raises:
+        ConfigError: the models of the ranks differ.
+    """
     if comm.get_world_size() == 1:
         return
-    tensors = (*model.parameters(), *model.buffers())
-    share_tensors(tensor for tensor in tensors if not (is_lazy(tensor) or tensor.is_meta))
+    named = [(name, one) for name, one in (*model.named_parameters(), *model.named_buffers()) if not is_lazy(one)]
+    mine = {
+        name: f"{tuple(one.shape)} {one.dtype}{'' if one.requires_grad else ' without gradient'}" for name, one in named
+    }
+    first = comm.broadcast_object(mine)
+    differing = (name for name in {**first, **mine} if first.get(name) != mine.get(name))
+    texts = (f"{name} is {mine.get(name, 'missing')}, on rank 0 {first.get(name, 'missing')}" for name in differing)
+    for rank, text in enumerate(comm.all_gather(next(texts, ""))):
+        if text:
+            raise ConfigError(f"rank {rank} has built another model than rank 0: {text}. Build the same on all ranks")
+    share_tensors(one for _, one in named if not one.is_meta)
 
 
 @torch.no_grad()

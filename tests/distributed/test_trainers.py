@@ -181,6 +181,13 @@ def test_frozen_weights_and_rounding_may_differ_between_ranks(both):
     assert [results["drift"]["rounding"] for results in both] == ["completed"] * 2
 
 
+def test_a_rank_that_builds_another_model_is_named_with_the_parameter(both):
+    for results in both:
+        assert results["widths"].startswith(
+            "rank 1 has built another model than rank 0: 1.weight is (3, 4) torch.float32, on rank 0 (2, 4)"
+        )
+
+
 def test_parameters_without_gradient_are_named_and_the_suggested_keys_help(both):
     for rank, results in enumerate(both):
         assert results["unused"].startswith(

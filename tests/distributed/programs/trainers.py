@@ -9,11 +9,11 @@ from results import write_result
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from hookline.config import get_cfg
+from hookline.config import ConfigError, get_cfg
 from hookline.engine import HookBase, SimpleTrainer, comm, hooks
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
-from hookline.engine.parallel import DDP, STRATEGY_REGISTRY, Mesh, Strategy, build_strategy
+from hookline.engine.parallel import DDP, FSDP2, STRATEGY_REGISTRY, Mesh, Strategy, build_strategy
 from hookline.engine.parallel.base import check_same_weights
 from hookline.engine.ranks import agreement
 from hookline.engine.train_loop import TrainerBase
@@ -387,6 +387,13 @@ def drift(results, folder):
             results["drift"]["copies of shards"] = all_same(str(error))
 
 
+def widths(results):
+    try:
+        FSDP2().wrap(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2 + comm.get_rank())), torch.device("cpu"))
+    except ConfigError as error:
+        results["widths"] = str(error)
+
+
 class Summed(nn.Linear):
     def forward(self, x):
         return {"loss": super().forward(x).sum()}
@@ -417,6 +424,7 @@ def main(folder):
     strategies(results)
     buffers(results)
     drift(results, folder)
+    widths(results)
     unused(results)
     fingerprints(results, folder)
     write_result(folder, results)
