@@ -314,7 +314,8 @@ class DefaultTrainer(ResumableTrainer):
             As for :meth:`test`.
         """
         if max_batches is not None:
-            with trial(self.cfg, max_batches, gpus_of(self.model)) as cfg, watching_model(self):
+            checking = self.strategy.checking(unwrap_model(self.model))
+            with trial(self.cfg, max_batches, gpus_of(self.model)) as cfg, watching_model(self), checking:
                 return self._results(cfg)
         with scratch_storage(self.iter):
             try:

@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -16,7 +16,15 @@ from ...hooks.common.tensors import is_sharded
 from .. import comm
 from .base import DDP, STRATEGY_REGISTRY, share_weights
 from .fsdp import FSDP2
-from .tensor_parallel import check_plan, check_words, differing_copies, find_plan, parallelize, scores_layer
+from .tensor_parallel import (
+    check_plan,
+    check_words,
+    comparing_widths,
+    differing_copies,
+    find_plan,
+    parallelize,
+    scores_layer,
+)
 
 __all__ = ["Mesh"]
 
@@ -158,6 +166,11 @@ class Mesh(FSDP2):
                 names[0],
                 len(names),
             )
+
+    def checking(self, model: nn.Module) -> AbstractContextManager[None]:
+        if self._tensor_mesh is None:
+            return nullcontext()
+        return comparing_widths(model, self._tensor_mesh, find_plan(self._plan, model))
 
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
         if isinstance(model, nn.parallel.DistributedDataParallel):

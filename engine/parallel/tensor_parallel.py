@@ -1,16 +1,32 @@
 """Tensor parallelism: splits the layers of a model over ranks, by a plan of words for its modules."""
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...config import ConfigError, suggest
+from ...config.errors import first_line
 from ...hooks.common.models import describe_no_match, matches
+from ...hooks.common.rng import gpus_of, preserve_rng
 from ...hooks.common.tensors import local_part
+from .. import comm
 
-__all__ = ["Plan", "check_plan", "check_words", "differing_copies", "find_plan", "parallelize", "scores_layer"]
+__all__ = [
+    "Plan",
+    "check_plan",
+    "check_words",
+    "comparing_widths",
+    "differing_copies",
+    "find_plan",
+    "parallelize",
+    "scores_layer",
+]
+
+logger = logging.getLogger(__name__)
 
 Plan = Mapping[str, Any]
 """Words, or torch's ``ParallelStyle`` objects, by pattern of module names."""
@@ -25,18 +41,33 @@ _HEADS = (
     *("heads", "num_heads", "n_heads", "n_head", "num_attention_heads"),
     *("kv_heads", "num_kv_heads", "n_kv_heads", "num_key_value_heads"),
 )
+# The styles of the plans in transformers, as words. "replicated_with_grad_allreduce" is a norm of each head.
+_TRANSFORMERS = {
+    "colwise": "colwise",
+    "rowwise": "rowwise",
+    "replicate": "replicate",
+    "colwise_rep": "colwise->replicate",
+    "colwise_gather_output": "colwise->replicate",
+    "embedding_colwise": "colwise->replicate",
+    "rowwise_rep": "rowwise",
+    "embedding_rowwise": "rowwise",
+    "rowwise_split_input": "replicate->rowwise",
+    "replicated_with_grad_allreduce": "",
+}
 
 
 def find_plan(plan: Plan | None, model: nn.Module) -> Plan:
-    """Return the plan of the config, or the model's own ``tensor_parallel_plan`` (an attribute or a method).
+    """Return the plan of the config, or the model's own: ``tensor_parallel_plan`` (an attribute or a method), or the
+    ``_tp_plan`` of a model of transformers.
 
     Raises:
-        ConfigError: there is neither.
+        ConfigError: there is none, or one of its styles cannot be used.
     """
     if plan:
         return plan
     own = getattr(model, "tensor_parallel_plan", None)
     own = own() if callable(own) else own
+    own = own or _transformers_plan(model)
     if not own or not isinstance(own, Mapping):
         raise ConfigError(
             f"PARALLEL.ARGS.plan: tensor parallelism needs a plan, and {type(model).__name__} has no "
@@ -152,7 +183,105 @@ def differing_copies(model: nn.Module, mesh: Any) -> list[str]:
     return [name for name, differs in zip(names, (spread > 1e-3 * size).tolist(), strict=True) if differs]
 
 
+@contextmanager
+def comparing_widths(model: nn.Module, mesh: Any, plan: Plan) -> Iterator[None]:
+    """Check in the model's first forward pass in the block that nothing between split layers needs the whole width.
+
+    Two more passes are compared. In the second, each layer that leaves its output split has it gathered, and each
+    layer that takes a split input takes its part of the whole one. What is between them then computes over the whole
+    width, as in one process. All ranks call the model together.
+
+    Args:
+        model: the model, whose layers are split.
+        mesh: the ranks that split them.
+        plan: how.
+
+    Raises:
+        ConfigError: in the forward pass: a layer's input differs by more than rounding.
+    """
+    from torch.distributed.tensor import DTensor, Shard
+
+    words = {name: _parse(name, word) for name, word in _assign(model, plan).items() if isinstance(word, str)}
+    layers = {model.get_submodule(name): name for name in words}
+    giving, taking = _ends(model, words)
+    usual: list[torch.Tensor] = []  # some rows of the inputs of the layers in `taking`, in the order of their calls
+    found: list[str] = []
+
+    def keep(module: nn.Module, args: Any) -> None:
+        usual.append(_some_rows(args[0]))
+
+    def gather(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
+        return DTensor.from_local(output, mesh, [Shard(output.ndim - 1)], run_check=False).full_tensor()
+
+    def take(module: nn.Module, args: Any) -> Any:
+        part = args[0].chunk(mesh.size(), dim=-1)[mesh.get_local_rank()]
+        expected = usual.pop(0)
+        rounding = max(1e-3, 2 * torch.finfo(part.dtype).eps)
+        if (_some_rows(part) - expected).norm() > rounding * expected.norm():
+            found.append(layers[module])
+        return part, *args[1:]
+
+    def compare(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        first.remove()
+        handles = [model.get_submodule(name).register_forward_pre_hook(keep, prepend=True) for name in taking]
+        try:
+            with torch.no_grad():
+                with preserve_rng(gpus_of(model)):
+                    module(*args, **kwargs)
+                for handle in handles:
+                    handle.remove()
+                handles = [model.get_submodule(name).register_forward_pre_hook(take, prepend=True) for name in taking]
+                handles += [model.get_submodule(name).register_forward_hook(gather) for name in giving]
+                with preserve_rng(gpus_of(model)):
+                    module(*args, **kwargs)
+        except (RuntimeError, ValueError, TypeError) as error:  # the model expects its part of the width
+            found.clear()
+            logger.info("PARALLEL.ARGS.plan: not compared with whole layers (%s)", first_line(error))
+        finally:
+            for handle in handles:
+                handle.remove()
+        if problem := next((names[0] for names in comm.all_gather(found) if names), ""):
+            raise ConfigError(
+                f"PARALLEL.ARGS.plan: an operation before {problem}, such as softmax or a norm, needs the whole width, "
+                'and each rank has a part of it. Use "colwise->replicate" for the layer before it and '
+                f'"replicate->rowwise" for {problem}'
+            )
+
+    first = model.register_forward_hook(compare, with_kwargs=True)
+    try:
+        with torch.compiler.set_stance("force_eager"):  # a compiled model would keep these hooks
+            yield
+    finally:
+        first.remove()
+
+
+def _some_rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().reshape(-1, tensor.shape[-1])[:64].float()
+
+
 # ---------------------------------------------------------------------------- the plan
+
+
+def _transformers_plan(model: nn.Module) -> Plan:
+    """Return the plan of a model of transformers; empty if it has none."""
+    plan, names = {}, [name for name, _ in (*model.named_modules(), *model.named_parameters())]
+    for pattern, style in (getattr(model, "_tp_plan", None) or {}).items():
+        if not any(matches(pattern, name) for name in names):
+            continue  # a layer that this model does not have
+        if style not in _TRANSFORMERS:
+            raise ConfigError(
+                f"PARALLEL.ARGS.plan: the model's own plan has the style {style!r} for {pattern}, which cannot be used "
+                "here. Write a plan of the layers to split"
+            )
+        plan[pattern] = _TRANSFORMERS[style] or _norm_of_heads()
+    return plan
+
+
+def _norm_of_heads() -> Any:
+    """Return the style of a norm that each rank computes for its heads, with one weight for all heads."""
+    from torch.distributed.tensor.parallel import SequenceParallel
+
+    return SequenceParallel(sequence_dim=-2, use_local_output=True)
 
 
 def _assign(model: nn.Module, plan: Plan) -> dict[str, Any]:
@@ -179,17 +308,22 @@ def _assign(model: nn.Module, plan: Plan) -> dict[str, Any]:
     return words
 
 
+def _ends(model: nn.Module, words: Mapping[str, tuple[str, str, str]]) -> tuple[list[str], list[str]]:
+    """Return the names of the layers that leave their outputs split, and of those that take split inputs."""
+    giving = [name for name, (_, style, after) in words.items() if style == "colwise" and not after]
+    taking = [
+        name
+        for name, (before, style, _) in words.items()
+        if style == "rowwise" and not before and not isinstance(model.get_submodule(name), nn.Embedding)
+    ]
+    return giving, taking
+
+
 def _check_pairs(model: nn.Module, words: Mapping[str, Any]) -> None:
     """Check that both kinds of layers are there: one leaves its output split, the other takes it."""
     if not all(isinstance(word, str) for word in words.values()):
         return
-    parsed = {name: _parse(name, word) for name, word in words.items()}
-    giving = [name for name, (_, style, after) in parsed.items() if style == "colwise" and not after]
-    taking = [
-        name
-        for name, (before, style, _) in parsed.items()
-        if style == "rowwise" and not before and not isinstance(model.get_submodule(name), nn.Embedding)
-    ]
+    giving, taking = _ends(model, {name: _parse(name, word) for name, word in words.items()})
     if giving and not taking:
         raise ConfigError(
             f'PARALLEL.ARGS.plan: {giving[0]} is "colwise", which leaves its output split, and no "rowwise" layer '

@@ -145,3 +145,18 @@ def test_two_ranks_split_layers_exactly_and_errors_name_the_key_and_the_remedy(t
         assert "scale" in found["differ"]
         assert "norm2.weight" not in found["differ"]
         assert "2 ranks cannot split the heads of attention, 3, evenly" in found["heads"]
+        for dtype in ("", " in bfloat16"):
+            assert (
+                "an operation before mlp_proj, such as softmax or a norm, needs the whole width"
+                in found[f"whole width{dtype}"]
+            )
+
+
+@pytest.mark.slow
+def test_the_plans_of_transformers_are_used(tmp_path):
+    pytest.importorskip("transformers")
+    code, output, results = run_ranks("meshes:plans_of_transformers", 2, tmp_path)
+    assert code == 0, output
+    for whole, split in (*results[0].values(), *results[1].values()):
+        assert split == pytest.approx(whole, rel=1e-5)
+        assert whole[2] < whole[0]

@@ -2,6 +2,7 @@
 
 import logging
 import shutil
+from functools import partial
 
 import torch
 from results import write_result
@@ -206,10 +207,19 @@ class Scaled(Net):
         return self.head(x + self.mlp_proj(self.scale * self.mlp(self.norm2(x)))).transpose(1, 2).contiguous()
 
 
-def few_steps(strategy):
+class Gated(Net):
+    """Has an operation over the whole width between two layers that are split."""
+
+    def forward(self, tokens):
+        x = self.tokens(tokens)
+        gates = F.softmax(self.mlp(self.norm2(x)), dim=-1)
+        return self.head(x + self.attention(self.norm1(x)) + self.mlp_proj(gates)).transpose(1, 2).contiguous()
+
+
+def few_steps(strategy, build=Net):
     """The losses of three steps over the same batch on each rank."""
     torch.manual_seed(5)
-    model = strategy.wrap(Net(), torch.device("cpu"))
+    model = strategy.wrap(build(), torch.device("cpu"))
     tokens, targets = (part[:16] for part in train().tensors)
     losses = []
     for _ in range(3):
@@ -239,10 +249,13 @@ def errors(folder):
         "none": split,
         "heads": {"shard": 1, "tensor": 2, "heads": 3},
         "forgotten": {**split, "plan": {"mlp": "colwise"}},
+        "whole width": split,
+        "whole width in bfloat16": {**split, "param_dtype": "bfloat16"},
     }
+    models = {"none": "meshes:Untouched", "whole width": "meshes:Gated", "whole width in bfloat16": "meshes:Gated"}
     for name, args in cases.items():
         Attention.heads = args.pop("heads", 4)
-        more = ["MODEL.NAME", "meshes:Untouched"] if name == "none" else ["MODEL.ARGS.tied", str(name == "tied")]
+        more = ["MODEL.NAME", models[name]] if name in models else ["MODEL.ARGS.tied", str(name == "tied")]
         try:
             made = DefaultTrainer(config(folder / name, "PARALLEL.NAME", "mesh", "PARALLEL.ARGS", repr(args), *more))
             made.train()
@@ -255,4 +268,30 @@ def errors(folder):
     made = DefaultTrainer(given)
     made.train()
     found["differ"] = differing_copies(made.model, made.strategy._tensor_mesh)
+    write_result(folder, found)
+
+
+class Causal(nn.Module):
+    """A model of transformers that returns its scores."""
+
+    def __init__(self, kind):
+        super().__init__()
+        import transformers
+
+        size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 12}
+        heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+        config = getattr(transformers, f"{kind}Config")(**size, **heads)
+        self.model = getattr(transformers, f"{kind}ForCausalLM")(config)
+        self._tp_plan = {f"model.{pattern}": style for pattern, style in self.model._tp_plan.items()}
+
+    def forward(self, tokens):
+        return self.model(input_ids=tokens).logits.transpose(1, 2).contiguous()
+
+
+def plans_of_transformers(folder):
+    logging.disable(logging.WARNING)
+    found = {}
+    for kind in ("Llama", "Qwen3"):
+        build = partial(Causal, kind)
+        found[kind] = [few_steps(strategy, build) for strategy in (Strategy(), Mesh(shard=1, tensor=2))]
     write_result(folder, found)
