@@ -51,7 +51,7 @@ class Mesh(FSDP2):
             of an Embedding; "sequence": a norm or dropout whose input is split along dimension 1; "replicate": nothing.
             Layouts that differ from the usual stand before and after: "colwise->replicate" gathers the output,
             "rowwise->sequence" splits it along dimension 1, "sequence->replicate" gathers a module's first input.
-            Empty: the model's ``tensor_parallel_plan``.
+            Empty: the model's ``tensor_parallel_plan``, or its ``_tp_plan`` (transformers).
         loss_parallel: compute cross-entropy from scores that are split over classes, without gathering them: those of
             the Linear with "colwise->replicate" in the plan.
         modules: the submodules that are gathered together.
