@@ -314,8 +314,7 @@ class DefaultTrainer(ResumableTrainer):
             As for :meth:`test`.
         """
         if max_batches is not None:
-            checking = self.strategy.checking(unwrap_model(self.model))
-            with trial(self.cfg, max_batches, gpus_of(self.model)) as cfg, watching_model(self), checking:
+            with trial(self.cfg, max_batches, gpus_of(self.model)) as cfg, watching_model(self):
                 return self._results(cfg)
         with scratch_storage(self.iter):
             try:

@@ -40,13 +40,17 @@ def log_start(trainer: Any, length: str, first: bool) -> None:
 
 @contextmanager
 def watching_model(trainer: Any) -> Iterator[None]:
-    """Note shapes and FLOPs of the first batch in the block for the table of the model, before the first training."""
+    """Note shapes and FLOPs of the first batch in the block for the table of the model, before the first training.
+
+    The strategy may check the model's outputs in the block, see ``Strategy.checking``.
+    """
     model = unwrap_model(trainer.model)
-    if trainer._passes is not None or trainer._result is not None or has_shards(model):
-        yield
-        return
-    with watching_forward(model) as trainer._passes:
-        yield
+    with trainer.strategy.checking(model):
+        if trainer._passes is not None or trainer._result is not None or has_shards(model):
+            yield
+            return
+        with watching_forward(model) as trainer._passes:
+            yield
 
 
 def log_end(trainer: Any, result: TrainResult) -> None:
