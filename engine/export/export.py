@@ -19,6 +19,7 @@ import hookline
 from ...config import CfgNode, ConfigError, name_of, suggest
 from ...config.errors import first_line, printable
 from ...config.files.atomic import replace_file
+from ...runs.reading import check_output
 from ..checkpoint.checkpointer import Checkpointer, unwrap_model
 from ..checkpoint.matching import plain_name
 from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoint
@@ -69,7 +70,7 @@ def export_weights(
 
     Args:
         source: a model, or a path for :func:`~hookline.engine.checkpoint.weights.find_checkpoint`.
-        output: the file; an existing one is replaced.
+        output: the file; an existing one is replaced, but not the source or a file of a run.
         weights: which weights of a checkpoint: see :func:`~hookline.engine.checkpoint.weights.choose_weights`.
         format: "safetensors", or "pth" for ``torch.save(model.state_dict())``; by default from the extension. A
             safetensors file stores shared weights once, with their other names in its metadata.
@@ -80,14 +81,14 @@ def export_weights(
         OSError: the file cannot be written.
     """
     output = os.fspath(output)
-    format = check_output(output, format, choices=("safetensors", "pth"))
+    path = "" if isinstance(source, nn.Module) else find_checkpoint(os.fspath(source))
+    format = check_format(output, format, path, choices=("safetensors", "pth"))
     if dtype and dtype not in _DTYPES:
         raise ConfigError(f"unknown dtype {dtype!r}, not one of {', '.join(_DTYPES)}{suggest(dtype, _DTYPES)}")
     if isinstance(source, nn.Module):
         tensors: Mapping[str, Any] = unwrap_model(source).state_dict()
         metadata = {"model": type(unwrap_model(source)).__name__}
     else:
-        path = find_checkpoint(os.fspath(source))
         checkpoint = read_checkpoint(path, mmap=True)
         try:
             tensors, what = choose_weights(checkpoint, weights)
@@ -105,11 +106,12 @@ def export_weights(
     return Exported(output, format, len(held), sum(value.nbytes for value in held), metadata)
 
 
-def check_output(output: str, format: str, choices: tuple[str, ...] = tuple(FORMATS)) -> str:
-    """Return the format of an output file, and check that its folder exists.
+def check_format(output: str, format: str, source: str, choices: tuple[str, ...] = tuple(FORMATS)) -> str:
+    """Return the format of an output file, and check that it can be written.
 
     Raises:
-        ConfigError: the format is unknown or not given, or there is no such folder.
+        ConfigError: the format is unknown or not given, there is no such folder, or see
+            :func:`~hookline.runs.reading.check_output`.
     """
     if not format:
         extension = os.path.splitext(output)[1]
@@ -124,8 +126,7 @@ def check_output(output: str, format: str, choices: tuple[str, ...] = tuple(FORM
     folder = os.path.dirname(output) or "."
     if not os.path.isdir(folder):
         raise ConfigError(f"{output}: there is no folder {folder}")
-    if os.path.isdir(output):
-        raise ConfigError(f"{output} is a folder; give the name of a file")
+    check_output(output, source)
     return format
 
 
@@ -204,7 +205,7 @@ def export_program(cfg: CfgNode, output: str | os.PathLike[str]) -> Exported:
         ConfigError: the weights do not fit, the model cannot be traced, or the program's outputs differ.
     """
     output = os.fspath(output)
-    check_output(output, "torch-export")
+    check_format(output, "torch-export", cfg.MODEL.WEIGHTS)
     cfg = cfg.clone()
     cfg.defrost()
     # These only make training faster or smaller.

@@ -5,7 +5,7 @@ import os
 
 from ...config import CfgNode, ConfigError, get_cfg
 from ..checkpoint.weights import find_checkpoint
-from ..export.export import Exported, check_output, export_program, export_weights
+from ..export.export import Exported, check_format, export_program, export_weights
 
 __all__ = ["describe", "export"]
 
@@ -32,7 +32,7 @@ def export(args: argparse.Namespace) -> Exported:
     Raises:
         ConfigError: bad input, in which case nothing is written.
     """
-    format = check_output(args.output, args.format)
+    format = check_format(args.output, args.format, args.checkpoint)
     if format != "torch-export":
         if args.config_file or args.trust_config or args.opts:
             raise ConfigError(

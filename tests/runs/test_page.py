@@ -87,6 +87,16 @@ def test_a_metric_that_is_not_there_is_named(page, tmp_path):
         write_page(runs, str(page), ["los"])
 
 
+def test_a_file_of_a_run_is_not_replaced(tmp_path):
+    folder = make_run(tmp_path / "run", config={"SEED": 1})
+    runs = read_runs([folder])
+    for name in ("config.yaml", "metrics.json", "model_final.pth"):
+        with pytest.raises(ConfigError, match=rf"{name}: is a file of the run"):
+            write_page(runs, str(tmp_path / "run" / name))
+    with pytest.raises(ConfigError, match="run is a folder"):
+        write_page(runs, folder)
+
+
 NODE = shutil.which("node")
 
 

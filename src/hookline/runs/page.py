@@ -13,7 +13,7 @@ import numpy as np
 from ..config.errors import ConfigError
 from ..config.files.atomic import replace_text
 from .comparison import Comparison
-from .reading import AXES, Curve, Run
+from .reading import AXES, Curve, Run, check_output
 from .selection import COLORS, charts_over
 
 __all__ = ["write_page"]
@@ -44,6 +44,7 @@ def write_page(
     Raises:
         ConfigError: a pattern matches nothing, no run has this axis, or the file cannot be written.
     """
+    check_output(path)
     charts = charts_over(runs, metrics, axis)
     title = title or (runs[0].name if len(runs) == 1 else f"{len(runs)} runs")
     number = sum(name in run.curves for run in runs for names in charts.values() for name in names)

@@ -13,12 +13,35 @@ import numpy as np
 from ..config.errors import ConfigError, suggest_file
 from ..config.yaml_files import load_text
 
-__all__ = ["AXES", "Curve", "Run", "flat", "read_run", "read_runs"]
+__all__ = ["AXES", "Curve", "Run", "check_output", "flat", "read_run", "read_runs"]
 
 AXES = ("iteration", "epoch", "time")
 """What curves can be drawn over. "time" is the time of training steps, in seconds, without evaluations."""
 
+# The files that a run reads again when it is resumed.
+_KEPT = re.compile(
+    r"config\.yaml|metrics\.(json|csv)|last_checkpoint|(rolling_\d{7,}|model_(\d{7,}|final|exception|best\w*))\.pth"
+)
 _DEPTH = 3  # folders below the given one in which runs are looked for
+
+
+def check_output(path: str, source: str = "") -> None:
+    """Check the name of a file that a command writes.
+
+    Args:
+        path: the file.
+        source: what the command reads; may be missing.
+
+    Raises:
+        ConfigError: the file is the source, a folder, or a file that a run needs for its resume.
+    """
+    if os.path.isdir(path):
+        raise ConfigError(f"{path} is a folder; give the name of a file")
+    if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
+        raise ConfigError(f"{path}: is also the input; give the output another name")
+    folder, name = os.path.split(os.path.abspath(path))
+    if _KEPT.fullmatch(name) and os.path.isfile(os.path.join(folder, "config.yaml")):
+        raise ConfigError(f"{path}: is a file of the run in {folder}, which needs it; give the output another name")
 
 
 @dataclass(frozen=True)
