@@ -286,7 +286,7 @@ class DefaultTrainer(ResumableTrainer):
         model: nn.Module,
         evaluators: "DatasetEvaluator | Sequence[DatasetEvaluator] | None" = None,
     ) -> dict[str, Any]:
-        """Evaluate a model on each of DATASETS.TEST.
+        """Evaluate a model on each of DATASETS.TEST, and log the results: a table, and lines for a spreadsheet.
 
         Args:
             cfg: the config.

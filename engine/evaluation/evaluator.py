@@ -17,6 +17,7 @@ from .lockstep import counted
 __all__ = [
     "DatasetEvaluator",
     "DatasetEvaluators",
+    "evaluates_for_trainer",
     "evaluation_context",
     "inference_context",
     "inference_on_dataset",
@@ -187,6 +188,11 @@ def evaluation_context(emit: Callable[..., None], max_batches: int | None = None
         yield
     finally:
         _CONTEXTS.pop()
+
+
+def evaluates_for_trainer() -> bool:
+    """Whether an :func:`evaluation_context` is active: a trainer evaluates its own model."""
+    return bool(_CONTEXTS)
 
 
 CALLBACKS = ("on_start", "before_inference", "after_inference", "on_end")

@@ -11,7 +11,8 @@ from ...config.components import period_of
 from .. import comm
 from ..data.build import check_same_length
 from ..modeling import ModelAdapter, resolve_device
-from .evaluator import DatasetEvaluator, inference_on_dataset
+from .evaluator import DatasetEvaluator, evaluates_for_trainer, inference_on_dataset
+from .testing import format_results, print_csv_format
 
 __all__ = ["evaluate_sets", "evaluate_test_sets", "own_periods", "predictor", "sets_of_period"]
 
@@ -43,9 +44,12 @@ def evaluate_test_sets(
         if set(found) == {name}:
             results.update(found)
         elif len(names) == 1:
-            return dict(found)
+            results = dict(found)
         else:
             results[name] = found
+    if results and comm.is_main_process() and not evaluates_for_trainer():  # a trainer logs its results itself
+        logger.info("Results:\n%s", format_results(results))
+        print_csv_format(results)
     return results
 
 

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 from ...config import CfgNode
 from ...hooks.common.names import flatten_names as flatten_results_dict
@@ -26,7 +26,12 @@ def print_csv_format(results: Mapping[str, Any]) -> None:
         flat = flatten_results_dict(values)
         logger.info("copypaste: Task: %s", task)
         logger.info("copypaste: %s", ",".join(flat))
-        logger.info("copypaste: %s", ",".join(f"{value:.4f}" for value in flat.values()))
+        logger.info("copypaste: %s", ",".join(_text(value, ".4f") for value in flat.values()))
+
+
+def _text(value: Any, spec: str) -> str:
+    """Format a number; other results of an evaluator are shown as they are."""
+    return format(float(value), spec) if isinstance(value, SupportsFloat) else str(value)
 
 
 def verify_results(cfg: CfgNode, results: Mapping[str, Any]) -> bool:
@@ -65,7 +70,7 @@ def format_results(results: Mapping[str, Any]) -> str:
     Args:
         results: metrics by set, ``{"digits_test": {"accuracy": 0.99}}``.
     """
-    rows = [(*name.rpartition("/")[::2], f"{value:.5g}") for name, value in flatten_results_dict(results).items()]
+    rows = [(*name.rpartition("/")[::2], _text(value, ".5g")) for name, value in flatten_results_dict(results).items()]
     rows.insert(0, ("set", "metric", "value"))
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     lines = [f"  {a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows]

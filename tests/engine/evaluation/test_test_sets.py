@@ -48,6 +48,22 @@ def test_a_resumed_run_has_the_same_evaluations(tmp_path):
     assert states[0]["trainer"]["hooks"]["EarlyStopping"] == states[1]["trainer"]["hooks"]["EarlyStopping"]
 
 
+def test_a_test_outside_of_training_logs_its_results_once(tmp_path, log):
+    trainer = config_trainer(tmp_path, "TEST.EVAL_PERIOD", 5, "SOLVER.MAX_ITER", 5)
+    trainer.train()
+    assert not [message for message in log.messages if message.startswith("copypaste")]
+    log.clear()
+    results = trainer.test(trainer.cfg, trainer.model)
+    accuracy, loss = results["synthetic"]["accuracy"], results["synthetic"]["loss"]
+    shown = [message for message in log.messages if message.startswith(("copypaste", "Results"))]
+    assert "accuracy" in shown[0] and f"{accuracy:.5g}" in shown[0]
+    assert shown[1:] == [
+        "copypaste: Task: synthetic",
+        "copypaste: accuracy,loss",
+        f"copypaste: {accuracy:.4f},{loss:.4f}",
+    ]
+
+
 def small_config(**keys):
     cfg = get_cfg()
     cfg.merge_from_list(["DATASETS.TEST", TWO_SETS, "TEST.METRICS", ["Loss"], "MODEL.LOSS.NAME", "MSELoss"])

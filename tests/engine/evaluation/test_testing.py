@@ -4,7 +4,7 @@ from contextlib import nullcontext
 import pytest
 
 from hookline.config import get_cfg
-from hookline.engine.evaluation import flatten_results_dict, print_csv_format, verify_results
+from hookline.engine.evaluation import flatten_results_dict, format_results, print_csv_format, verify_results
 
 RESULTS = {"val": {"accuracy": 0.9, "loss": {"cls": 1.5}}, "score": 2.0}
 
@@ -22,6 +22,13 @@ def test_results_are_logged_for_pasting(caplog):
         "copypaste: 0.9000,1.5000",
         "copypaste: score=2.0",
     ]
+
+
+def test_results_that_are_no_numbers_are_shown_as_they_are(caplog):
+    with caplog.at_level(logging.INFO):
+        print_csv_format({"val": {"file": "rows.csv", "accuracy": 0.5}})
+    assert caplog.messages[-1] == "copypaste: rows.csv,0.5000"
+    assert "rows.csv" in format_results({"val": {"file": "rows.csv"}})
 
 
 @pytest.mark.parametrize(
