@@ -1,6 +1,7 @@
 """Values as text: parse numbers, tuples and None, and write tuples."""
 
 import math
+import os
 from ast import literal_eval
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +42,7 @@ def literal(text: str) -> Any:
 
 
 def clean(value: Any) -> Any:
-    """Deep-copy ``value`` into plain types; unquoted scalars in it are parsed as literals.
+    """Deep-copy ``value`` into plain types. Unquoted scalars in it are parsed as literals, and ``~/`` is expanded.
 
     Args:
         value: None, bool, int, float, str, or a list, tuple or mapping of these.
@@ -53,9 +54,9 @@ def clean(value: Any) -> Any:
         ConfigError: it holds another type.
     """
     if type(value) is Plain:
-        return literal(value)
+        value = literal(value)
     if type(value) in _SCALARS or isinstance(value, ObjectName):
-        return value
+        return expanded(value)
     value = thawed(value)
     if type(value) in (list, tuple):
         return type(value)(clean(item) for item in value)
@@ -65,6 +66,11 @@ def clean(value: Any) -> Any:
         f"a config cannot hold {value!r} ({type(value).__name__}): only numbers, strings, bools, None, "
         "and lists, tuples and mappings of them"
     )
+
+
+def expanded(value: Any) -> Any:
+    """Return text that begins with ``~/`` with the path of the home folder, and any other value as it is."""
+    return os.path.expanduser(value) if type(value) is str and value.startswith("~/") else value
 
 
 def spell(value: Any) -> str:

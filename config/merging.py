@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,8 @@ from .literals import Plain, literal
 from .new_keys import takes_name
 from .other_names import key_for
 from .yaml_files import BASE_KEY
+
+logger = logging.getLogger(__name__)
 
 Node = Any
 """A :class:`~hookline.config.CfgNode`; that module imports this one."""
@@ -106,6 +109,9 @@ class Merge:
         if section is not None and node.takes_anything(key):
             node.put(key, node.new_section())
             return self.mapping(node[key], section, (*path, key))
+        if value is None and node.is_section(key) and not node.takes_anything(key):
+            where = f"{self.source}: " if self.source else ""
+            return logger.warning("%sthe section %s is empty, so it changes nothing", where, full_key)
         is_name = isinstance(value, str) and takes_name(node, key)
         if node.is_section(key) and not node.takes_anything(key) and not is_name:
             hint = f"; set {full_key}.NAME" if node[key].has("NAME") else ""
@@ -204,7 +210,7 @@ def merge_mappings(layers: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
             if isinstance(value, Mapping):
                 below = merged.get(key)
                 merged[key] = merge_mappings([below, value] if isinstance(below, dict) else [value])
-            else:
+            elif value is not None or not isinstance(merged.get(key), dict):  # an empty section changes nothing
                 merged[key] = _text(value)
     return merged
 

@@ -14,7 +14,7 @@ from .components import components
 from .errors import ConfigError, UnknownKeyError, suggest
 from .frozen import FrozenList, frozen, thawed
 from .kinds import Typed, one_of
-from .literals import clean
+from .literals import clean, expanded
 from .merging import Merge, merge_mappings, pairs_of
 from .new_keys import check_new_key, complete_section, hint_of_own_section, link_renamed, renamed_key
 from .objects import ObjectName
@@ -131,7 +131,7 @@ class CfgNode(ConfigTree):
         self._check_mutable(key)
         if not self.has(key):
             check_new_key(self, key, value)
-        declared, value = self.declared(key), thawed(value)
+        declared, value = self.declared(key), expanded(thawed(value))
         if isinstance(value, Typed):
             declared, value = value, copy.deepcopy(value.default)
         if declared is not None:

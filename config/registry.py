@@ -341,7 +341,9 @@ def _import(module_name: str) -> ModuleType | None:
 def _import_on_path(module_name: str) -> ModuleType:
     try:
         return importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and error.code == 75:  # a signal's
+            raise
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
             raise  # the module itself is missing, not one that it imports

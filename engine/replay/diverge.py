@@ -46,8 +46,9 @@ def diverge(
     """
     runs = (run, other)
     for one in runs:
-        if not os.path.isfile(os.path.join(one, "config.yaml")):
-            raise ConfigError(f"{one}: no run of hookline is here (it has no config.yaml)")
+        for name in ("config.yaml", "metrics.json"):
+            if not os.path.isfile(os.path.join(one, name)):
+                raise ConfigError(f"{one}: there is no run to compare (it has no {name})")
     named_trainer(trainer)
     configs = [resolved(one) for one in runs]
     for config in configs:

@@ -14,10 +14,12 @@ FILES = ["config.yaml", "data.py", "hook.py", "model.py", "test_project.py"]
 
 def test_five_files_are_written_and_the_next_commands_are_shown(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "empty").mkdir()
-    for folder in ("my_project", "deeper/my-project", "empty", "a name with spaces"):
+    (tmp_path / "cloned" / ".git").mkdir(parents=True)
+    (tmp_path / "cloned" / "README.md").write_text("mine")
+    for folder in ("my_project", "deeper/my-project", "cloned", "a name with spaces"):
+        before = os.listdir(folder) if os.path.isdir(folder) else []
         assert main(["new", folder]) == 0
-        assert sorted(os.listdir(folder)) == FILES
+        assert sorted(os.listdir(folder)) == sorted([*before, *FILES])
         assert f"  cd {shlex.quote(folder)}\n" in capsys.readouterr().out
 
 
@@ -25,12 +27,12 @@ def test_five_files_are_written_and_the_next_commands_are_shown(tmp_path, monkey
 def test_a_folder_that_cannot_be_used_is_an_error(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()
-    (tmp_path / "full" / "mine.txt").write_text("mine")
+    (tmp_path / "full" / "model.py").write_text("mine")
     (tmp_path / "file").write_text("")
     assert main(["new", name]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert sorted(os.listdir(tmp_path)) == ["file", "full"]
-    assert os.listdir(tmp_path / "full") == ["mine.txt"]
+    assert os.listdir(tmp_path / "full") == ["model.py"]
 
 
 @pytest.mark.slow

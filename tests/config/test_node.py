@@ -149,7 +149,6 @@ def test_command_line_values_are_decoded_for_their_key(cfg, key, text, value):
         ("SOLVER.STEPS", 3, "expected tuple, got 3 (int)"),
         ("OUTPUT_DIR", 3, "expected str, got 3 (int)"),
         ("SOLVER", 3, "expected a mapping of keys, got 3 (int)"),
-        ("SOLVER", None, "expected a mapping of keys, got None (NoneType)"),
         ("SEED", {"a": 1}, "expected int, got {'a': 1} (dict)"),
     ],
 )
@@ -290,6 +289,28 @@ def test_the_rule_holds_within_load_yaml_with_base(write):
     assert CfgNode.load_yaml_with_base(write("_BASE_: base.yaml\nM: {ARGS: {y: 2}, NAME: B}")) == {
         "M": {"NAME": "B", "ARGS": {"y": 2}}
     }
+
+
+def test_an_empty_section_changes_nothing_and_is_named(cfg, write, caplog):
+    write("SOLVER: {BASE_LR: 0.2}\nMODEL: {NAME: A, ARGS: {x: 1}}", "base.yaml")
+    path = write("_BASE_: base.yaml\nSOLVER:\n  # BASE_LR: 0.3\nMODEL:\n  ARGS:\n")
+    cfg.merge_from_file(path)
+    assert (cfg.SOLVER.BASE_LR, cfg.MODEL) == (0.2, {"NAME": "A", "ARGS": {"x": 1}})
+    assert [f"{path}: the section {key} is empty, so it changes nothing" for key in ("SOLVER", "MODEL.ARGS")] == sorted(
+        caplog.messages, reverse=True
+    )
+    assert CfgNode.load_yaml_with_base(path)["SOLVER"] == {"BASE_LR": 0.2}
+
+
+def test_the_home_folder_is_expanded_wherever_a_value_begins_with_it(cfg, write, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    cfg.merge_from_file(write("OUTPUT_DIR: ~/runs\nMODEL: {ARGS: {root: ~/data, several: ['~/a', b~/]}}"))
+    assert cfg.OUTPUT_DIR == "/home/me/runs"
+    assert cfg.MODEL.ARGS == {"root": "/home/me/data", "several": ["/home/me/a", "b~/"]}
+    cfg.merge_from_list(["OUTPUT_DIR", "~/others", "ANY=~/any"])
+    assert (cfg.OUTPUT_DIR, cfg.ANY) == ("/home/me/others", "/home/me/any")
+    cfg.OUTPUT_DIR = "~/third"
+    assert cfg.OUTPUT_DIR == "/home/me/third"
 
 
 def test_dropped_arguments_come_back_when_the_merge_fails(cfg):

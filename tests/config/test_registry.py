@@ -236,6 +236,15 @@ def test_a_module_that_fails_on_import_is_an_error_with_the_cause(in_folder, reg
     assert isinstance(info.value.__cause__.__cause__, ZeroDivisionError)
 
 
+def test_a_module_that_exits_on_import_is_an_error(in_folder):
+    (in_folder / "my_exiting_nets.py").write_text("import sys\n\nsys.exit(0)\n")
+    with pytest.raises(ConfigError, match=r"importing 'my_exiting_nets' fails: SystemExit: 0"):
+        locate("my_exiting_nets:Net")
+    (in_folder / "my_stopped_nets.py").write_text("raise SystemExit(75)\n")  # as a signal during the import does
+    with pytest.raises(SystemExit, match="75"):
+        locate("my_stopped_nets:Net")
+
+
 # ---------------------------------------------------------------- arguments
 
 

@@ -14,7 +14,7 @@ TEMPLATES = Path(__file__).parent / "project"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("folder", metavar="FOLDER", help="the folder to create, which must be missing or empty")
+    parser.add_argument("folder", metavar="FOLDER", help="the folder, which is created if it is missing")
 
 
 def main(args: argparse.Namespace) -> None:
@@ -23,10 +23,10 @@ def main(args: argparse.Namespace) -> None:
 
     folder = Path(args.folder)
     try:
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise ConfigError(f"{folder}: exists and is not an empty folder; choose another name")
-        folder.mkdir(parents=True, exist_ok=True)
         names = sorted(path.name for path in TEMPLATES.iterdir() if path.suffix in (".py", ".yaml"))
+        if there := [name for name in names if (folder / name).exists()]:
+            raise ConfigError(f"{folder / there[0]}: exists, and no file is replaced; choose another folder")
+        folder.mkdir(parents=True, exist_ok=True)
         for name in names:
             (folder / name).write_bytes((TEMPLATES / name).read_bytes())
     except (OSError, ValueError) as error:

@@ -56,7 +56,7 @@ def test_a_test_outside_of_training_logs_its_results_once(tmp_path, log):
     results = trainer.test(trainer.cfg, trainer.model)
     accuracy, loss = results["synthetic"]["accuracy"], results["synthetic"]["loss"]
     shown = [message for message in log.messages if message.startswith(("copypaste", "Results"))]
-    assert "accuracy" in shown[0] and f"{accuracy:.5g}" in shown[0]
+    assert ["synthetic", "accuracy", f"{accuracy:.5g}"] in [line.split() for line in shown[0].splitlines()]
     assert shown[1:] == [
         "copypaste: Task: synthetic",
         "copypaste: accuracy,loss",

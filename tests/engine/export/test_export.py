@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_averaged_weights_are_exported_on_request_and_where_the_run_evaluated_th
 
 def test_neither_the_source_nor_a_file_of_a_run_is_replaced(run, tmp_path):
     checkpoint = os.path.join(run, "model_final.pth")
-    content = open(checkpoint, "rb").read()
+    content = Path(checkpoint).read_bytes()
     for source in (run, checkpoint):
         with pytest.raises(ConfigError, match=r"model_final\.pth: is also the input"):
             export_weights(source, checkpoint)
@@ -104,7 +105,7 @@ def test_neither_the_source_nor_a_file_of_a_run_is_replaced(run, tmp_path):
     for name in ("model_final.pth", "model_0000009.pth", "rolling_0000009.pth", "model_best.pth"):
         with pytest.raises(ConfigError, match=rf"{name}: is a file of the run in .*/run, which needs it"):
             export_weights(net(), os.path.join(run, name))
-    assert open(checkpoint, "rb").read() == content
+    assert Path(checkpoint).read_bytes() == content
     assert export_weights(run, os.path.join(run, "model_half.pth"), dtype="float16").weights == 7
 
 

@@ -175,10 +175,13 @@ def test_a_run_that_was_resumed_with_another_config(run, tmp_path, capsys):
 
 
 def test_bad_input(run, tmp_path, capsys):
-    train(tmp_path / "silent", "LOG.WRITERS", [], period=0)
+    train(tmp_path / "silent", "LOG.WRITERS", [])
+    train(tmp_path / "other", "LOG.PERIOD", 7, period=0)
+    (tmp_path / "other" / "metrics.json").write_text('{"iteration": 3, "total_loss": 1.0}\n')
     for arguments, message in (
-        ([str(tmp_path)], "no run of hookline is here"),
-        ([str(tmp_path / "silent")], "nothing to compare"),
+        ([str(tmp_path)], "no run to compare (it has no config.yaml)"),
+        ([str(tmp_path / "silent")], "no run to compare (it has no metrics.json)"),  # its fingerprints are equal
+        ([str(tmp_path / "other")], "nothing to compare"),
         ([str(run), "--trainer", "mine:Trainer"], "there is no module 'mine'"),
         ([str(run), "--trainer", "os:path"], "os:path is no subclass of DefaultTrainer"),
     ):
