@@ -21,7 +21,7 @@ from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
 from .compat.ddp import create_ddp_model
 from .compat.writers import default_writers
-from .data import build_test_loader, build_train_loader, check_same_length
+from .data import DATASET_REGISTRY, build_test_loader, build_train_loader, check_same_length
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, verify_results
 from .evaluation.test_sets import evaluate_sets, evaluate_test_sets, own_periods
 from .evaluation.training_metrics import training_metrics
@@ -218,8 +218,10 @@ class DefaultTrainer(ResumableTrainer):
             eval_function=lambda: this._test(),
             output_dir=cfg.OUTPUT_DIR,
         )
-        if cfg.CHECKPOINT.BEST.METRIC and not cfg.FAST_DEV_RUN:  # after all hooks that evaluate
-            best = cfg.CHECKPOINT.BEST
+        best = cfg.CHECKPOINT.BEST
+        if not cfg.DATASETS.TEST and best.METRIC.partition("/")[0] in DATASET_REGISTRY:  # a base config's
+            logger.warning("CHECKPOINT.BEST.METRIC: DATASETS.TEST is empty, so there is no best %s", best.METRIC)
+        elif best.METRIC and not cfg.FAST_DEV_RUN:  # after all hooks that evaluate
             args = (best.PERIOD, self.checkpointer, best.METRIC, best.MODE)
             ret.append(hooks.BestCheckpointer(*args, keep=best.KEEP, load_at_end=cfg.CHECKPOINT.LOAD_BEST_AT_END))
         # After HOOKS, which may have a ProgressBar with other arguments: only the first one is shown.

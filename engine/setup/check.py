@@ -310,8 +310,9 @@ def _check_monitors(cfg: CfgNode) -> None:
                 )
     if not test_sets:
         for key, metric in watched.items():
-            if key not in open_to_others or metric.partition("/")[0] in DATASET_REGISTRY:
+            if key != best and (key not in open_to_others or metric.partition("/")[0] in DATASET_REGISTRY):
                 raise ConfigError(f"{key}: {metric!r} needs an evaluation, but DATASETS.TEST is empty")
+        return
     if watched.get(plateau) and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
         raise ConfigError(
             "TEST.EVAL_PERIOD: is 0, so the only evaluation is at the end and SOLVER.LR_SCHEDULER_METRIC has no "
