@@ -7,6 +7,7 @@ keyword arguments, checked against its signature). A *duration* is an int (itera
 
 from .components import named_components, test_sets
 from .duration import Duration
+from .errors import ConfigError
 from .new_keys import declare_defaults
 from .node import CfgNode as CN
 from .node import Typed, components, one_of
@@ -20,6 +21,11 @@ def _count(default: int, least: int = 0) -> Typed:
 def _number(default: float | None, most: float | None = None) -> Typed:
     """A finite number >= 0; None is allowed if it is the default."""
     return Typed(default, float, least=0, most=most)
+
+
+def _no_augmentation(value: object) -> None:
+    if value is not False:
+        raise ConfigError("there is no test-time augmentation here; average the predictions in your trainer's test()")
 
 
 _C = CN()
@@ -268,6 +274,10 @@ _C.TEST.PREDICTIONS_COLUMNS = []
 _C.TEST.PRECISE_BN = CN()
 _C.TEST.PRECISE_BN.ENABLED = False
 _C.TEST.PRECISE_BN.NUM_ITER = _count(200, least=1)
+
+# Only False, for scripts of detectron2 that read it.
+_C.TEST.AUG = CN()
+_C.TEST.AUG.ENABLED = Typed(False, _no_augmentation)
 
 # ---------------------------------------------------------------------------- checkpoints
 _C.CHECKPOINT = CN()

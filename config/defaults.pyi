@@ -279,6 +279,10 @@ class _TEST_PRECISE_BN(CfgNode):
     """Recompute batch-norm statistics from NUM_ITER training batches, at most one pass, before evaluations during
     training."""
 
+class _TEST_AUG(CfgNode):
+    ENABLED: bool
+    """Only False, for scripts of detectron2 that read it."""
+
 class _TEST(CfgNode):
     EVAL_PERIOD: int | str
     """Period of evaluations during training: a duration. Test sets are also evaluated when the run is complete."""
@@ -309,6 +313,8 @@ class _TEST(CfgNode):
     PRECISE_BN: _TEST_PRECISE_BN
     """Recompute batch-norm statistics from NUM_ITER training batches, at most one pass, before evaluations during
     training."""
+    AUG: _TEST_AUG
+    """Only False, for scripts of detectron2 that read it."""
 
 class _CHECKPOINT_ROLLING(CfgNode):
     PERIOD: int | str

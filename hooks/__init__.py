@@ -15,6 +15,7 @@ from .every import Every
 from .functions import CallbackHook, FunctionHook, off, on
 from .host import HookHost
 from .order import HookOrderError, check_hooks
+from .storage.event_storage import _CURRENT_STORAGE_STACK as _CURRENT_STORAGE_STACK
 from .storage.event_storage import EventStorage, get_event_storage, has_event_storage
 from .storage.history_buffer import HistoryBuffer
 from .watching.flops import FlopsCounter

@@ -330,16 +330,19 @@ class InferenceSampler(Sampler[int]):
     """
 
     def __init__(self, size: int) -> None:
-        rank, world_size = comm.get_data_rank(), comm.get_data_size()
-        share, rest = divmod(size, world_size)
+        self._local_indices = self._get_local_indices(size, comm.get_data_size(), comm.get_data_rank())
+
+    @staticmethod
+    def _get_local_indices(total_size: int, world_size: int, rank: int) -> range:
+        share, rest = divmod(total_size, world_size)
         begin = rank * share + min(rank, rest)
-        self._indices = range(begin, begin + share + (rank < rest))
+        return range(begin, begin + share + (rank < rest))
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._indices)
+        return iter(self._local_indices)
 
     def __len__(self) -> int:
-        return len(self._indices)
+        return len(self._local_indices)
 
 
 def _categories(sample: Any) -> set[int]:

@@ -22,8 +22,8 @@ __all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage"]
 Row = tuple[int, dict[str, float]]
 """One line of metrics: the iteration, and the values by name."""
 
-# Not a context variable, so that threads of a run see its storage.
-_STORAGES: list["EventStorage"] = []
+# The open storages. Not a context variable, so that threads of a run see its storage. The name is detectron2's.
+_CURRENT_STORAGE_STACK: list["EventStorage"] = []
 
 # Limits of memory in a run without writers: values not read yet, values in rows of their own.
 _MAX_PENDING = 4096
@@ -39,14 +39,14 @@ def get_event_storage() -> "EventStorage":
     Raises:
         RuntimeError: nothing is training: there is no ``with EventStorage(...)`` around this call.
     """
-    if not _STORAGES:
+    if not _CURRENT_STORAGE_STACK:
         raise RuntimeError("get_event_storage() works inside 'with EventStorage(...)', so while a trainer trains")
-    return _STORAGES[-1]
+    return _CURRENT_STORAGE_STACK[-1]
 
 
 def has_event_storage() -> bool:
     """Return whether a run is in progress: False in an evaluation or prediction outside of training."""
-    return bool(_STORAGES) and _STORAGES[-1].of_run
+    return bool(_CURRENT_STORAGE_STACK) and _CURRENT_STORAGE_STACK[-1].of_run
 
 
 class EventStorage(MediaStorage, OverRanks, Tables):
@@ -278,9 +278,10 @@ class EventStorage(MediaStorage, OverRanks, Tables):
             del self._points[:-_MAX_POINTS]
 
     def __enter__(self) -> "EventStorage":
-        _STORAGES.append(self)
+        _CURRENT_STORAGE_STACK.append(self)
         return self
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         # The last entry that is this storage: runs may end in another order than they began.
-        del _STORAGES[max(index for index, storage in enumerate(_STORAGES) if storage is self)]
+        stack = _CURRENT_STORAGE_STACK
+        del stack[max(index for index, storage in enumerate(stack) if storage is self)]

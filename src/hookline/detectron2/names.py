@@ -82,7 +82,7 @@ HOMES: dict[str, dict[str, str]] = {
     "detectron2.utils.collect_env": {"hookline.engine.compat.collect_env": "collect_env_info"},
     "detectron2.utils.comm": {"hookline.engine.comm": _COMM},
     "detectron2.utils.env": {"hookline.engine.compat.env": "TORCH_VERSION seed_all_rng"},
-    "detectron2.utils.events": {"hookline.hooks": f"{_STORAGE} HistoryBuffer"},
+    "detectron2.utils.events": {"hookline.hooks": f"{_STORAGE} HistoryBuffer _CURRENT_STORAGE_STACK"},
     "detectron2.utils.file_io": {"hookline.engine.compat.file_io": "PathHandler PathManager"},
     "detectron2.utils.logger": {
         "hookline.engine.compat.logger": """

@@ -590,6 +590,24 @@ def test_methods_of_early_versions_are_called(cls):
         assert trainer.storage.history("boxes").latest() == 3
 
 
+class WritesInAThread(SimpleTrainer):
+    def run_step(self):
+        losses = self.model(next(self._data_loader_iter))
+        self.optimizer.zero_grad()
+        sum(losses.values()).backward()
+        assert self.async_write_metrics
+        self.concurrent_executor.submit(self._write_metrics, losses, 0.5, iter=self.iter)
+        self.optimizer.step()
+
+
+def test_a_step_may_write_its_metrics_by_the_executor():
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    trainer = WritesInAThread(model, batches(), optimizer, async_write_metrics=True)
+    trainer.train(0, 3)
+    assert [iteration for _, iteration in trainer.storage.history("loss_a").values()] == [0, 1, 2]
+
+
 def test_the_prefix_of_write_metrics_may_be_its_third_argument():
     with EventStorage(7) as storage:
         SimpleTrainer.write_metrics({"loss": torch.tensor(2.0)}, 0.5, "val_")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from hookline import hooks
 from hookline.config import ConfigError
 from hookline.hooks import EventStorage, get_event_storage, has_event_storage
 from hookline.hooks.storage.metric import MeanWindow
@@ -47,6 +48,12 @@ def test_the_innermost_storage_is_the_active_one():
             assert get_event_storage() is inner
         assert get_event_storage() is outer
     assert not has_event_storage()
+
+
+def test_tests_of_ported_code_see_the_stack_of_storages():
+    with EventStorage() as outer, EventStorage() as inner:
+        assert [outer, inner] == hooks._CURRENT_STORAGE_STACK
+    assert hooks._CURRENT_STORAGE_STACK == []
 
 
 def test_get_event_storage_outside_a_run_raises_an_error():
