@@ -47,7 +47,7 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
     with config_errors_exit():
         if not (isinstance(trainer, type) and issubclass(trainer, DefaultTrainer)):
             raise ConfigError(f"run(trainer, args): trainer is DefaultTrainer or a subclass of it, not {trainer!r}")
-        args = argparse.Namespace(**{**vars(default_argument_parser().parse_args([])), **vars(args)})
+        args = _with_all_options(args)
         cfg = merge_options(args, cfg)
         check_options(args, cfg, trainer)
         cfg.freeze()
@@ -77,6 +77,16 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
             timeout=timedelta(seconds=Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds),
             device=cfg.MODEL.DEVICE,
         )
+
+
+def _with_all_options(args: argparse.Namespace) -> argparse.Namespace:
+    """Return a parsed command line with all of hookline's options. Those that are the script's have their defaults."""
+    full = default_argument_parser().parse_args([])
+    ours = getattr(args, "ours", full.ours)
+    for name, value in vars(args).items():
+        if name in ours or name not in full:
+            setattr(full, name, value)
+    return full
 
 
 def run_trainer(args: argparse.Namespace) -> Any:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...config import CfgNode, ConfigError
+from .ignored import option
 
 __all__ = ["choose_fast_dev_run", "shortened"]
 
@@ -14,10 +15,10 @@ def choose_fast_dev_run(cfg: Any, args: Any) -> None:
         ConfigError: another option contradicts it.
     """
     if not isinstance(cfg, CfgNode):
-        if getattr(args, "fast_dev_run", False):
+        if option(args, "fast_dev_run"):
             raise ConfigError("--fast-dev-run: is for YAML configs; set train.max_iter of a LazyConfig")
         return
-    if getattr(args, "fast_dev_run", False) and not cfg.FAST_DEV_RUN:
+    if option(args, "fast_dev_run") and not cfg.FAST_DEV_RUN:
         frozen = cfg.is_frozen()
         cfg.defrost()
         cfg.FAST_DEV_RUN = 1
@@ -25,10 +26,10 @@ def choose_fast_dev_run(cfg: Any, args: Any) -> None:
             cfg.freeze()
     if not cfg.FAST_DEV_RUN:
         return
-    for option in ("resume", "eval_only", "predict"):
-        if getattr(args, option, False):
+    for name in ("resume", "eval_only", "predict"):
+        if option(args, name):
             raise ConfigError(
-                f"FAST_DEV_RUN: tries a new run, so leave out --{option.replace('_', '-')}; to start from "
+                f"FAST_DEV_RUN: tries a new run, so leave out --{name.replace('_', '-')}; to start from "
                 "weights, set MODEL.WEIGHTS"
             )
 

@@ -6,9 +6,14 @@ from typing import Any
 from ...config import ConfigError
 from .. import comm
 
-__all__ = ["check_dry_run", "check_processes", "check_resumes", "check_trains"]
+__all__ = ["check_dry_run", "check_processes", "check_resumes", "check_trains", "option"]
 
 _REMEDY = "end the script with run(Trainer, args), which handles all options"
+
+
+def option(args: Any, name: str) -> Any:
+    """Return the value of one of hookline's options; None if the script has an option of its own with that name."""
+    return getattr(args, name, None) if name in getattr(args, "ours", ()) else None
 
 
 def check_processes(args: Any) -> None:
@@ -17,7 +22,7 @@ def check_processes(args: Any) -> None:
     Raises:
         ConfigError: there are fewer.
     """
-    gpus, machines = (getattr(args, name, 1) or 1 for name in ("num_gpus", "num_machines"))
+    gpus, machines = (option(args, name) or 1 for name in ("num_gpus", "num_machines"))
     if gpus * machines > comm.get_world_size():
         raise ConfigError(
             f"--num-gpus {gpus} --num-machines {machines}: the processes were not started; {_REMEDY}, or call "
@@ -32,11 +37,11 @@ def check_dry_run(args: Any) -> None:
         ConfigError: one is given without ``--dry-run``, or is out of range.
     """
     for name, most in (("mfu", 1), ("peak_flops", math.inf)):
-        value, option = getattr(args, name, None), f"--{name.replace('_', '-')}"
-        if value is not None and not getattr(args, "dry_run", False):
-            raise ConfigError(f"{option}: is used by --dry-run only; add it, or leave {option} out")
+        value, flag = option(args, name), f"--{name.replace('_', '-')}"
+        if value is not None and not option(args, "dry_run"):
+            raise ConfigError(f"{flag}: is used by --dry-run only; add it, or leave {flag} out")
         if value is not None and not 0 < value <= most:
-            raise ConfigError(f"{option} {value:g}: must be above 0{' and at most 1' if most == 1 else ''}")
+            raise ConfigError(f"{flag} {value:g}: must be above 0{' and at most 1' if most == 1 else ''}")
 
 
 def check_trains(args: Any, resume: bool | None, is_trial: bool) -> None:
@@ -52,7 +57,7 @@ def check_trains(args: Any, resume: bool | None, is_trial: bool) -> None:
     """
     options = ["eval_only", "predict", "dry_run", *([] if is_trial else ["fast_dev_run"])]
     for name in options:
-        if getattr(args, name, False):
+        if option(args, name):
             raise ConfigError(f"--{name.replace('_', '-')}: this script ignores the option and trains; {_REMEDY}")
     if resume is False:
         check_resumes(args)
@@ -65,7 +70,7 @@ def check_resumes(args: Any) -> None:
     Raises:
         ConfigError: it does.
     """
-    if getattr(args, "resume", False):
+    if option(args, "resume"):
         raise ConfigError(
             f"--resume: this script ignores the option and starts a new run; {_REMEDY}, or call "
             "trainer.resume_or_load(resume=args.resume)"

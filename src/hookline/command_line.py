@@ -8,13 +8,14 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
 __all__ = [
     "PROCESSES",
     "ArgumentParser",
+    "Namespace",
     "add_options",
     "default_argument_parser",
     "last_parsed",
@@ -25,14 +26,18 @@ __all__ = [
 def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParser:
     """Return a parser with detectron2's options and a few more. ``hookline.engine.run()`` handles all of them.
 
+    A script may add an option with one of their names: then the option is the script's, and hookline ignores it.
+
     Args:
         epilog: text at the end of ``--help``. Default: examples.
     """
     parser = ArgumentParser(
-        epilog=epilog or _EXAMPLES.format(prog=sys.argv[0]), formatter_class=argparse.RawDescriptionHelpFormatter
+        epilog=epilog or _EXAMPLES.format(prog=sys.argv[0]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        conflict_handler="resolve",
     )
-    parser.remembers = True
     add_options(parser, "config_file", "resume", "eval_only", "predict", *DRY_RUN, "fast_dev_run", *PROCESSES, "opts")
+    parser.ours = list(parser._actions)
     return parser
 
 
@@ -71,8 +76,8 @@ def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
 class ArgumentParser(argparse.ArgumentParser):
     """Accepts options between and after the KEY VALUE pairs, and suggests the nearest option for an unknown one."""
 
-    remembers = False
-    """Whether :func:`last_parsed` returns what was parsed."""
+    ours: Sequence[argparse.Action] = ()
+    """The options of :func:`default_argument_parser`."""
 
     def error(self, message: str) -> NoReturn:
         from hookline.config import suggest
@@ -90,18 +95,31 @@ class ArgumentParser(argparse.ArgumentParser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self._subparsers is not None:  # argparse cannot do both
             return super().parse_args(args, namespace)
-        parsed = self.parse_intermixed_args(args, namespace)
-        if self.remembers:
-            _parsed[:] = [weakref.ref(parsed)]
+        if not self.ours or namespace is not None:
+            return self.parse_intermixed_args(args, namespace)
+        parsed = self.parse_intermixed_args(args, Namespace())
+        scripts = {action.dest for action in self._actions if action not in self.ours}
+        parsed.ours = {action.dest for action in self.ours if action in self._actions} - scripts
+        if args is None:
+            _parsed[:] = [(weakref.ref(parsed), list(sys.argv))]
         return parsed
 
 
-_parsed: list[weakref.ref[Any]] = []
+class Namespace(argparse.Namespace):
+    """What a :func:`default_argument_parser` has parsed."""
+
+    __slots__ = ("ours",)  # not in vars()
+
+    ours: set[str]
+    """The names of the options that are not the script's own."""
 
 
-def last_parsed() -> Any:
-    """Return what a :func:`default_argument_parser` has parsed last, if the script still has it; otherwise None."""
-    return _parsed[0]() if _parsed else None
+_parsed: list[tuple[weakref.ref[Namespace], list[str]]] = []
+
+
+def last_parsed() -> Namespace | None:
+    """Return what a :func:`default_argument_parser` made of this command line, if the script still has it."""
+    return _parsed[0][0]() if _parsed and _parsed[0][1] == sys.argv else None
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Start runs as scripts do."""
 
-import argparse
-
+from hookline.command_line import Namespace
 from hookline.engine import (
     DefaultTrainer,
     begin_run,
@@ -10,7 +9,10 @@ from hookline.engine import (
 
 
 def arguments(**kwargs):
-    return argparse.Namespace(**{"resume": False, "eval_only": False, **kwargs})
+    """Return what default_argument_parser() could have parsed."""
+    args = Namespace(**{"resume": False, "eval_only": False, **kwargs})
+    args.ours = set(vars(args))
+    return args
 
 
 def set_up(cfg, args=None):

@@ -472,7 +472,6 @@ ERRORS = {
         ["HOOKS", '[{"NAME": "EvalHook", "ARGS": {"period": 3}}]'],
         ["HOOKS[0].ARGS.period", "eval_period"],
     ),
-    "no test set to choose the best by": (["DATASETS.TEST", "[]"], ["CHECKPOINT.BEST.METRIC", "DATASETS.TEST"]),
     "no process at all": (["--num-gpus", "0"], ["--num-gpus 0", "at least 1"]),
     "the best of no metric": (
         ["CHECKPOINT.LOAD_BEST_AT_END", "True", "CHECKPOINT.BEST.METRIC", ""],

@@ -195,18 +195,29 @@ def test_a_script_of_two_lines_starts_ranks(tmp_path):
 # ---------------------------------------------------------------------------- scripts in detectron2's style
 
 
-def careless(words, sets_up=True, resumes=True):
-    """A script that parses all options and handles --resume only, or not even that."""
-    args = default_argument_parser().parse_args(["--config-file", "mine.yaml", *words])
-    cfg = project_config()
-    cfg.merge_from_file(args.config_file)
-    cfg.merge_from_list(args.opts)
-    if sets_up:
-        default_setup(cfg, args)
-    trainer = Trainer(cfg)
-    if resumes is not None:
-        trainer.resume_or_load(resume=args.resume and resumes)
-    return trainer.train()
+def careless(words, sets_up=True, resumes=True, own=()):
+    """A script that parses all options and handles --resume only, or not even that.
+
+    Args:
+        words: its command line.
+        sets_up, resumes: what it does.
+        own: names of options that it adds itself.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["script.py", "--config-file", "mine.yaml", *words])
+        parser = default_argument_parser()
+        for name in own:
+            parser.add_argument(name, nargs="?", const=1)
+        args = parser.parse_args()
+        cfg = project_config()
+        cfg.merge_from_file(args.config_file)
+        cfg.merge_from_list(args.opts)
+        if sets_up:
+            default_setup(cfg, args)
+        trainer = Trainer(cfg)
+        if resumes is not None:
+            trainer.resume_or_load(resume=args.resume and resumes)
+        return trainer.train()
 
 
 @pytest.mark.parametrize("sets_up", [True, False])
@@ -238,3 +249,19 @@ def test_a_script_that_ignores_resume_does_not_replace_the_run(start, tmp_path, 
         careless(["--resume"], sets_up, resumes)
     assert contents(tmp_path) == before
     assert careless(["--resume", "SOLVER.MAX_ITER", "5"], sets_up).iteration == 5
+
+
+@pytest.mark.parametrize("option", ["--eval-only", "--predict", "--dry-run", "--fast-dev-run", "--resume", "--mfu"])
+def test_an_option_that_the_script_adds_itself_is_the_scripts(start, option):
+    start()
+    assert careless([option], sets_up=False, resumes=None, own=[option]).iteration == 4
+
+
+def test_a_command_line_is_that_of_its_own_run_only(start):
+    start()
+    with pytest.raises(ValueError, match="--resume: ") as earlier:  # keeps the arguments alive
+        careless(["--resume"], sets_up=False, resumes=None)
+    cfg = project_config()
+    cfg.merge_from_file("mine.yaml")
+    assert Trainer(cfg).train().iteration == 4
+    assert earlier.tb
