@@ -24,9 +24,9 @@ __all__ = ["run", "run_trainer"]
 def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | None = None) -> Any:
     """Train, evaluate or predict as the command line says, in one process or several.
 
-    All options of :func:`default_argument_parser` are handled: ``--eval-only``, ``--predict``, ``--dry-run``,
-    ``--fast-dev-run``, ``--resume``, ``--num-gpus``. A bad config ends the process with one line and exit code 2; a
-    stopped run with its own code (docs/errors.md).
+    All options of :func:`default_argument_parser` are handled: ``--eval-only``, ``--predict``, ``--replay``,
+    ``--samples``, ``--dry-run``, ``--fast-dev-run``, ``--resume``, ``--num-gpus``. A bad config ends the process with
+    one line and exit code 2; a stopped run with its own code (docs/errors.md).
 
     Args:
         trainer: :class:`DefaultTrainer`, or a subclass with ``build_*`` methods of its own.
@@ -36,7 +36,7 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
 
     Returns:
         The :class:`TrainResult`; with ``--eval-only`` the results, with ``--predict`` the names of the files, with
-        ``--dry-run`` the text. With several processes: None if that cannot be pickled.
+        ``--dry-run`` the text. None with ``--replay`` and ``--samples``, and if several processes cannot pickle it.
 
     Example::
 
@@ -47,8 +47,12 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
     with config_errors_exit():
         if not (isinstance(trainer, type) and issubclass(trainer, DefaultTrainer)):
             raise ConfigError(f"run(trainer, args): trainer is DefaultTrainer or a subclass of it, not {trainer!r}")
-        args = _with_all_options(args)
+        args, given = _with_all_options(args), cfg
         cfg = merge_options(args, cfg)
+        if args.replay is not None or args.samples is not None:
+            from ..replay.command import look_again  # it imports this room
+
+            return look_again(trainer, args, cfg.OUTPUT_DIR, given)
         check_options(args, cfg, trainer)
         cfg.freeze()
         if args.num_gpus * args.num_machines > 1 or args.dry_run:
@@ -86,6 +90,7 @@ def _with_all_options(args: argparse.Namespace) -> argparse.Namespace:
     for name, value in vars(args).items():
         if name in ours or name not in full:
             setattr(full, name, value)
+    full.handled = True
     return full
 
 

@@ -4,7 +4,8 @@ import argparse
 import logging
 from typing import Any
 
-from ...config import ConfigError, locate
+from ...config import CfgNode, ConfigError, locate
+from ...config.merging import pairs_of
 from ...config.slots import errors_at
 from ...hooks.base import HookBase
 from .. import comm
@@ -14,17 +15,41 @@ from ..program.options import named_trainer
 from .repeat import find_checkpoint, replay, replay_config
 from .report import report_text
 from .run_config import ranks_of
+from .samples import samples_at
 
-__all__ = ["replay_in_processes"]
+__all__ = ["look_again", "replay_in_processes"]
 
 logger = logging.getLogger(__name__)
 
 
-def replay_in_processes(args: argparse.Namespace) -> None:
+def look_again(trainer: type[DefaultTrainer], args: argparse.Namespace, run: str, cfg: CfgNode | None) -> None:
+    """Handle ``--replay`` and ``--samples`` of a script's command line.
+
+    Args:
+        trainer: the script's trainer.
+        args: the parsed command line. Its KEY VALUE pairs are for the replay.
+        run: the folder of the run.
+        cfg: see :func:`~hookline.engine.replay.replay`.
+    """
+    if args.samples is not None:
+        for number in samples_at(run, args.samples, cfg, trainer.build_train_loader):
+            print(number)
+        return
+    pairs = [part for pair in pairs_of(args.opts) for part in pair]
+    options = {"run": run, "iter": args.replay, "set": pairs, "ranks": 0, "hook": [], "trainer": ""}
+    options |= dict.fromkeys(("pdb", "profile", "save"), False)
+    replay_in_processes(argparse.Namespace(**options), trainer, cfg)
+
+
+def replay_in_processes(
+    args: argparse.Namespace, trainer: type[DefaultTrainer] | None = None, cfg: CfgNode | None = None
+) -> None:
     """Replay a step in as many processes as the run had, and print the report.
 
     Args:
         args: the command line of ``hookline replay``.
+        trainer: the run's trainer. Default: ``args.trainer``.
+        cfg: see :func:`~hookline.engine.replay.replay`.
 
     Raises:
         ConfigError: as for :func:`~hookline.engine.replay.replay`, or an option is wrong.
@@ -33,8 +58,8 @@ def replay_in_processes(args: argparse.Namespace) -> None:
         raise ConfigError(f"--set takes pairs of KEY VALUE; {args.set[-1]!r} has no value")
     if args.ranks < 0:
         raise ConfigError(f"--ranks must be positive, not {args.ranks}")
-    trainer = named_trainer(args.trainer)
-    cfg = replay_config(args.run, None, args.set)
+    trainer = trainer or named_trainer(args.trainer)
+    device = replay_config(args.run, cfg, args.set).MODEL.DEVICE
     checkpoint = find_checkpoint(args.run, args.iter)
     had = ranks_of(args.run, checkpoint)
     ranks = args.ranks or had
@@ -42,10 +67,10 @@ def replay_in_processes(args: argparse.Namespace) -> None:
         raise ConfigError("--pdb needs one process: add --ranks 1")
     if ranks != had:
         logger.warning("The run had %d ranks, and the replay has %d: it is equal up to rounding", had, ranks)
-    launch(_replay_rank, ranks, args=(args, trainer, checkpoint), device=cfg.MODEL.DEVICE)
+    launch(_replay_rank, ranks, args=(args, trainer, checkpoint, cfg), device=device)
 
 
-def _replay_rank(args: argparse.Namespace, trainer: type[DefaultTrainer], checkpoint: str) -> None:
+def _replay_rank(args: argparse.Namespace, trainer: type[DefaultTrainer], checkpoint: str, cfg: CfgNode | None) -> None:
     hooks: list[HookBase] = []
     for name in args.hook:
         with errors_at("--hook"):
@@ -57,6 +82,7 @@ def _replay_rank(args: argparse.Namespace, trainer: type[DefaultTrainer], checkp
         args.run,
         args.iter,
         trainer=trainer,
+        cfg=cfg,
         overrides=args.set,
         extra_hooks=hooks,
         debug=args.pdb,

@@ -3,7 +3,7 @@
 import glob
 import os
 
-from ...config import CfgNode, ConfigError, get_cfg
+from ...config import CfgNode, ConfigError, UnknownKeyError, get_cfg
 from ..checkpoint.candidates import saved_ranks
 
 __all__ = ["ranks_of", "run_config"]
@@ -23,7 +23,14 @@ def run_config(run: str, cfg: CfgNode | None = None) -> CfgNode:
     if not os.path.isfile(path):
         raise ConfigError(f"{run}: no run of hookline is here (it has no config.yaml)")
     cfg = get_cfg() if cfg is None else cfg.clone()
-    cfg.merge_from_file(path)
+    cfg.defrost()
+    try:
+        cfg.merge_from_file(path)
+    except UnknownKeyError as error:
+        raise UnknownKeyError(
+            f"{error}\nIf the run's script adds the key, call the script, which ends with run(Trainer, args, cfg): "
+            f"python SCRIPT --config-file {path} with --replay N or --samples N"
+        ) from None
     return cfg
 
 

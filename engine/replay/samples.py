@@ -1,6 +1,6 @@
 """Which samples a step of a run reads, from the sampler alone."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -17,7 +17,9 @@ from .run_config import run_config
 __all__ = ["each_iteration_of", "iterations_of", "samples_at"]
 
 
-def samples_at(run: str, iteration: int, cfg: CfgNode | None = None) -> list[int]:
+def samples_at(
+    run: str, iteration: int, cfg: CfgNode | None = None, build: Callable[[CfgNode], Any] = build_train_loader
+) -> list[int]:
     """Return the indices of the samples in the global batch of a step, which may be in the future.
 
     A run whose length is a time may end before the step.
@@ -26,12 +28,12 @@ def samples_at(run: str, iteration: int, cfg: CfgNode | None = None) -> list[int
         run: the folder of the run.
         iteration: the step.
         cfg: see :func:`~hookline.engine.replay.replay`.
+        build: builds the loader, such as ``build_train_loader`` of the run's trainer.
 
     Raises:
         ConfigError: there is no such run or step, or its data has no indices.
     """
-    stream = _Stream(run, cfg)
-    return stream.at(iteration)
+    return _Stream(run, cfg, build).at(iteration)
 
 
 def iterations_of(run: str, sample: int, cfg: CfgNode | None = None) -> list[int]:
@@ -73,7 +75,7 @@ def _known_length(run: str) -> int:
 class _Stream:
     """The global batches of a run."""
 
-    def __init__(self, run: str, cfg: CfgNode | None) -> None:
+    def __init__(self, run: str, cfg: CfgNode | None, build: Callable[[CfgNode], Any] = build_train_loader) -> None:
         cfg = run_config(run, cfg)
         if cfg.SOLVER.REFERENCE_WORLD_SIZE:
             raise ConfigError(
@@ -81,7 +83,7 @@ class _Stream:
                 "alone does not know: use hookline replay"
             )
         cfg.DATALOADER.NUM_WORKERS = 0
-        loader: Any = build_train_loader(cfg)
+        loader = build(cfg)
         sampler = getattr(loader, "batch_sampler", None)
         if reason := reason_without_indices(loader):
             raise ConfigError(f"{run}: its training data has no indices: {reason}")

@@ -55,9 +55,10 @@ def check_trains(args: Any, resume: bool | None, is_trial: bool) -> None:
     Raises:
         ConfigError: it asks for something else.
     """
-    options = ["eval_only", "predict", "dry_run", *([] if is_trial else ["fast_dev_run"])]
+    options = ["eval_only", "predict", "replay", "samples", "dry_run", *([] if is_trial else ["fast_dev_run"])]
     for name in options:
-        if option(args, name):
+        value = option(args, name)
+        if value is not None and value is not False:
             raise ConfigError(f"--{name.replace('_', '-')}: this script ignores the option and trains; {_REMEDY}")
     if resume is False:
         check_resumes(args)

@@ -37,6 +37,9 @@ def replay_command(trainer: Any, iteration: int) -> str:
     program = None if start is None else start.program
     if program is None or program.ported or iteration >= trainer.max_iter or trainer.cfg.FAST_DEV_RUN:
         return ""
+    if program.handled and not program.is_hookline:
+        words = (_python(), *program.words[3:]) if program.words[0] == "torchrun" else program.words
+        return shlex.join((*words, "--config-file", _path(trainer.cfg, "config.yaml"), "--replay", str(iteration)))
     cls, name = type(trainer), ""
     own = vars(cls).keys() - {"__module__", "__doc__", "__parameters__"}
     if own and not cls.__module__.startswith("hookline."):
@@ -55,16 +58,23 @@ class Program:
     Attributes:
         words: the program, such as ``("python", "tools/train_net.py")``.
         options: more options that every command needs.
+        handled: whether it handles all options, since it ends with ``run()``.
         ported: whether it is a script for detectron2: it has no ``--predict``, and no command can import its trainer.
     """
 
     words: Words
     options: tuple[Words, ...] = ()
+    handled: bool = False
     ported: bool = False
+
+    @property
+    def is_hookline(self) -> bool:
+        """Whether it is the command ``hookline``."""
+        return self.words == _hookline() or self.words[-2:] == ("-m", "hookline")
 
     def command(self, task: str, config: str, *more: Words) -> str:
         """Return a command for the shell: ``task`` is "train", "eval" or "predict"."""
-        if self.words == _hookline() or self.words[-2:] == ("-m", "hookline"):
+        if self.is_hookline:
             return _text((*self.words, task), ("--config-file", config), *self.options, *more)
         option = {"train": (), "eval": (("--eval-only",),), "predict": (("--predict",),)}[task]
         return _text(self.words, ("--config-file", config), *self.options, *option, *more)
@@ -95,7 +105,7 @@ def program_of(args: Any) -> Program | None:
         options.append(("--num-gpus", str(args.num_gpus)))
     if getattr(args, "trainer", ""):
         options.append(("--trainer", str(args.trainer)))
-    return Program(words, tuple(options), ported=ported)
+    return Program(words, tuple(options), getattr(args, "handled", False), ported)
 
 
 def _python() -> str:

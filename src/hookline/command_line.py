@@ -36,7 +36,8 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
         formatter_class=argparse.RawDescriptionHelpFormatter,
         conflict_handler="resolve",
     )
-    add_options(parser, "config_file", "resume", "eval_only", "predict", *DRY_RUN, "fast_dev_run", *PROCESSES, "opts")
+    add_options(parser, "config_file", "resume", "eval_only", "predict", "replay", "samples", *DRY_RUN)
+    add_options(parser, "fast_dev_run", *PROCESSES, "opts")
     parser.ours = list(parser._actions)
     return parser
 
@@ -55,6 +56,8 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "resume": {"action": "store_true", "help": "resume from the last checkpoint in OUTPUT_DIR"},
     "eval_only": {"action": "store_true", "help": "evaluate MODEL.WEIGHTS on DATASETS.TEST and exit"},
     "predict": {"action": "store_true", "help": "write predictions of MODEL.WEIGHTS for DATASETS.TEST"},
+    "replay": {"type": int, "metavar": "N", "help": "run step N of the run in OUTPUT_DIR again"},
+    "samples": {"type": int, "metavar": "N", "help": "print the indices of the samples in that run's step N"},
     "dry_run": {"action": "store_true", "help": "print what a run would do, write nothing"},
     "mfu": {"type": float, "metavar": "X", "help": "with --dry-run: the part of the peak reached (0.4)"},
     "peak_flops": {"type": float, "metavar": "X", "help": "with --dry-run: peak FLOP/s of a GPU, such as 989e12"},
@@ -108,10 +111,12 @@ class ArgumentParser(argparse.ArgumentParser):
 class Namespace(argparse.Namespace):
     """What a :func:`default_argument_parser` has parsed."""
 
-    __slots__ = ("ours",)  # not in vars()
+    __slots__ = ("handled", "ours")  # not in vars()
 
     ours: set[str]
     """The names of the options that are not the script's own."""
+    handled: bool
+    """Whether ``run()`` got them, which handles all options."""
 
 
 _parsed: list[tuple[weakref.ref[Namespace], list[str]]] = []

@@ -1,8 +1,10 @@
 """Scripts that end with run(Trainer, args), and scripts that ignore options."""
 
+import argparse
 import json
 import os
 import re
+import sys
 
 import pytest
 import torch
@@ -10,9 +12,11 @@ from snippets import run_python
 from starts import contents
 from torch import nn
 
+from hookline.cli import main
 from hookline.config import CfgNode, get_cfg
 from hookline.engine import DefaultTrainer, default_argument_parser, default_setup, run
-from hookline.hooks import HookBase
+from hookline.engine.setup import next_steps
+from hookline.hooks import CallbackHook, HookBase
 
 CONFIG = """
 DATASETS: {TRAIN: [{NAME: synthetic, ARGS: {size: 64}}], TEST: [{NAME: synthetic, ARGS: {size: 32, seed: 1}}]}
@@ -165,6 +169,61 @@ def test_something_else_than_a_trainer_class_is_refused(start, capsys, wrong):
     assert "trainer is DefaultTrainer or a subclass" in capsys.readouterr().err
 
 
+# ---------------------------------------------------------------------------- a step of the run again
+
+
+def test_a_step_is_replayed_with_the_scripts_trainer_and_keys(start, tmp_path, capsys):
+    start()
+    before = contents(tmp_path / "out")
+    capsys.readouterr()
+    for opts in ([], ["SOLVER.BASE_LR=0.5"]):
+        start("--config-file", "out/config.yaml", "--replay", 2, *opts)
+        report = json.loads((tmp_path / "out" / "replay_2" / "report.json").read_text())
+        assert report["compared"]["first_difference"] is None
+        assert report["overrides"] == (["SOLVER.BASE_LR", "0.5"] if opts else [])
+        assert "replay_2/report.html" in capsys.readouterr().out
+    after = contents(tmp_path / "out")
+    assert {name: after[name] for name in before if "hookline" not in name} == {
+        name: content for name, content in before.items() if "hookline" not in name
+    }
+
+
+def test_the_samples_of_a_step_are_those_of_the_scripts_loader(start, capsys):
+    start()
+    capsys.readouterr()
+    start("--samples", 0)
+    start("--samples", 1)
+    assert sorted(map(int, capsys.readouterr().out.split())) == list(range(64))  # two steps are an epoch
+
+
+@pytest.mark.parametrize("command", [["replay", "out", "--iter", "2"], ["samples", "out", "--iter", "2"]])
+def test_the_command_for_a_run_with_keys_of_its_own_names_the_way(start, capsys, command):
+    start()
+    with pytest.raises(SystemExit, match="2"):
+        main(command)
+    error = capsys.readouterr().err
+    assert "unknown key 'MINE'" in error
+    assert "python SCRIPT --config-file out/config.yaml with --replay N or --samples N" in error
+
+
+def test_an_error_names_the_script_that_replays_its_step(start, monkeypatch):
+    class Fails(Trainer):
+        def build_hooks(self):
+            def fail(trainer):
+                if trainer.iter == 2:
+                    raise RuntimeError("bad")
+
+            return [*super().build_hooks(), CallbackHook(after_step=fail)]
+
+    start()
+    monkeypatch.setattr(sys, "argv", ["my_train.py"])
+    monkeypatch.setitem(sys.modules, "__main__", argparse.Namespace(__spec__=None))
+    monkeypatch.setattr(next_steps, "_python", lambda: "python")
+    with pytest.raises(RuntimeError, match="bad") as info:
+        run(Fails, default_argument_parser().parse_args(["--config-file", "mine.yaml"]), project_config())
+    assert "look at this step: python my_train.py --config-file out/config.yaml --replay 2" in info.value.__notes__
+
+
 SCRIPT = """
 from hookline.engine import DefaultTrainer, comm, default_argument_parser, run
 from torch import nn
@@ -221,7 +280,9 @@ def careless(words, sets_up=True, resumes=True, own=()):
 
 
 @pytest.mark.parametrize("sets_up", [True, False])
-@pytest.mark.parametrize("option", ["--eval-only", "--predict", "--dry-run", "--num-gpus=2", "--num-machines=2"])
+@pytest.mark.parametrize(
+    "option", ["--eval-only", "--predict", "--replay=0", "--dry-run", "--num-gpus=2", "--num-machines=2"]
+)
 def test_a_script_that_ignores_an_option_does_not_train(start, tmp_path, option, sets_up):
     start()
     before = contents(tmp_path)
