@@ -7,7 +7,6 @@ keyword arguments, checked against its signature). A *duration* is an int (itera
 
 from .components import named_components, test_sets
 from .duration import Duration
-from .errors import ConfigError
 from .new_keys import declare_defaults
 from .node import CfgNode as CN
 from .node import Typed, components, one_of
@@ -21,11 +20,6 @@ def _count(default: int, least: int = 0) -> Typed:
 def _number(default: float | None, most: float | None = None) -> Typed:
     """A finite number >= 0; None is allowed if it is the default."""
     return Typed(default, float, least=0, most=most)
-
-
-def _no_augmentation(value: object) -> None:
-    if value is not False:
-        raise ConfigError("there is no test-time augmentation here; average the predictions in your trainer's test()")
 
 
 _C = CN()
@@ -274,10 +268,9 @@ _C.TEST.PREDICTIONS_COLUMNS = []
 _C.TEST.PRECISE_BN = CN()
 _C.TEST.PRECISE_BN.ENABLED = False
 _C.TEST.PRECISE_BN.NUM_ITER = _count(200, least=1)
-
 # Only False, for scripts of detectron2 that read it.
 _C.TEST.AUG = CN()
-_C.TEST.AUG.ENABLED = Typed(False, _no_augmentation)
+_C.TEST.AUG.ENABLED = False
 
 # ---------------------------------------------------------------------------- checkpoints
 _C.CHECKPOINT = CN()
@@ -334,8 +327,6 @@ _C.PARALLEL.NAME = "auto"
 _C.PARALLEL.ARGS = CN(new_allowed=True)
 # How long a rank waits for other ranks (start, collectives, barriers) before it fails: a time.
 _C.PARALLEL.TIMEOUT = Typed("30min", Duration.parse_time)
-
-# Names of these keys in detectron2.
 _C.register_renamed_key("MODEL.META_ARCHITECTURE", "MODEL.NAME")
 _C.register_renamed_key("SOLVER.IMS_PER_BATCH", "DATALOADER.BATCH_SIZE")
 

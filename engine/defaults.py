@@ -21,7 +21,7 @@ from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
 from .compat.ddp import create_ddp_model
 from .compat.writers import default_writers
-from .data import DATASET_REGISTRY, build_test_loader, build_train_loader, check_same_length
+from .data import build_test_loader, build_train_loader, check_same_length
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, verify_results
 from .evaluation.test_sets import evaluate_sets, evaluate_test_sets, own_periods
 from .evaluation.training_metrics import training_metrics
@@ -34,7 +34,7 @@ from .resume.changes import rates_of
 from .resume.lengths import loader_length, resolve_lengths, scale_config
 from .resume.optimizer_state import load_optimizer
 from .resume.resumable import ResumableTrainer
-from .setup.check import HOOK_SLOT, WRITER_SLOT, overridden_builders
+from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, overridden_builders
 from .setup.exit_codes import exit_after_signal
 from .setup.screen import log_end, watching_model
 from .setup.seeding import seed_all_rng
@@ -218,11 +218,9 @@ class DefaultTrainer(ResumableTrainer):
             eval_function=lambda: this._test(),
             output_dir=cfg.OUTPUT_DIR,
         )
-        best = cfg.CHECKPOINT.BEST
-        if not cfg.DATASETS.TEST and best.METRIC.partition("/")[0] in DATASET_REGISTRY:  # a base config's
-            logger.warning("CHECKPOINT.BEST.METRIC: DATASETS.TEST is empty, so there is no best %s", best.METRIC)
-        elif best.METRIC and not cfg.FAST_DEV_RUN:  # after all hooks that evaluate
-            args = (best.PERIOD, self.checkpointer, best.METRIC, best.MODE)
+        if (metric := best_metric(cfg)) and not cfg.FAST_DEV_RUN:  # after all hooks that evaluate
+            best = cfg.CHECKPOINT.BEST
+            args = (best.PERIOD, self.checkpointer, metric, best.MODE)
             ret.append(hooks.BestCheckpointer(*args, keep=best.KEEP, load_at_end=cfg.CHECKPOINT.LOAD_BEST_AT_END))
         # After HOOKS, which may have a ProgressBar with other arguments: only the first one is shown.
         if cfg.LOG.PROGRESS_BAR is True or (cfg.LOG.PROGRESS_BAR == "auto" and can_show_bar()):

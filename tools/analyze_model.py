@@ -21,7 +21,7 @@ from hookline.config import CfgNode, name_of
 from hookline.engine import DefaultTrainer, config_errors_exit
 from hookline.engine.data.transfer import move_to_device
 from hookline.engine.modeling import resolve_device
-from hookline.engine.program.options import set_up_probe
+from hookline.engine.options import set_up_probe
 from hookline.hooks.common.batches import samples_in
 
 

@@ -3,9 +3,9 @@
 import argparse
 
 from ..defaults import DefaultTrainer
+from ..options import set_up_probe
 from ..setup.find_batch_size import find_batch_size
 from ..setup.find_lr import LRSweep, find_lr
-from .options import set_up_probe
 
 __all__ = ["probe_batch_size", "probe_lr"]
 

@@ -10,13 +10,13 @@ from ...hooks.common.models import unwrap_model
 from .. import comm
 from ..defaults import DefaultTrainer
 from ..launch import launch
+from ..options import check_options, merge_options, named_trainer
 from ..parallel.base import build_strategy
 from ..setup.check import check_config, overridden_builders, unknown_parts
 from ..setup.exit_codes import config_errors_exit
 from ..setup.report import describe_run
 from ..setup.start import begin_run, default_setup
 from .look import evaluate, load_weights, looking, predict
-from .options import check_options, merge_options, named_trainer
 
 __all__ = ["run", "run_trainer"]
 

@@ -14,8 +14,8 @@ from ...hooks.common.optimizers import TimmScheduler, takes_epoch
 from ...hooks.control.lr_scheduler import LRScheduler
 from ...runs.reading import Curve, Run
 from ..defaults import DefaultTrainer
+from ..options import set_up_probe
 from ..resume.lengths import is_timed
-from .options import set_up_probe
 
 __all__ = ["schedule_of"]
 

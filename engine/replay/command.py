@@ -11,7 +11,7 @@ from ...hooks.base import HookBase
 from .. import comm
 from ..defaults import DefaultTrainer
 from ..launch import launch
-from ..program.options import named_trainer
+from ..options import named_trainer
 from .repeat import find_checkpoint, replay, replay_config
 from .report import report_text
 from .run_config import ranks_of

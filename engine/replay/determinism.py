@@ -14,7 +14,7 @@ import torch
 
 from ...config import CfgNode, ConfigError
 from ..defaults import DefaultTrainer
-from ..program.options import check_options, merge_options, named_trainer
+from ..options import check_options, merge_options, named_trainer
 from ..ranks.torchrun import launched_by_torchrun
 from ..setup.check import check_config, overridden_builders
 from ..setup.seeding import choose_seed

@@ -10,7 +10,7 @@ from ...config import CfgNode, ConfigError
 from ...config.compare import differences, resolved
 from ...hooks.writers.fingerprints import FINGERPRINTS_FILE
 from ...runs.reading import Curve
-from ..program.options import named_trainer
+from ..options import named_trainer
 from ..setup.report import describe_environment
 from .differences import compare_curves, curves_of, environment_of
 from .diverge_steps import compare_steps

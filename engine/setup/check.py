@@ -1,5 +1,6 @@
 """Checks of a config before a run."""
 
+import logging
 import os
 from collections.abc import Collection
 from typing import Any
@@ -38,7 +39,9 @@ from ..solver.parts import solver_parts
 from ..solver.scheduling import SCHEDULE_SLOT, plateau_metric
 from ..step.step_config import check_step_config
 
-__all__ = ["HOOK_SLOT", "WRITER_SLOT", "check_config", "overridden_builders", "unknown_parts"]
+__all__ = ["HOOK_SLOT", "WRITER_SLOT", "best_metric", "check_config", "overridden_builders", "unknown_parts"]
+
+logger = logging.getLogger(__name__)
 
 HOOK_SLOT = Slot(
     HOOK_REGISTRY, "HOOKS", offers=("cfg", "checkpointer", "model", "optimizer", "eval_function", "output_dir")
@@ -65,6 +68,15 @@ _NAMED_BY = (
     ("build_test_loader", TEST_SLOT),
     ("build_evaluator", EVALUATOR_SLOT),
 )
+
+
+def best_metric(cfg: CfgNode) -> str:
+    """Return CHECKPOINT.BEST.METRIC. If it needs a test set and there is none, log a warning and return ""."""
+    metric = cfg.CHECKPOINT.BEST.METRIC
+    if cfg.DATASETS.TEST or metric.partition("/")[0] not in DATASET_REGISTRY:
+        return metric
+    logger.warning("CHECKPOINT.BEST.METRIC: DATASETS.TEST is empty, so there is no best %s", metric)
+    return ""
 
 
 def overridden_builders(cls: type, base: type) -> set[str]:
@@ -164,6 +176,8 @@ def _check_ranges(cfg: CfgNode) -> None:
         raise ConfigError("DETERMINISTIC and CUDNN_BENCHMARK: contradict each other; set one of them to False")
     if cfg.MODEL.WEIGHTS_OPTIMIZER and not cfg.MODEL.WEIGHTS:
         raise ConfigError("MODEL.WEIGHTS_OPTIMIZER: needs MODEL.WEIGHTS, the checkpoint to load the state from")
+    if cfg.TEST.AUG.ENABLED:
+        raise ConfigError("TEST.AUG.ENABLED: there is no test-time augmentation; override the trainer's test()")
     if cfg.SOLVER.MAX_ITER in (0, "", "0"):
         raise ConfigError("SOLVER.MAX_ITER: is 0; give a length, such as 10000 or '20ep'")
     for expectation in cfg.TEST.EXPECTED_RESULTS:

@@ -283,5 +283,4 @@ class EventStorage(MediaStorage, OverRanks, Tables):
 
     def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
         # The last entry that is this storage: runs may end in another order than they began.
-        stack = _CURRENT_STORAGE_STACK
-        del stack[max(index for index, storage in enumerate(stack) if storage is self)]
+        del _CURRENT_STORAGE_STACK[max(i for i, one in enumerate(_CURRENT_STORAGE_STACK) if one is self)]

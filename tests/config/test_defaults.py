@@ -26,11 +26,3 @@ def test_an_invalid_duration_names_its_key():
     assert (cfg.SOLVER.MAX_ITER, cfg.TEST.EVAL_PERIOD) == ("20ep", "30min")
     with pytest.raises(ConfigError, match=r"SOLVER\.WARMUP_ITERS: '30min' is a time"):
         cfg.merge_from_list(["SOLVER.WARMUP_ITERS", "30min"])
-
-
-def test_test_time_augmentation_is_off_and_cannot_be_set():
-    cfg = get_cfg()
-    assert not cfg.TEST.AUG.ENABLED
-    cfg.merge_from_list(["TEST.AUG.ENABLED", "False"])
-    with pytest.raises(ConfigError, match=r"TEST\.AUG\.ENABLED: there is no test-time augmentation here"):
-        cfg.merge_from_list(["TEST.AUG.ENABLED", "True"])

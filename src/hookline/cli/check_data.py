@@ -18,7 +18,7 @@ def main(args: argparse.Namespace) -> int:
     """Check. The exit code is 1 if a sample or a batch fails."""
     with slow_imports():
         from hookline.engine import config_errors_exit
+        from hookline.engine.options import merge_options
         from hookline.engine.program.check_data import check_all
-        from hookline.engine.program.options import merge_options
     with config_errors_exit():
         return check_all(merge_options(args), args.max)

@@ -65,7 +65,7 @@ def main(args: argparse.Namespace) -> None:
 
 def _check(args: argparse.Namespace) -> None:
     from hookline.engine import check_config
-    from hookline.engine.program.options import check_options, merge_options
+    from hookline.engine.options import check_options, merge_options
     from hookline.engine.program.run import run_trainer
 
     if args.full or args.trainer:

@@ -221,7 +221,8 @@ def test_an_error_names_the_script_that_replays_its_step(start, monkeypatch):
     monkeypatch.setattr(next_steps, "_python", lambda: "python")
     with pytest.raises(RuntimeError, match="bad") as info:
         run(Fails, default_argument_parser().parse_args(["--config-file", "mine.yaml"]), project_config())
-    assert "look at this step: python my_train.py --config-file out/config.yaml --replay 2" in info.value.__notes__
+    *_, note = info.value.__notes__
+    assert re.fullmatch(r"look at this step: python my_train.py --config-file \S*out/config.yaml --replay 2", note)
 
 
 SCRIPT = """

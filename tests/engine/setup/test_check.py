@@ -38,6 +38,7 @@ def test_the_example_config_is_valid(cfg):
         ("SOLVER.BASE_LR", -1.0, "SOLVER.BASE_LR: must be at least 0"),
         ("SOLVER.NONFINITE_LIMIT", 0, "SOLVER.NONFINITE_LIMIT: must be at least 1"),
         ("SOLVER.MAX_ITER", 0, "SOLVER.MAX_ITER: is 0"),
+        ("TEST.AUG.ENABLED", True, "TEST.AUG.ENABLED: there is no test-time augmentation"),
         ("SOLVER.ACCUMULATION_STEPS", 0, "SOLVER.ACCUMULATION_STEPS: must be at least 1"),
         ("CHECKPOINT.MAX_TO_KEEP", -1, "CHECKPOINT.MAX_TO_KEEP: must be at least 0"),
         ("SOLVER.ACCUMULATION_STEPS", 1000, "SOLVER.ACCUMULATION_STEPS: a batch of 64 samples (DATALOADER.BATCH_SIZE)"),

@@ -3,14 +3,14 @@
 import argparse
 import os
 
-from ...config import CfgNode, ConfigError, get_cfg, locate
-from ...config.slots import errors_at
-from ..defaults import DefaultTrainer
-from ..evaluation import check_metrics
-from ..evaluation.build import EVALUATOR_SLOT
-from ..setup.check import overridden_builders
-from ..setup.ignored import check_dry_run
-from ..setup.start import default_setup
+from ..config import CfgNode, ConfigError, get_cfg, locate
+from ..config.slots import errors_at
+from .defaults import DefaultTrainer
+from .evaluation import check_metrics
+from .evaluation.build import EVALUATOR_SLOT
+from .setup.check import overridden_builders
+from .setup.ignored import check_dry_run
+from .setup.start import default_setup
 
 __all__ = ["check_options", "merge_options", "named_trainer", "set_up_probe"]
 
