@@ -57,6 +57,8 @@ def clean(value: Any) -> Any:
         value = literal(value)
     if type(value) in _SCALARS or isinstance(value, ObjectName):
         return expanded(value)
+    if isinstance(value, os.PathLike):
+        return expanded(os.fspath(value))
     value = thawed(value)
     if type(value) in (list, tuple):
         return type(value)(clean(item) for item in value)

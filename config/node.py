@@ -100,6 +100,7 @@ class CfgNode(ConfigTree):
             raise ConfigError(f"'{name}' is internal state of the config, not a key")
         if not name.startswith("COMPUTED_"):
             self._check_mutable(name)
+            value = os.fspath(value) if isinstance(value, os.PathLike) else value
             if type(value) not in _LEAF_TYPES and not isinstance(value, (_YacsCfgNode, Typed, ObjectName)):
                 raise ConfigError(
                     f"{name}: a config cannot hold a {type(value).__name__}; it holds None, bool, int, float, str, "
