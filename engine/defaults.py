@@ -122,6 +122,7 @@ class DefaultTrainer(ResumableTrainer):
         self.start_iter = 0
         self.max_iter = cfg.SOLVER.MAX_ITER
         self.register_hooks(self.build_hooks())
+        self._start.create_folder()
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Load the last checkpoint in OUTPUT_DIR if ``resume`` is True and there is one; otherwise MODEL.WEIGHTS.

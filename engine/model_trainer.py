@@ -317,8 +317,8 @@ class ModelTrainer(WaitingSteps):
         if self._whole_step is not None:
             self._whole_step.check(self)
 
-    def _warn_of_silent_events(self) -> None:
-        super()._warn_of_silent_events()
+    def _first_step_done(self) -> None:
+        super()._first_step_done()
         if self._whole_step is not None:
             self._whole_step.check_called(self)
 

@@ -185,7 +185,7 @@ class TrainerBase(RunState):
     def after_step(self) -> None:
         self._finished = self.iter
         if self.iter == self.start_iter:
-            self._warn_of_silent_events()
+            self._first_step_done()
         self._dispatch("after_step")
         if self.epoch_ended:
             self.after_epoch()

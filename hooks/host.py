@@ -223,7 +223,7 @@ class HookHost:
             frame = frame.f_back
         return None
 
-    def _warn_of_silent_events(self) -> None:
+    def _first_step_done(self) -> None:
         """After the first step: warn if hooks override events that this trainer's step does not emit."""
         for event in STEP_EVENTS:
             silent = [hook for _, cost, hook in self._listeners[event] if not cost[1]]

@@ -1,1 +1,1 @@
-"""Files on disk: atomic writes, the manifest of a run's files, the lock of a folder."""
+"""Files on disk: atomic writes, and the folder of a run."""

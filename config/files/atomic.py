@@ -1,22 +1,28 @@
 """Write files atomically: after a crash at any moment, a file has its old content or the new.
 
 A temporary file is in the folder of its target and is renamed to it. Temporary names begin with ``.hookline-tmp-``, and
-those of folders that are being replaced with ``.hookline-old-``. The names contain the process, so that leftovers of
-killed processes can be recognized.
+those of checkpoint folders that are being replaced with ``.hookline-old-``. A token in the names tells the files of
+this process from those that another one has left.
 """
 
+import errno
 import os
 import re
 import secrets
 import shutil
+import stat
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
-from .processes import is_running, machine_id, start_time
+from ..errors import ConfigError
 
 __all__ = [
+    "check_regular",
     "displaced",
+    "free_name",
+    "is_checkpoint_folder",
     "put_back",
     "remove_leftovers",
     "replace_file",
@@ -26,19 +32,23 @@ __all__ = [
 ]
 
 _TEMPORARY, _DISPLACED = ".hookline-tmp-", ".hookline-old-"
-_NAME = re.compile(r"\.hookline-(?:tmp|old)-([0-9a-f]{8})-(\d+)-(\d+)-[0-9a-f]{8}-(.+)", re.DOTALL)
+_NAME = re.compile(r"\.hookline-(?:tmp|old)-([0-9a-f]{8})-[0-9a-f]{8}-(.+)", re.DOTALL)
+_PROCESS = secrets.token_hex(4)
+
+
+def _after_fork() -> None:
+    global _PROCESS
+    _PROCESS = secrets.token_hex(4)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def temporary_path(path: str) -> str:
     """Return a new name for a replacement of ``path``, in the same folder. Nothing is created."""
-    return _reserved_path(_TEMPORARY, path, shortened=True)
-
-
-def _reserved_path(prefix: str, path: str, shortened: bool = False) -> str:
     folder, name = os.path.split(path)
-    pid = os.getpid()
-    maker = f"{machine_id()}-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
-    return os.path.join(folder, f"{prefix}{maker}-{name[-100:] if shortened else name}")
+    return os.path.join(folder, f"{_TEMPORARY}{_PROCESS}-{secrets.token_hex(4)}-{name[-100:]}")
 
 
 def replace_file(path: str, write: Callable[[IO[bytes]], Any]) -> None:
@@ -47,7 +57,12 @@ def replace_file(path: str, write: Callable[[IO[bytes]], Any]) -> None:
     Args:
         path: the file to create or replace. After an error, an existing file is unchanged.
         write: called with the open file, which can also be read.
+
+    Raises:
+        ConfigError: ``path`` is a folder.
     """
+    if os.path.isdir(path):
+        raise ConfigError(f"{path} is a folder, and a file is to be written there: move it away or choose another name")
     temporary = temporary_path(path)
     created = False
     try:
@@ -56,8 +71,7 @@ def replace_file(path: str, write: Callable[[IO[bytes]], Any]) -> None:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        with displaced(path) if os.path.isdir(path) else nullcontext():
-            os.replace(temporary, path)
+        os.replace(temporary, path)
     except BaseException:
         if created:
             with suppress(OSError):  # the folder may be gone; raise the first error
@@ -76,16 +90,38 @@ def replace_text(path: str, text: str) -> None:
     replace_file(path, lambda file: file.write(text.encode()))
 
 
-def _leftovers(folder: str, prefix: str, alone: bool) -> Iterator[tuple[str, str]]:
-    """Yield leftovers of killed processes with a reserved prefix: (path, target name)."""
+def free_name(path: str) -> str:
+    """Return the first of ``<path>.old``, ``<path>.old2``, ... that does not exist."""
+    number, name = 1, f"{path}.old"
+    while os.path.lexists(name):
+        number += 1
+        name = f"{path}.old{number}"
+    return name
+
+
+def check_regular(path: str) -> None:
+    """Check that a path is a regular file or does not exist.
+
+    Raises:
+        ConfigError: it is a folder, a FIFO (opening one may block forever) or another special file.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a special file"
+        raise ConfigError(f"{path} is {kind}, and a run needs a regular file there: remove it")
+
+
+def _leftovers(folder: str, prefix: str, older: float = 0) -> Iterator[tuple[str, str]]:
+    """Yield what other processes left with a reserved prefix: (path, target name)."""
     with suppress(OSError):
         for name in sorted(os.listdir(folder)):
             match = _NAME.fullmatch(name) if name.startswith(prefix) else None
-            if match is None:
-                continue
-            here = match[1] == machine_id()
-            if (here and not is_running(int(match[2]), int(match[3]))) or (alone and not here):
-                yield os.path.join(folder, name), match[4]
+            path = os.path.join(folder, name)
+            if match and match[1] != _PROCESS and time.time() - os.lstat(path).st_mtime >= older:
+                yield path, match[2]
 
 
 def remove_leftovers(folder: str, alone: bool = False) -> list[str]:
@@ -93,32 +129,23 @@ def remove_leftovers(folder: str, alone: bool = False) -> list[str]:
 
     Args:
         folder: may be missing.
-        alone: no other process writes there: remove leftovers of other machines too, whose processes cannot be
-            checked.
+        alone: no other process writes there. Otherwise files that changed within the last hour stay.
 
     Returns:
         The target names of the files.
     """
     removed = []
-    for path, name in _leftovers(folder, _TEMPORARY, alone):
+    for path, name in _leftovers(folder, _TEMPORARY, -1e9 if alone else 3600):
         with suppress(OSError):
             _remove(path)
             removed.append(name)
     return removed
 
 
-def put_back(folder: str, alone: bool = False) -> list[str]:
-    """Undo the replacement of a folder (see :func:`displaced`) that a kill interrupted.
-
-    Args:
-        folder: its parent folder; may be missing.
-        alone: see :func:`remove_leftovers`.
-
-    Returns:
-        The names that were restored.
-    """
+def put_back(folder: str) -> list[str]:
+    """Undo the replacement of a checkpoint (see :func:`displaced`) that a kill interrupted. Returns restored names."""
     back = []
-    for path, name in _leftovers(folder, _DISPLACED, alone):
+    for path, name in _leftovers(folder, _DISPLACED, -1e9):
         with suppress(OSError):
             if os.path.lexists(os.path.join(folder, name)):
                 _remove(path)
@@ -135,14 +162,25 @@ def _remove(path: str) -> None:
         os.remove(path)
 
 
+def is_checkpoint_folder(path: str) -> bool:
+    """Whether a path is a folder that hookline wrote: a sharded checkpoint. Other folders are never removed."""
+    return os.path.isdir(path) and os.path.isfile(os.path.join(path, "checksums.json"))
+
+
 @contextmanager
 def displaced(path: str) -> Iterator[None]:
-    """Move ``path`` away within the block, since a rename cannot replace a folder.
+    """Move a checkpoint away within the block, since a rename cannot replace a folder.
 
     The old content is removed if the block succeeds, and restored if it fails. :func:`put_back` restores it after a
     kill.
+
+    Raises:
+        ConfigError: the path is a folder that is not a checkpoint.
     """
-    moved = _reserved_path(_DISPLACED, path)
+    if os.path.isdir(path) and not is_checkpoint_folder(path):
+        raise ConfigError(f"{path} is a folder, and not a checkpoint of hookline: move it away")
+    folder, name = os.path.split(path)
+    moved = os.path.join(folder, f"{_DISPLACED}{_PROCESS}-{secrets.token_hex(4)}-{name}")
     try:
         os.rename(path, moved)
     except FileNotFoundError:
@@ -166,5 +204,8 @@ def sync_directory(path: str) -> None:
         return
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS):  # file systems that cannot sync a folder
+            raise
     finally:
         os.close(descriptor)

@@ -2,31 +2,50 @@
 
 A run keeps records in ``OUTPUT_DIR/.hookline/``:
 
-``manifest``
-    the names of the run's files, see :class:`~hookline.config.files.manifest.Manifest`. Other files of OUTPUT_DIR are
-    never replaced, moved or removed.
+``files``
+    the names of the run's files, one JSON string a line. A run never replaces, moves or removes other files; if it
+    needs the name of one, the other file is renamed (:func:`claim`).
 ``lock``
-    held by the run's main process, see :class:`~hookline.config.files.folder_lock.FolderLock`.
-``moving``
-    present while an earlier run is being moved away; the next start then moves it back (:meth:`RunFolder.recover`).
+    locked by the system (``flock``) for the run's main process. The content is only for messages.
+``moving/``
+    holds the files of an earlier run while it is being moved away. The last step renames it to ``previous_001``; a
+    start that was killed before that is undone by the next one.
 
 Call :func:`claim` before writing a file of a run. In a folder that no run of this process has opened, it does nothing,
 so that writers and checkpointers also work without a run.
 """
 
 import json
+import logging
 import os
+import re
+import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from ..errors import ConfigError
-from .atomic import put_back, remove_leftovers, replace_text, sync_directory
-from .folder_lock import FolderLock
-from .manifest import RECORDS, Manifest, is_inside
+from .atomic import check_regular, free_name, put_back, remove_leftovers, replace_text, sync_directory
 
-__all__ = ["RunFolder", "claim", "claim_pattern", "is_claimed", "is_in_run_folder", "run_folder"]
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["CHECKPOINT", "RECORDS", "RunFolder", "claim", "is_claimed", "is_in_run_folder", "run_folder"]
+
+logger = logging.getLogger(__name__)
+
+RECORDS = ".hookline"
+"""The folder in OUTPUT_DIR for the records of a run."""
+
+CHECKPOINT = re.compile(r"(rolling_\d{7,}|model_(\d{7,}|final|exception|in_memory|best(_\d{7,}(_\w+)?)?))\.pth")
+# The files of a run in a folder without a list.
+_RUN_FILE = re.compile(
+    r"config\.yaml|log\.txt(\.rank\d+)?|metrics\.(json|csv)|last_checkpoint|curves\.(png|html)"
+    rf"|events\.out\.tfevents\.\d{{10}}\..+|{CHECKPOINT.pattern}"
+)
 
 _folders: dict[str, "RunFolder"] = {}
 
@@ -37,30 +56,22 @@ def run_folder(path: str) -> "RunFolder":
     return _folders.setdefault(path, RunFolder(path))
 
 
-def claim(path: str) -> None:
-    """Record a file or folder as the run's, before it is created.
+def claim(path: str, keep: bool = False) -> None:
+    """Make a name the run's, before its file or folder is created.
+
+    An existing one that no run wrote is renamed to ``<path>.old`` (``.old2``, ...), with a warning.
 
     Args:
         path: a file in the folder of a run; other paths are ignored.
+        keep: an existing file becomes the run's as it is.
 
     Raises:
-        ConfigError: it exists and was not written by a run.
-        OSError: it cannot be recorded: the disk is full, or the run's folder is gone.
+        ConfigError: another run has the folder.
+        OSError: the name cannot be recorded: the disk is full, or the run's folder is gone.
     """
     folder, name = _find(path)
     if folder is not None:
-        folder.claim(name)
-
-
-def claim_pattern(path: str) -> None:
-    """:func:`claim` for files whose names a library chooses.
-
-    Args:
-        path: its last part is an :mod:`fnmatch` pattern that no other files match.
-    """
-    folder, name = _find(path)
-    if folder is not None:
-        folder.claim(name, pattern=True)
+        folder.claim(name, keep)
 
 
 def is_claimed(path: str) -> bool:
@@ -102,9 +113,9 @@ class RunFolder:
     def __init__(self, path: str) -> None:
         self.path = path
         self.before_first_claim: Callable[[], Any] | None = None
-        self._manifest = Manifest(path, self._own("manifest"))
-        self._taken = False
-        self._lock = FolderLock(self._own("lock"), f"OUTPUT_DIR: {path}")
+        self._names: set[str] = set()
+        self._opened = False
+        self._lock = _Lock(self._own("lock"), path)
         self._mutex = threading.RLock()  # writers claim on threads of their own
 
     def _own(self, name: str) -> str:
@@ -113,78 +124,82 @@ class RunFolder:
     @property
     def is_open(self) -> bool:
         """Whether claims are recorded: a run has the folder, or is about to take it."""
-        return self._taken or self.before_first_claim is not None
+        return self._opened or self.before_first_claim is not None
 
     def __contains__(self, name: str) -> bool:
         """Whether a name is a file of the run, or in a folder of the run."""
-        return name in self._manifest
+        name = os.path.normpath(name)
+        while name not in ("", os.sep):
+            if name in self._names:
+                return True
+            name = os.path.dirname(name)
+        return False
 
-    # ------------------------------------------------------------------ claims
+    # ------------------------------------------------------------------ the list
 
-    def claim(self, name: str, pattern: bool = False) -> None:
-        """See :func:`claim`.
-
-        Args:
-            name: relative to the folder.
-            pattern: ``name`` is an fnmatch pattern, for files whose names a library chooses.
-        """
+    def claim(self, name: str, keep: bool = False) -> None:
+        """See :func:`claim`. ``name`` is relative to the folder."""
         with self._mutex:
             if self.before_first_claim is not None:
                 self.before_first_claim()
             name = os.path.normpath(name)
-            if name in self or (pattern and name in self._manifest.patterns):
-                self._manifest.check_exists()
+            if name in self:
+                os.stat(self._own("files"))  # a FileNotFoundError if the folder was removed
                 return
-            if not pattern and os.path.lexists(os.path.join(self.path, name)):
-                raise ConfigError(f"OUTPUT_DIR: {self._foreign(name)}")
-            self._manifest.add(name, pattern)
+            path = os.path.join(self.path, name)
+            if not keep and os.path.lexists(path):
+                os.rename(path, other := free_name(path))
+                logger.warning("%s was not written by a run in this folder. It is now %s", path, other)
+            # No O_CREAT: a removed folder is not created again. A single write, so that lines of two processes do not
+            # mix. It starts with a newline, since the last line may be incomplete.
+            descriptor = os.open(self._own("files"), os.O_WRONLY | os.O_APPEND)
+            try:
+                os.write(descriptor, f"\n{json.dumps(name)}\n".encode())
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            self._names.add(name)
 
-    def check_names(self, *, resume: bool, writes: Callable[[str], bool]) -> None:
-        """Check that no file of the user has the name of a file of the run.
-
-        Args:
-            resume: the run continues the run in the folder, which may be of a version without a manifest.
-            writes: whether the run may write a file of this name at the top of the folder.
-
-        Raises:
-            ConfigError: there is such a file; the message says what to do.
-        """
-        if not os.path.isdir(self.path) or (resume and self._is_unrecorded()):
+    def read(self) -> None:
+        """Read the list. In a run's folder without one, the files with the names of a run are the run's."""
+        check_regular(self._own("files"))
+        try:
+            with open(self._own("files"), encoding="utf-8", errors="replace") as file:
+                lines = file.read().splitlines()
+        except (FileNotFoundError, NotADirectoryError):
+            there = os.listdir(self.path) if os.path.isdir(self.path) else []
+            is_run = not {"metrics.json", "last_checkpoint"}.isdisjoint(there)
+            self._names = set(filter(_RUN_FILE.fullmatch, there)) if is_run else set()
             return
-        names = [name for name in sorted(os.listdir(self.path)) if writes(name) and name not in self]
-        if names:
-            raise ConfigError(f"OUTPUT_DIR: {self._foreign(*names)}")
+        self._names = set()
+        for line in filter(None, lines):
+            with suppress(ValueError):  # an incomplete line of a killed process
+                name = json.loads(line)
+                if isinstance(name, str) and _is_inside(name):
+                    self._names.add(name)
 
-    def _foreign(self, name: str, *more: str) -> str:
-        path = os.path.join(self.path, name)
-        if self._is_unrecorded():
-            return (
-                f"{self.path} holds a run of an older version of hookline, which did not record its files ({name} for "
-                "example); --resume it, choose another OUTPUT_DIR, or move its files away"
-            )
-        if more:
-            names = ", ".join([name, *more[:8], *["..."] * (len(more) > 8)])
-            return f"{names} in {self.path} were not written by a run; move them away, or choose another OUTPUT_DIR"
-        return f"{path} exists and was not written by a run; move it away, or choose another OUTPUT_DIR"
+    def _ensure_list(self) -> None:
+        if not os.path.isfile(self._own("files")):
+            replace_text(self._own("files"), "".join(f"{json.dumps(name)}\n" for name in sorted(self._names)))
 
-    def _is_unrecorded(self) -> bool:
-        """Whether a run of a version without a manifest is here."""
-        return "last_checkpoint" not in self and os.path.isfile(os.path.join(self.path, "last_checkpoint"))
+    def existing(self) -> list[str]:
+        """Return the names of the run's existing files and folders; not those inside of a folder of the run."""
+        names = (name for name in self._names if os.path.dirname(name) not in self)
+        return sorted(name for name in names if os.path.lexists(os.path.join(self.path, name)))
 
     # ------------------------------------------------------------------ taking the folder
 
-    def take(self, *, resume: bool, writes: Callable[[str], bool]) -> str:
+    def take(self, resume: bool) -> str:
         """Lock the folder for this process, before a run writes.
 
         Args:
             resume: the run continues the run in the folder. Otherwise that run is moved to ``previous_001`` (002, ...).
-            writes: see :meth:`check_names`.
 
         Returns:
             The folder that an earlier run was moved to; empty if there was none.
 
         Raises:
-            ConfigError: another run has the folder, or files of the user are in the way. Nothing is changed.
+            ConfigError: another run has the folder. Nothing is changed.
             OSError: the folder cannot be written.
         """
         with self._mutex:
@@ -192,40 +207,64 @@ class RunFolder:
             self._lock.acquire()
             try:
                 self._recover()
-                self._manifest.read()
-                if resume and self._is_unrecorded():
-                    self._adopt(writes)
-                self.check_names(resume=resume, writes=writes)
+                self.read()
                 moved = "" if resume else self._move_earlier_run()
-                self._manifest.ensure()
+                self._ensure_list()
             except BaseException:
                 self.release()
                 raise
-            self._taken, self.before_first_claim = True, None
+            self._opened, self.before_first_claim = True, None
             return moved
 
     def join(self) -> None:
         """Open the folder for a program that only adds files, such as predictions: no lock is taken, nothing moves."""
         with self._mutex:
             os.makedirs(self._own(""), exist_ok=True)
-            self._manifest.read()
-            self._manifest.ensure()
-            self._taken, self.before_first_claim = True, None
+            self.read()
+            self._ensure_list()
+            self._opened, self.before_first_claim = True, None
 
     def continue_here(self) -> None:
         """Take the folder again after :meth:`release`, without moving anything."""
         with self._mutex:
-            self._manifest.check_exists()
+            os.stat(self._own("files"))
             self._lock.acquire()
-            self._manifest.read()
+            self.read()
 
     def release(self) -> None:
         """Release the folder, if this process has it."""
-        with suppress(OSError):  # the folder may be gone
-            self._lock.release()
+        self._lock.release()
+
+    # ------------------------------------------------------------------ an earlier run
+
+    def _move_earlier_run(self) -> str:
+        """Move the run in the folder to ``previous_001`` (002, ...): into ``moving``, which is then renamed."""
+        names = self.existing()
+        if not names:
+            return ""
+        self._ensure_list()
+        number = 1
+        while os.path.lexists(target := os.path.join(self.path, f"previous_{number:03d}")):
+            number += 1
+        try:
+            for name in [*names, os.path.join(RECORDS, "files")]:
+                _move(self.path, self._own("moving"), name)
+            sync_directory(self._own("moving"))
+            os.rename(self._own("moving"), target)
+        except BaseException:
+            self._recover()
+            raise
+        sync_directory(self.path)
+        self._names = set()
+        return target
+
+    @property
+    def needs_recovery(self) -> bool:
+        """Whether a start was killed while it moved an earlier run away."""
+        return os.path.lexists(self._own("moving"))
 
     def recover(self) -> list[str]:
-        """Undo an interrupted start, and remove temporary files of killed processes.
+        """Undo an interrupted start or replacement of a checkpoint, and remove temporary files of killed processes.
 
         Returns:
             The names of the restored files and folders.
@@ -234,7 +273,7 @@ class RunFolder:
             ConfigError: another run has the folder.
         """
         if not os.path.isdir(self._own("")):
-            return []
+            return put_back(self.path)
         with self._mutex:
             held = self._lock.held
             self._lock.acquire()
@@ -244,86 +283,20 @@ class RunFolder:
                 if not held:
                     self.release()
 
-    @property
-    def needs_recovery(self) -> bool:
-        """Whether a start was killed while it moved an earlier run away."""
-        return os.path.lexists(self._own("moving"))
-
-    def existing(self) -> list[str]:
-        """Return the names of the run's existing files and folders."""
-        return self._manifest.existing()
-
-    def read_claims(self) -> None:
-        """Read the manifest, without taking the folder."""
-        with self._mutex:
-            self._manifest.read()
-
-    def _adopt(self, writes: Callable[[str], bool]) -> None:
-        """Claim the files of a resumed run of a version without a manifest."""
-        self._manifest.ensure()
-        for name in sorted(os.listdir(self.path)):
-            if (writes(name) or name.startswith("events.out.tfevents.")) and name not in self:
-                self._manifest.add(name)
-
-    # ------------------------------------------------------------------ an earlier run
-
-    def _move_earlier_run(self) -> str:
-        """Move the run in the folder to ``previous_001`` (002, ...).
-
-        ``moving`` exists from before the first move until after the last. If the process is killed in between, the next
-        start moves everything back.
-        """
-        names = self._manifest.existing()
-        if not names:
-            self._manifest.start()
-            return ""
-        number = 1
-        while os.path.lexists(target := os.path.join(self.path, f"previous_{number:03d}")):
-            number += 1
-        replace_text(self._own("moving"), json.dumps({"to": os.path.basename(target), "names": names}))
-        try:
-            for name in names:
-                _move(self.path, target, name)
-            _move(self.path, target, os.path.join(RECORDS, "manifest"))
-            self._manifest.start()
-        except BaseException:
-            self._recover()
-            self._manifest.read()
-            raise
-        sync_directory(target)
-        os.remove(self._own("moving"))
-        sync_directory(self._own(""))
-        return target
-
     def _recover(self) -> list[str]:
-        back = put_back(self.path, alone=True)
+        back = put_back(self.path)
         for folder in (self.path, self._own("")):
             remove_leftovers(folder, alone=True)
-        try:
-            with open(self._own("moving"), encoding="utf-8") as file:
-                moving = json.load(file)
-            source, names = os.path.join(self.path, moving["to"]), [str(name) for name in moving["names"]]
-            if not is_inside(moving["to"]) or not all(map(is_inside, names)):
-                raise ValueError(f"names outside of {self.path}")
-        except FileNotFoundError:
-            return back
-        except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{self._own('moving')} is damaged ({error}); check the files in {self.path}") from error
-        there = [name for name in names if os.path.lexists(os.path.join(source, name))]
-        for name in there:
-            if os.path.lexists(os.path.join(self.path, name)):
-                raise ConfigError(
-                    f"OUTPUT_DIR: a start was killed while it moved {name} to {source}; it cannot be moved back, since "
-                    f"{os.path.join(self.path, name)} exists now; move it away"
-                )
-        for name in there:
-            _move(source, self.path, name)
-        if os.path.lexists(os.path.join(source, RECORDS, "manifest")):
-            _move(source, self.path, os.path.join(RECORDS, "manifest"))
-        back += there
-        _remove_empty(source)
-        os.remove(self._own("moving"))
+        if self.needs_recovery:
+            back += sorted(os.listdir(self._own("moving")))
+            _move_back(self._own("moving"), self.path)
         return back
+
+
+def _is_inside(name: str) -> bool:
+    """Whether a name is inside of a run's folder, and not one of its records."""
+    parts = os.path.normpath(name).split(os.sep)
+    return bool(name) and not os.path.isabs(name) and parts[0] not in (os.pardir, os.curdir, RECORDS)
 
 
 def _move(source: str, target: str, name: str) -> None:
@@ -338,8 +311,85 @@ def _move(source: str, target: str, name: str) -> None:
         parent = os.path.dirname(parent)
 
 
-def _remove_empty(folder: str) -> None:
-    """Remove a folder that contains only empty folders."""
-    for path, _, _ in os.walk(folder, topdown=False):
-        with suppress(OSError):
-            os.rmdir(path)
+def _move_back(source: str, target: str) -> None:
+    """Move everything in a folder to another one, and remove the folder."""
+    for name in os.listdir(source):
+        old, new = os.path.join(source, name), os.path.join(target, name)
+        if not os.path.lexists(new):
+            os.rename(old, new)
+        elif os.path.isdir(old) and os.path.isdir(new):
+            _move_back(old, new)
+        else:
+            raise ConfigError(
+                f"OUTPUT_DIR: a start was killed while it moved {new} to {old}; it cannot be moved back, since {new} "
+                "exists now; move it away"
+            )
+    os.rmdir(source)
+
+
+class _Lock:
+    """The system's lock on a file, which ends with the process. Forked processes do not keep it."""
+
+    def __init__(self, path: str, folder: str) -> None:
+        self._path = path
+        self._folder = folder
+        self._warned = False
+        self.descriptor = -1
+
+    @property
+    def held(self) -> bool:
+        """Whether this process has the lock."""
+        return self.descriptor >= 0
+
+    def acquire(self) -> None:
+        """Acquire the lock, if this process does not hold it already.
+
+        Raises:
+            ConfigError: another process holds it.
+            OSError: the file cannot be opened or written.
+        """
+        if self.held:
+            return
+        check_regular(self._path)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+        try:
+            if fcntl is not None:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            raise ConfigError(
+                f"OUTPUT_DIR: {self._folder} is in use by {holder}; wait for it to end, or choose another OUTPUT_DIR"
+            ) from None
+        except OSError as error:
+            if not self._warned:
+                logger.warning(
+                    "%s cannot be locked (%s): start no second run in its folder", self._path, error.strerror
+                )
+            self._warned = True
+        self.descriptor = descriptor
+        with suppress(OSError):  # only for messages
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+
+    def release(self) -> None:
+        """Release the lock, if this process has it."""
+        if self.held:
+            with suppress(OSError):
+                os.ftruncate(self.descriptor, 0)
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the file. In a forked process, the parent keeps the lock."""
+        if self.held:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _forget_locks() -> None:
+    for folder in _folders.values():
+        folder._lock.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_locks)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
-from ...config.files.atomic import put_back
+from ...config.files.run_folder import run_folder
 from .. import comm
 from .checkpoint_file import verify_checkpoint
 from .folder import is_local, read_tag
@@ -56,8 +56,9 @@ def find_resumable(checkpointer: Any) -> str:
 def _find_resumable(checkpointer: Any) -> str:
     folder = checkpointer.save_dir
     if is_local(folder):
-        for name in put_back(folder):
-            logger.warning("Restored %s: a run was killed while it replaced it", name)
+        with suppress(ConfigError, OSError):  # a run trains there, or the folder is not writable
+            for name in run_folder(folder).recover():
+                logger.warning("Restored %s: a run was killed while it replaced it", name)
     tagged, last = checkpointer.has_checkpoint(), checkpointer.get_checkpoint_file()
     if tagged and not last:
         logger.warning("%s names no file", os.path.join(folder, "last_checkpoint"))

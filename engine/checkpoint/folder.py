@@ -5,10 +5,10 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import IO, Any
 
-from ...config.files.atomic import remove_leftovers, replace_file
+from ...config.files.atomic import displaced, is_checkpoint_folder, remove_leftovers, replace_file
 from ...config.files.run_folder import claim, is_claimed
 
 __all__ = ["CheckpointFolder", "is_local", "read_tag"]
@@ -65,7 +65,8 @@ class CheckpointFolder:
         if is_local(path):
             claim(path)
             self.prepare()
-            replace_file(path, write)
+            with displaced(path) if is_checkpoint_folder(path) else nullcontext():
+                replace_file(path, write)
             self._tagged |= os.path.basename(path) == "last_checkpoint"
             return
         with tempfile.NamedTemporaryFile() as file:
@@ -102,14 +103,14 @@ class CheckpointFolder:
                 last,
             )
         if not self._cleaned:
-            removed = remove_leftovers(self.path)
+            removed = remove_leftovers(self.path, alone=True)
             if removed:
                 logger.info("Removed temporary files of killed processes: %s", ", ".join(removed))
             self._cleaned = True
 
     def remove(self, path: str, path_manager: Any) -> None:
         """Remove a checkpoint that this run wrote. Errors are logged; missing files are ignored."""
-        if not is_claimed(path):
+        if not is_claimed(path) or (os.path.isdir(path) and not is_checkpoint_folder(path)):
             logger.warning("%s was not written by this run, and is not removed", path)
             return
         try:

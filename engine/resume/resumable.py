@@ -226,6 +226,14 @@ class ResumableTrainer(PortedTrainer):
             check_resumes(self._start.args)
         return self._start.running(self._resume, trains)
 
+    def _first_step_done(self) -> None:
+        super()._first_step_done()
+        self._begin_after_step()
+
+    def _begin_after_step(self) -> None:
+        if self._start is not None:
+            self._start.begin_after_step()
+
     def _train_to_end(self, end: Mapping[str, Any] | None) -> TrainResult:
         """Train.
 
@@ -254,7 +262,7 @@ class ResumableTrainer(PortedTrainer):
         return result
 
     def _fail(self, error: BaseException) -> BaseException:
-        if self._error is None:
+        if self._error is None and not (self._start is not None and self._start.waits):  # else nothing to replay
             name_replay(self, error)
         return super()._fail(error)
 
@@ -336,6 +344,8 @@ class ResumableTrainer(PortedTrainer):
     # ------------------------------------------------------------------ a second train()
 
     def after_train(self) -> None:
+        if self._error is None:
+            self._attempt(self._begin_after_step)  # no step was trained
         try:
             super().after_train()
         finally:

@@ -1,14 +1,12 @@
-"""What a run does with OUTPUT_DIR: check it before anything is built, take it when training begins."""
+"""What a run does with OUTPUT_DIR: check it before anything is built, take it when the first step is done."""
 
 import logging
 import os
-import re
-from collections.abc import Sequence
 from typing import Literal
 
-from ...config import CfgNode, ConfigError, component
-from ...config.files.atomic import replace_text
-from ...config.files.run_folder import run_folder
+from ...config import ConfigError
+from ...config.files.atomic import check_regular, replace_text
+from ...config.files.run_folder import CHECKPOINT, RECORDS, claim, run_folder
 from ...hooks.writers.append_file import back_up
 from .. import comm
 from ..ranks.process import set_log_file
@@ -24,38 +22,26 @@ RunKind = Literal["train", "inference", "dry", "trial"]
 a run trains in the folder. "dry" (``--dry-run``): writes nothing. "trial" (FAST_DEV_RUN): trains, but writes nothing.
 """
 
-# Files of every run, and files of writers that a config may leave out.
-_RUN_FILE = re.compile(
-    r"config\.yaml|log\.txt(\.rank\d+)?|last_checkpoint"
-    r"|(rolling_\d{7,}|model_(\d{7,}|final|exception|best(_\d{7,}(_\w+)?)?))\.pth"
-)
-_WRITER_FILES = {"JSONWriter": "metrics.json", "CSVWriter": "metrics.csv"}
-
 
 class OutputDir:
     """OUTPUT_DIR of one run. Only the main process calls its methods.
 
     Args:
-        cfg: the full config.
+        path: the folder.
         kind: see :data:`RunKind`.
 
     Raises (all methods):
         ConfigError: the folder cannot be used. Nothing in it has changed.
     """
 
-    def __init__(self, cfg: CfgNode, kind: RunKind) -> None:
-        self._cfg = cfg
+    def __init__(self, path: str, kind: RunKind) -> None:
         self._kind = kind
         self._last_checkpoint = b""
-        self.folder = run_folder(cfg.OUTPUT_DIR)
+        self.folder = run_folder(path)
         self.path = self.folder.path
 
-    def check(self, resume: bool | None) -> None:
-        """Check that the run can use the folder.
-
-        Args:
-            resume: whether the run in the folder is resumed; None if that is not known yet.
-        """
+    def check(self) -> None:
+        """Check that the run can use the folder, and undo a start that was killed."""
         if self._kind == "dry":
             if self.folder.needs_recovery:
                 raise ConfigError(
@@ -66,12 +52,16 @@ class OutputDir:
             _check_writable(self.path)
             if self._kind == "train" or self.folder.needs_recovery:
                 self.folder.recover()
-        self.folder.read_claims()
-        if self._kind == "inference":
-            self._check_log()
-        elif resume is not None:
-            self._check_names(resume)
+        for name in (*_log_names(), os.path.join(RECORDS, "files")):
+            check_regular(os.path.join(self.path, name))
         self._last_checkpoint = self._read("last_checkpoint")
+
+    def create(self) -> None:
+        """Create the folder if it is missing: programs open files in it before they train."""
+        try:
+            os.makedirs(self.path, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"OUTPUT_DIR: cannot create {self.path}: {error.strerror}") from error
 
     def take(self, resume: bool, config: str) -> None:
         """Lock the folder for training, move an earlier run away unless it is resumed, and write ``config.yaml``.
@@ -81,58 +71,53 @@ class OutputDir:
             config: the text of ``config.yaml``; an existing file with another text is kept as ``config.yaml.old``.
                 Empty: the file is not written, since nothing will be trained.
         """
-        self.folder.read_claims()
-        self._check_names(resume)
-        moved = self.folder.take(resume=resume, writes=self._writes)
+        moved = self.folder.take(resume)
         try:
             if resume and self._read("last_checkpoint") != self._last_checkpoint:
                 raise ConfigError(
                     f"OUTPUT_DIR: another run has saved checkpoints in {self.path} since this one started"
                 )
-            for name in ("config.yaml", *_log_names()):
-                self.folder.claim(name)
-            open_logs(self._cfg.OUTPUT_DIR, 0)
+            self._open_logs()
             set_log_file(os.path.join(self.path, "log.txt"))
             if moved:
-                logger.info("The earlier run in %s is now in %s", self._cfg.OUTPUT_DIR, moved)
+                logger.info("The earlier run in %s is now in %s", self.path, moved)
+            self._warn_of_others()
             if config:
                 self._write_config(config)
         except BaseException:
-            close_logs(self._cfg.OUTPUT_DIR)
+            close_logs(self.path)
             self.folder.release()
             raise
-
-    def _write_config(self, text: str) -> None:
-        path = os.path.join(self.path, "config.yaml")
-        earlier = self._read("config.yaml", -1)
-        if earlier and earlier != text.encode():
-            logger.info("config.yaml has changed; the earlier one is now %s", back_up(path, earlier))
-        replace_text(path, text)
-        logger.info("Full config: %s", os.path.join(self._cfg.OUTPUT_DIR, "config.yaml"))
 
     def join(self) -> None:
         """Add to the folder's log, also while another run trains there."""
         self.folder.join()
+        self._open_logs()
+
+    def _open_logs(self) -> None:
         for name in _log_names():
-            if not os.path.lexists(os.path.join(self.path, name)):
-                self.folder.claim(name)
-        open_logs(self._cfg.OUTPUT_DIR, 0)
+            claim(os.path.join(self.path, name), keep=True)
+        open_logs(self.path, 0)
 
-    def _check_names(self, resume: bool) -> None:
-        self.folder.check_names(resume=resume, writes=self._writes)
-        if not resume:
-            _refuse_weights_of_earlier_run(self._cfg.MODEL.WEIGHTS, self.path, self.folder.existing())
+    def _warn_of_others(self) -> None:
+        names = [name for name in sorted(os.listdir(self.path)) if CHECKPOINT.fullmatch(name)]
+        names = [name for name in names if name not in self.folder]
+        if names:
+            logger.warning(
+                "%s in %s: no run in this folder wrote them. They stay; if this run saves a checkpoint of that name, "
+                "the other one is renamed to <name>.old",
+                ", ".join([*names[:8], *["..."] * (len(names) > 8)]),
+                self.path,
+            )
 
-    def _writes(self, name: str) -> bool:
-        """Whether the run writes a file of this name."""
-        writers = {component(entry)[0] for entry in self._cfg.LOG.WRITERS}
-        return bool(_RUN_FILE.fullmatch(name)) or any(name == _WRITER_FILES.get(writer) for writer in writers)
-
-    def _check_log(self) -> None:
-        """Raise an error if log.txt is not a log of hookline."""
-        head = self._read("log.txt", 200)
-        if head and "log.txt" not in self.folder and not re.match(rb"\[[-\d]{10} [:,\d]+ rank\d+\] ", head):
-            self.folder.check_names(resume=False, writes=lambda name: name == "log.txt")
+    def _write_config(self, text: str) -> None:
+        path = os.path.join(self.path, "config.yaml")
+        earlier = self._read("config.yaml", -1)
+        claim(path, keep=earlier == text.encode())
+        if os.path.lexists(path) and earlier != text.encode():
+            logger.info("config.yaml has changed; the earlier one is now %s", back_up(path, earlier))
+        replace_text(path, text)
+        logger.info("Full config: %s", path)
 
     def _read(self, name: str, size: int = 10_000) -> bytes:
         """Return the first bytes of a file; empty if there is no such file."""
@@ -156,18 +141,3 @@ def _check_writable(path: str) -> None:
         raise ConfigError(f"OUTPUT_DIR: cannot create {path}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"OUTPUT_DIR: {there} is not writable; change its permissions or choose another OUTPUT_DIR")
-
-
-def _refuse_weights_of_earlier_run(weights: str, folder: str, names: Sequence[str]) -> None:
-    """Raise an error if MODEL.WEIGHTS is one of the files that the run is about to move away."""
-    paths = [folder, *(os.path.join(folder, name) for name in names)]
-    if (
-        weights
-        and names
-        and os.path.exists(weights)
-        and any(os.path.exists(path) and os.path.samefile(path, weights) for path in paths)
-    ):
-        raise ConfigError(
-            f"MODEL.WEIGHTS: {weights} belongs to the earlier run in OUTPUT_DIR, which a new run moves away. Choose "
-            "another OUTPUT_DIR for this run, or --resume the earlier one"
-        )

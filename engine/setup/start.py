@@ -1,8 +1,8 @@
 """The start of a run, in two parts.
 
-:func:`default_setup` checks and prepares; it changes nothing on the disk. The run *begins* when everything is built:
-only then it takes its folder, moves an earlier run away, writes ``config.yaml`` and opens the log. A start that fails
-leaves the folder as it was.
+:func:`default_setup` checks and prepares; on the disk it only creates OUTPUT_DIR. The run *begins* when its first step
+is done, or with the first file that it writes: only then it takes its folder, moves an earlier run away, writes
+``config.yaml`` and opens the log. A start that fails, and an error in the first step, leave the folder as it was.
 """
 
 import logging
@@ -21,7 +21,7 @@ import hookline
 from ...command_line import last_parsed
 from ...config import CfgNode, ConfigError, Duration
 from ...config.examples import find_config
-from ...config.files.manifest import RECORDS
+from ...config.files.run_folder import RECORDS
 from ...config.objects import without_objects
 from ...hooks.common.rng import preserve_rng
 from .. import comm
@@ -47,15 +47,15 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     """Check the config, seed the random number generators, and prepare the log.
 
     1. Runs :func:`check_config`, except for parts with unknown names, which a script may build itself and a
-       DefaultTrainer checks. Compares the configs of all ranks, and checks that OUTPUT_DIR is free: no other run
-       writes there, and no file of the user has the name of a file that the run writes.
+       DefaultTrainer checks. Compares the configs of all ranks, and checks that no other run writes to OUTPUT_DIR.
+       The folder is created if it is missing.
     2. Draws a seed if SEED is negative, puts it into ``cfg``, and seeds all generators.
     3. Logs the environment, the command line, and the config's differences from the defaults.
 
     A LazyConfig is not checked. Its ``train.output_dir`` and ``train.seed`` are used as OUTPUT_DIR and SEED.
 
-    Nothing is written yet. :meth:`DefaultTrainer.train`, :func:`begin_run`, or the first file that a writer or
-    checkpointer of hookline writes creates or takes OUTPUT_DIR.
+    Nothing else is written yet. The first step of :meth:`DefaultTrainer.train`, :func:`begin_run`, or the first file
+    that a writer or checkpointer of hookline writes takes OUTPUT_DIR.
 
     Every rank calls this function. If torchrun restarts the run, because a process failed or a machine joined,
     ``args.resume`` is set to True.
@@ -90,6 +90,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     start = RunStart(cfg, kind, options["resume"], text)
     start.args, start.unknown, start.program = args, unknown, program_of(args)
     start.prepare()
+    start.create_folder()
     for builder, error in unknown.items():
         logger.info("Left to the trainer's %s, or to the script: %s", builder, error)
     if again:
@@ -112,14 +113,17 @@ def begin_run(cfg: Any) -> None:
 
 def take_start(cfg: Any) -> "RunStart | None":
     """Return the start that :func:`default_setup` prepared for OUTPUT_DIR, and that nobody has taken; or None."""
-    return _prepared.pop(os.path.abspath(folder_of(cfg)), None)
+    path = next((path for path, start in _prepared.items() if start.is_given(cfg)), os.path.abspath(folder_of(cfg)))
+    return _prepared.pop(path, None)
 
 
 def begin_inference(cfg: CfgNode) -> None:
     """Call :func:`begin_run` if an evaluation or prediction is prepared (``--eval-only``, ``--predict``)."""
-    start = _prepared.get(os.path.abspath(cfg.OUTPUT_DIR))
+    start = take_start(cfg)
     if start is not None and start.kind == "inference":
-        begin_run(cfg)
+        start.begin()
+    elif start is not None:
+        start.put_back()
 
 
 def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[CfgNode, RunStart]":
@@ -144,15 +148,18 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
         start = RunStart(cfg, _training_kind(cfg), resume=None)
         start.prepare()
         start.args = last_parsed()
-        take_start(cfg)
+        _prepared.pop(start.path, None)
     elif start.kind == "inference":  # begins when the weights are loaded, by begin_run() or test()
-        _prepared[os.path.abspath(cfg.OUTPUT_DIR)] = start
+        start.put_back()
     elif start.unknown:  # the trainer may build these parts itself, or they may be registered by now
         check_config(cfg, overridden)
     if cfg.DATASETS.TEST and start.kind != "inference" and {"build_evaluator", "test"}.isdisjoint(overridden):
         check_metrics(cfg)
         with preserve_rng():
             build_metrics(cfg)  # a constructor may refuse its arguments, also in a dry run
+    cfg = cfg.clone()  # the given one keeps its relative path
+    cfg.defrost()
+    cfg.OUTPUT_DIR = start.path  # the program may change its working directory
     return shortened(cfg) if cfg.FAST_DEV_RUN else cfg, start
 
 
@@ -186,10 +193,20 @@ class RunStart:
         self.program: Program | None = None
         """The command that started the run, if any."""
         self._begun = False
+        self.waits = False  # for the first step
         self._trains = True
         self._drew_seed = False  # without knowing whether the run is resumed
-        self._output = OutputDir(without_objects(cfg), kind)
+        self._output = OutputDir(cfg.OUTPUT_DIR, kind)
+        self.path = self._output.path
         self._text = text or ""
+
+    def is_given(self, cfg: Any) -> bool:
+        """Whether the start was prepared with this object."""
+        return cfg is self._given()
+
+    def put_back(self) -> None:
+        """Let :func:`take_start` return this start."""
+        _prepared[self.path] = self
 
     def is_for(self, cfg: CfgNode) -> bool:
         """Whether the start was prepared for this config."""
@@ -201,19 +218,19 @@ class RunStart:
         if comm.get_world_size() == 1:
             check_alone()
         if self.kind != "trial":
-            comm.on_main_process(lambda: self._output.check(self._resume))
+            comm.on_main_process(self._output.check)
         if self.kind != "dry" or self._resume:
             self._drew_seed = cfg.SEED < 0 and self._resume is None
             choose_seed(cfg, bool(self._resume))
         self._text = self._text or cfg.dump(sort_keys=False)
-        _prepared[self._output.path] = self
+        self.put_back()
         for name in LOGGERS:
             setup_logger(distributed_rank=rank, name=name)
         if rank == 0:
             set_console_level(cfg.LOG.LEVEL)
         if self.kind != "dry":
             if self.kind != "trial":
-                hold_logs(cfg.OUTPUT_DIR)
+                hold_logs(self.path)
                 if comm.is_main_process():
                     self._output.folder.before_first_claim = self._begin_on_main_process
             logger.info("hookline %s, %s", hookline.__version__, describe_environment())
@@ -231,6 +248,11 @@ class RunStart:
             torch.set_float32_matmul_precision(cfg.FLOAT32_PRECISION)
         self._cfg = without_objects(cfg)  # this object may outlive the trainer, and must not keep the model alive
 
+    def create_folder(self) -> None:
+        """Create OUTPUT_DIR if the run will write to it. All ranks call it."""
+        if self.kind in ("train", "inference"):
+            comm.on_main_process(self._output.create)
+
     def take_saved_seed(self) -> int:
         """Record that the run is resumed, and its seed, if this start drew another one before that was known.
 
@@ -240,14 +262,14 @@ class RunStart:
         self._resume = True  # a resume may write a checkpoint from memory before training begins
         if not self._drew_seed:
             return -1
-        seed: int = comm.on_main_process(lambda: saved_seed(self._output.path))
+        seed: int = comm.on_main_process(lambda: saved_seed(self.path))
         if seed >= 0:
             set_seed(self._cfg, seed)
             self._text = self._cfg.dump(sort_keys=False)
         return seed
 
     def begin(self, resume: bool | None = None, trains: bool = True) -> None:
-        """Take the folder, write config.yaml and open the log. All ranks call it before training.
+        """Take the folder, write config.yaml and open the log. All ranks call it.
 
         Args:
             resume: whether the run in OUTPUT_DIR is resumed, if that was not known before.
@@ -258,39 +280,55 @@ class RunStart:
         """
         if resume is not None:
             self._resume = resume
-        self._trains = trains
+        self._trains, self.waits = trains, False
         comm.on_main_process(self._begin_on_main_process)
         self._check_shared()
         if not comm.is_main_process():
-            open_logs(self._cfg.OUTPUT_DIR, comm.get_rank())
+            open_logs(self.path, comm.get_rank())
         self._begun = True
+
+    def begin_after_step(self) -> None:
+        """Call :meth:`begin` if the run has waited for its first step. All ranks call it when that step is done."""
+        if self.waits:
+            if torch.cuda.is_initialized():
+                torch.cuda.synchronize()  # kernels of the step may have failed
+            comm.synchronize()
+            self.begin()
 
     def _check_shared(self) -> None:
         """Warn if a machine does not see the OUTPUT_DIR that rank 0 has taken. All ranks call it."""
         if comm.get_local_size() == comm.get_world_size():
             return
-        sees = os.path.isdir(os.path.join(self._output.path, RECORDS))
+        sees = os.path.isdir(os.path.join(self.path, RECORDS))
         answers = comm.gather("" if sees else f"rank {comm.get_rank()} (on {socket.gethostname()})")
         if blind := next(filter(None, answers), ""):
             logger.warning(
                 "OUTPUT_DIR: %s does not see the folder %s of rank 0. This run will train, but a resume needs its "
                 "checkpoints on every machine: use shared storage, or copy the folder to all machines before --resume",
                 blind,
-                self._output.path,
+                self.path,
             )
 
     @contextmanager
     def running(self, resume: bool | None, trains: bool) -> Iterator[None]:
-        """Call :meth:`begin`; at the end of the block, release the folder for other runs. A trial has no folder."""
+        """Begin with the first step; at the end of the block, release the folder for other runs.
+
+        A run that has begun before, or that trains nothing, begins at once. A trial has no folder.
+        """
         check_trains(self.args, resume, self.kind == "trial")
         if self.kind == "trial":
             yield
             return
-        self.begin(resume, trains)
+        if resume is not None:
+            self._resume = resume
+        self.waits = trains and not self._begun
+        if not self.waits:
+            self.begin(trains=trains)
         try:
             yield
         finally:
-            release_logs(self._cfg.OUTPUT_DIR)
+            self.waits = False
+            release_logs(self.path)
             if comm.is_main_process():
                 self._output.folder.release()
 
@@ -299,7 +337,7 @@ class RunStart:
             if self._begun:
                 if self.kind == "train":
                     self._output.folder.continue_here()
-                    open_logs(self._cfg.OUTPUT_DIR, 0)  # another run may have closed them
+                    open_logs(self.path, 0)  # another run may have closed them
             elif self.kind == "dry":
                 raise ConfigError("a dry run writes nothing, so it cannot train")
             elif self.kind == "inference":
@@ -307,7 +345,7 @@ class RunStart:
             else:
                 self._output.take(bool(self._resume), self._text if self._trains else "")
         except OSError as error:
-            raise ConfigError(f"OUTPUT_DIR: cannot write to {self._output.path}: {error.strerror or error}") from error
+            raise ConfigError(f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}") from error
         self._begun = True
 
 

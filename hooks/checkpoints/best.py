@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
+from ...config.files.atomic import is_checkpoint_folder
 from ...config.files.run_folder import is_claimed
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.monitor import Monitor
@@ -261,7 +262,7 @@ class BestCheckpointer(HookBase):
 
     def _remove(self, path: str) -> None:
         manager = self._checkpointer.path_manager
-        if not is_claimed(path):
+        if not is_claimed(path) or (os.path.isdir(path) and not is_checkpoint_folder(path)):
             logger.warning("%s was not written by this run, and is not removed", path)
             return
         try:

@@ -1,14 +1,12 @@
 """A file that rows are appended to."""
 
 import os
-import stat
 from contextlib import suppress
 
-from ...config import ConfigError
-from ...config.files.atomic import sync_directory
+from ...config.files.atomic import check_regular, free_name, replace_file, sync_directory
 from ...config.files.run_folder import claim
 
-__all__ = ["AppendFile", "back_up", "check_regular"]
+__all__ = ["AppendFile", "back_up"]
 
 
 class AppendFile:
@@ -81,21 +79,6 @@ class AppendFile:
                 os.close(descriptor)
 
 
-def check_regular(path: str) -> None:
-    """Check that a path is a regular file or does not exist.
-
-    Raises:
-        ConfigError: it is a folder, a FIFO (opening one may block forever) or another special file.
-    """
-    try:
-        mode = os.stat(path).st_mode
-    except OSError:
-        return
-    if not stat.S_ISREG(mode):
-        kind = "a folder" if stat.S_ISDIR(mode) else "a FIFO" if stat.S_ISFIFO(mode) else "a special file"
-        raise ConfigError(f"{path} is {kind}, and metrics can only be written to a regular file: remove it")
-
-
 def back_up(path: str, copy: bytes | None = None) -> str:
     """Rename a file to the first free name of ``<path>.old``, ``<path>.old2`` and so on.
 
@@ -106,21 +89,9 @@ def back_up(path: str, copy: bytes | None = None) -> str:
     Returns:
         The new name.
     """
-    number, name = 1, f"{path}.old"
-    while True:
-        try:
-            if not os.path.lexists(name):
-                claim(name)
-            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            break
-        except FileExistsError:
-            number += 1
-            name = f"{path}.old{number}"
-    with open(descriptor, "wb") as file:
-        if copy is not None:
-            file.write(copy)
-            file.flush()
-            os.fsync(descriptor)
+    claim(name := free_name(path))
     if copy is None:
-        os.replace(path, name)
+        os.rename(path, name)
+    else:
+        replace_file(name, lambda file: file.write(copy))
     return name

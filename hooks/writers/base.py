@@ -24,7 +24,7 @@ class EventWriter:
     def resume(self, start_iter: int) -> None:
         """Remove what an earlier run wrote for iterations from ``start_iter`` on.
 
-        Called before training by :class:`PeriodicWriter`.
+        Called by :class:`PeriodicWriter` before the first write, usually when the first step is done.
         """
 
     def sync(self) -> None:

@@ -6,10 +6,10 @@ from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
-from ...config.files.atomic import replace_file
+from ...config.files.atomic import check_regular, replace_file
 from ...config.files.run_folder import claim
 from ..storage.event_storage import Row
-from .append_file import AppendFile, back_up, check_regular
+from .append_file import AppendFile, back_up
 from .base import RowWriter
 
 __all__ = ["LineWriter"]

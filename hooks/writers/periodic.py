@@ -29,7 +29,7 @@ class PeriodicWriter(HookBase):
     """Calls the writers every ``period``, at the last step, and at the end of training.
 
     It acts at the end of a step, after every other hook, wherever it stands in the list: a metric put by any hook
-    during the step is written with that step.
+    during the step is written with that step. Writers begin (:meth:`EventWriter.resume`) when the first step is done.
 
     Writers of rows (:class:`RowWriter`: JSON, CSV, TensorBoard, trackers) write on a background thread, within about
     half a second. Before a checkpoint is saved and at the end, all rows are written and synced to the disk; trackers
@@ -52,6 +52,7 @@ class PeriodicWriter(HookBase):
     needs_each_step = False
     _period = Period(at_end=True)
     _due_at = -1
+    _waiting = False
 
     def __init__(
         self,
@@ -85,6 +86,13 @@ class PeriodicWriter(HookBase):
         self._seen, self._due_at = 0, -1
         self._state = self._final_error = None
         self._unwritten, self._failures = [], {}
+        self._waiting = True
+
+    def _open(self) -> None:
+        """Begin to write after the first step: an error before changes no file."""
+        if not self._waiting:
+            return
+        self._waiting = False
         for writer in self._writers:
             try:
                 writer.resume(self.trainer.start_iter)
@@ -96,6 +104,8 @@ class PeriodicWriter(HookBase):
                 raise _write_error(writer, error) from error
 
     def after_step(self) -> None:
+        if self._waiting:
+            self._open()
         if self._every(self.trainer):
             self._due_at = self.trainer.iter
             self.trainer.request_write(everywhere=True, due=True)
@@ -108,6 +118,11 @@ class PeriodicWriter(HookBase):
         if self.trainer.only_due and self._due_at != self.trainer.iter:
             return
         errors: list[BaseException] = []
+        if self._waiting and self.trainer.failed:
+            self._waiting = False
+            raise_all(self._close())
+            return
+        self._open()
         if self._ending:
             # The last rows are off schedule: those of an interruption, or of the final evaluation. A run that continues
             # writes them again, from the storage, together with what its first step puts.
@@ -168,6 +183,7 @@ class PeriodicWriter(HookBase):
         self._state = self._writers_state()
 
     def _writers_state(self) -> dict[str, Any]:
+        self._open()
         self._drain()
         states = {key: writer.state_dict() for key, writer in self._row_writers.items()}
         return {"writers": states} if states else {}

@@ -1,10 +1,8 @@
 """TensorBoard event files."""
 
-import glob
 import io
 import os
 import re
-import socket
 import threading
 import time
 import zlib
@@ -12,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from ...config.files.run_folder import claim_pattern
+from ...config.files.run_folder import claim
 from ..storage.event_storage import Row
 from .append_file import AppendFile
 from .base import WRITER_REGISTRY
@@ -74,8 +72,6 @@ class TensorboardXWriter(MediaWriter):
             raise AttributeError(f"{type(self).__name__} has no _writer: call super().__init__(log_dir), or set it")
         from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
-        host = glob.escape(socket.gethostname())  # file names end in host, process and a number
-        claim_pattern(os.path.join(self.path, f"events.out.tfevents.*.{host}.{os.getpid()}.*"))
         before = _last_stamp(self.path)
         writer = SummaryWriter(**self._kwargs)
         # Only the first file of a run has this: in a file opened after close() it would hide this run's own points.
@@ -250,4 +246,5 @@ def _write_without_thread(writer: Any, before: int | None) -> None:
         renamed = os.path.join(folder, f"{name[: match.start(1)]}{before + 1:010d}{name[match.end(1) :]}")
         os.rename(path, renamed)
         path = renamed
+    claim(path, keep=True)
     writer.file_writer.event_writer = _EventFile(path, event_writer.get_logdir())

@@ -97,7 +97,8 @@ class WandbWriter(TrackerWriter):
     def _new_run(self, run_id: str | None) -> Any:
         wandb = self._wandb
         os.makedirs(self.output_dir, exist_ok=True)
-        claim(os.path.join(self.output_dir, "wandb"))
+        if not os.path.exists(folder := os.path.join(self.output_dir, "wandb")):
+            claim(folder)
         try:
             return wandb.init(
                 **self._options,

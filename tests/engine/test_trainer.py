@@ -551,7 +551,7 @@ def test_evaluation_and_prediction_write_nothing(make, tmp_path):
     trainer = make(train=None, test=points(8, 1), metrics=["Accuracy"], length=None)
     trainer.evaluate()
     trainer.predict()
-    assert list(tmp_path.iterdir()) == []
+    assert list((tmp_path / "run").iterdir()) == []
     with pytest.raises(ConfigError, match="train_data"):
         trainer.train()
 

@@ -36,7 +36,7 @@ FAULTS = {
 _NEED_NO_SPACE = ("remove", "rmdir", "sync")
 # Parts of names that differ between runs.
 _VARIABLE = [
-    (re.compile(r"\.hookline-(tmp|old|lock)-[0-9a-f]+-\d+-\d+-[0-9a-f]+-"), r".\1-"),
+    (re.compile(r"\.hookline-(tmp|old)-[0-9a-f]+-[0-9a-f]+-"), r".\1-"),
     (re.compile(r"(events\.out\.tfevents)\.[^/]*"), r"\1"),
 ]
 

@@ -237,12 +237,13 @@ def test_a_run_starts_from_another_runs_folder(tool, tmp_path):
     assert torch.equal(expected["classifier.weight"], model["classifier.weight"])
 
 
-def test_a_run_does_not_start_from_a_folder_that_it_would_move(tool, tmp_path):
+def test_a_run_starts_from_the_weights_of_the_run_that_it_moves(tool, tmp_path):
     folder = tmp_path / "run"
     assert tool(*tiny(folder, "SOLVER.MAX_ITER", 5))[0] == 0
-    before = sorted(os.listdir(folder))
-    assert_error(tool(*tiny(folder, "MODEL.WEIGHTS", folder)), "MODEL.WEIGHTS", "another OUTPUT_DIR")
-    assert sorted(os.listdir(folder)) == before
+    code, out, _ = tool(*tiny(folder, "SOLVER.MAX_ITER", 1, "MODEL.WEIGHTS", folder))
+    assert code == 0
+    assert f"Loaded 26 of the model's 26 weights from {folder}\n" in out
+    assert (folder / "previous_001" / "model_final.pth").exists()
 
 
 def test_with_weights_strict_any_difference_is_an_error(tool, tmp_path):
@@ -400,16 +401,15 @@ def test_no_run_changes_files_of_the_user(tool, tmp_path, finished):
         assert all((tmp_path / "run" / name).read_text() == name for name in names)
 
 
-def test_a_config_file_in_the_runs_folder_is_not_overwritten(tool, tmp_path):
+@pytest.mark.parametrize("arguments", [[], ["--resume"]])
+def test_a_config_file_in_the_runs_folder_is_kept(tool, tmp_path, arguments):
     mine = tmp_path / "run" / "config.yaml"
     mine.parent.mkdir()
-    mine.write_text(f"_BASE_: {SYNTHETIC}\nOUTPUT_DIR: run\n")
-    before = contents(tmp_path)
-    for arguments in ([], ["--resume"]):
-        assert_error(
-            tool("--config-file", "run/config.yaml", *arguments), "run/config.yaml exists", "another OUTPUT_DIR"
-        )
-    assert contents(tmp_path) == before
+    mine.write_text(f"_BASE_: {SYNTHETIC}\nOUTPUT_DIR: run\nSOLVER: {{MAX_ITER: 1}}\n")
+    text = mine.read_text()
+    for _ in range(2):
+        assert tool("--config-file", "run/config.yaml", *arguments)[0] == 0
+        assert (tmp_path / "run" / "config.yaml.old").read_text() == text
 
 
 @pytest.mark.parametrize("name", ["another optimizer", "another model", "weights that do not fit"])
@@ -441,6 +441,25 @@ def test_refused_ranks_do_not_change_the_folder(tmp_path, finished):
     assert_error(result, "weights.pth does not fit")
     after = {name: content for name, content in contents(tmp_path).items() if not name.startswith("log.txt")}
     assert after == {name: content for name, content in before.items() if not name.startswith("log.txt")}
+
+
+@pytest.mark.slow
+def test_an_error_of_one_rank_in_the_first_step_does_not_change_the_folder(tmp_path, finished):
+    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "fails.py").write_text(
+        "from hookline.hooks import HOOK_REGISTRY, HookBase\n"
+        "@HOOK_REGISTRY.register()\nclass Fails(HookBase):\n"
+        "    def after_forward(self, batch, outputs):\n"
+        "        if self.trainer.comm.get_rank() == 1: raise ZeroDivisionError('of rank 1')\n"
+    )
+    before = {name: content for name, content in contents(tmp_path).items() if name != "fails.py"}
+    options = "--config-file", SYNTHETIC, "OUTPUT_DIR", "run", "MODEL.DEVICE", "cpu", "--num-gpus", 2
+    process = start(tmp_path, *options, "HOOKS", '[{"NAME": "fails:Fails"}]')
+    code, _, err = finish(process)
+    assert code != 0
+    assert "of rank 1" in err
+    after = {name: content for name, content in contents(tmp_path).items() if name != "fails.py"}
+    assert {name: content for name, content in after.items() if not name.endswith(".pyc")} == before
 
 
 def test_another_batch_size_keeps_the_number_of_epochs(tool, tmp_path):

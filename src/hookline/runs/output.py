@@ -5,8 +5,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 
 from ..config.errors import ConfigError
-from ..config.files.manifest import RECORDS
-from ..config.files.run_folder import run_folder
+from ..config.files.run_folder import RECORDS, run_folder
 from .comparison import compare_runs
 from .figure import NO_MATPLOTLIB, draw_curves
 from .page import write_page
@@ -38,7 +37,7 @@ def write_curves(
         The files. The image is left out without matplotlib, unless ``out`` names it.
 
     Raises:
-        ConfigError: see :func:`~hookline.runs.draw_curves`; or a file exists that no run has written.
+        ConfigError: see :func:`~hookline.runs.draw_curves`.
     """
     metrics = list(metrics)
     if not 0 <= smoothing < 1:

@@ -1,19 +1,18 @@
+import errno
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from hookline.config import ConfigError
 from hookline.config.files import atomic as files
-from hookline.config.files import processes
 from hookline.config.files.atomic import (
     displaced,
     put_back,
     remove_leftovers,
     replace_file,
     replace_text,
-    temporary_path,
 )
 
 
@@ -110,7 +109,8 @@ def test_only_leftovers_of_killed_processes_are_removed(path):
     for name in mine:
         (folder / name).touch()
     (folder / "photos.old.2019").mkdir()
-    assert remove_leftovers(str(folder)) == ["model.pth"]
+    assert remove_leftovers(str(folder)) == []  # it may be in use
+    assert remove_leftovers(str(folder), alone=True) == ["model.pth"]
     assert put_back(str(folder)) == []
     assert sorted(os.listdir(folder)) == sorted([*mine, "photos.old.2019"])
     assert remove_leftovers(str(folder / "nowhere")) == []
@@ -121,15 +121,33 @@ def test_a_file_that_is_being_written_is_not_a_leftover(path):
     assert path.exists()
 
 
-def test_a_leftover_of_another_machine_is_removed_by_an_exclusive_owner(path, monkeypatch):
-    leftover = temporary_path(str(path))
-    here = processes.machine_id()
-    other = Path(leftover.replace(here, "0" * 8))
-    other.touch()
-    assert remove_leftovers(str(path.parent)) == []
-    assert other.exists()
-    assert remove_leftovers(str(path.parent), alone=True) == ["file"]
-    assert not other.exists()
+def test_a_leftover_that_is_an_hour_old_is_removed(path):
+    killed(f"replace_file({str(path)!r}, lambda file: os._exit(9))")
+    (leftover,) = path.parent.iterdir()
+    os.utime(leftover, (0, 0))
+    assert remove_leftovers(str(path.parent)) == ["file"]
+    assert not leftover.exists()
+
+
+def test_a_folder_is_never_replaced_by_a_file(path):
+    path.mkdir()
+    (path / "thesis").write_text("mine")
+    with pytest.raises(ConfigError, match=r"file is a folder.*choose another name"):
+        replace_text(str(path), "new")
+    assert [found.name for found in path.parent.rglob("*")] == ["file", "thesis"]
+
+
+def test_a_file_system_that_cannot_sync_folders_is_used(path, monkeypatch):
+    fsync = os.fsync
+
+    def fsync_of_files(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync_of_files)
+    replace_text(str(path), "text")
+    assert path.read_text() == "text"
 
 
 def test_a_temporary_file_never_overwrites_an_existing_one(path, monkeypatch):
@@ -146,6 +164,7 @@ def test_a_temporary_file_never_overwrites_an_existing_one(path, monkeypatch):
 def make_folder(path, text):
     path.mkdir()
     (path / "content").write_text(text)
+    (path / "checksums.json").write_text("{}")  # the mark of a sharded checkpoint
 
 
 def test_a_folder_is_replaced_by_another(tmp_path):
@@ -177,3 +196,11 @@ def test_a_process_killed_while_replacing_a_folder_leaves_the_old_or_the_new_one
     assert (tmp_path / "run/content").read_text() == ("new" if arrived else "old")
     assert not list(tmp_path.glob(".hookline-*"))
     assert put_back(str(tmp_path / "nowhere")) == []
+
+
+def test_a_folder_that_is_not_a_checkpoint_is_never_displaced(tmp_path):
+    make_folder(tmp_path / "run", "mine")
+    (tmp_path / "run" / "checksums.json").unlink()
+    with pytest.raises(ConfigError, match="not a checkpoint of hookline"), displaced(str(tmp_path / "run")):
+        pass
+    assert (tmp_path / "run/content").read_text() == "mine"

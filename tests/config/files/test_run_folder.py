@@ -1,4 +1,5 @@
-import json
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -7,11 +8,7 @@ import textwrap
 import pytest
 
 from hookline.config import ConfigError
-from hookline.config.files.run_folder import RunFolder, claim, claim_pattern, is_claimed, run_folder
-
-
-def writes(name):
-    return name in ("config.yaml", "metrics.json")
+from hookline.config.files.run_folder import RunFolder, claim, is_claimed, run_folder
 
 
 @pytest.fixture
@@ -19,7 +16,7 @@ def path(tmp_path):
     """A folder locked by a run, and released at the end."""
     path = tmp_path / "run"
     folder = run_folder(str(path))
-    folder.take(resume=False, writes=writes)
+    folder.take(resume=False)
     yield path
     folder.release()
 
@@ -29,9 +26,9 @@ def contents(folder):
 
 
 def names(folder):
-    """The names in the manifest, as another process reads them."""
+    """The names in the list, as another process reads them."""
     other = RunFolder(str(folder))
-    other.read_claims()
+    other.read()
     return other
 
 
@@ -47,89 +44,117 @@ def test_files_in_a_folder_of_the_run_belong_to_the_run(path):
     assert "model_final.pth.txt" not in names(path)
 
 
-def test_a_file_of_the_user_is_not_claimed(path):
-    (path / "metrics.json").write_text("mine")
-    with pytest.raises(ConfigError, match=r"metrics\.json exists and was not written by a run; move it away"):
+def test_a_file_of_the_user_is_renamed(path, log):
+    for text, renamed in (("first", "metrics.json.old"), ("second", "metrics.json.old2")):
+        (path / "metrics.json").write_text(text)
+        assert not is_claimed(str(path / "metrics.json"))
         claim(str(path / "metrics.json"))
-    assert not is_claimed(str(path / "metrics.json"))
+        assert (path / renamed).read_text() == text
+        assert (
+            f"{path}/metrics.json was not written by a run in this folder. It is now {path}/{renamed}" in log.messages
+        )
+        assert not is_claimed(str(path / renamed))
+        (path / ".hookline" / "files").write_text("")
+        run_folder(str(path)).read()
 
 
-def test_a_pattern_claims_names_chosen_by_a_library(path):
-    claim_pattern(str(path / "events.*.host.7.*"))
-    assert "events.123.host.7.0" in names(path)
-    assert "events.123.host.8.0" not in names(path)
+def test_a_file_that_a_run_appends_to_is_kept(path):
+    (path / "log.txt").write_text("mine")
+    claim(str(path / "log.txt"), keep=True)
+    assert (path / "log.txt").read_text() == "mine"
+    assert is_claimed(str(path / "log.txt"))
 
 
-def test_outside_a_runs_folder_nothing_is_recorded_or_refused(tmp_path):
+def test_outside_a_runs_folder_nothing_is_recorded_or_renamed(tmp_path):
     (tmp_path / "file").touch()
     claim(str(tmp_path / "file"))
     assert is_claimed(str(tmp_path / "file"))
     assert os.listdir(tmp_path) == ["file"]
 
 
-@pytest.mark.parametrize("line", ['{"name": "mod', "[1]", '{"name": 3}', '{"name": "../outside"}', '{"name": "/etc"}'])
+@pytest.mark.parametrize("line", ['"mod', "[1]", "3", '"../outside"', '"/etc"', '".hookline/lock"'])
 def test_incomplete_and_foreign_lines_are_ignored(path, line):
     claim(str(path / "a"))
-    with open(path / ".hookline" / "manifest", "a") as file:
+    with open(path / ".hookline" / "files", "a") as file:
         file.write(line)
     claim(str(path / "b"))
     found = names(path)
     assert "a" in found
     assert "b" in found
-    assert not any(name in found for name in ("../outside", "/etc", "mod"))
+    assert not any(name in found for name in ("../outside", "/etc", "mod", ".hookline/lock"))
+
+
+def test_without_a_list_the_names_of_a_run_are_the_runs(tmp_path):
+    (tmp_path / "model_final.pth").touch()
+    assert "model_final.pth" not in names(tmp_path)  # no run was here
+    (tmp_path / "metrics.json").touch()
+    for name in ("events.out.tfevents.1700000000.host.7.0", "model_best_0000019.pth", "log.txt.rank1", "notes.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "events.out.tfevents.1.mine").touch()
+    assert names(tmp_path).existing() == [
+        *("events.out.tfevents.1700000000.host.7.0", "log.txt.rank1", "metrics.json"),
+        *("model_best_0000019.pth", "model_final.pth"),
+    ]
 
 
 def test_a_removed_folder_is_not_created_again(path):
     claim(str(path / "a"))
-    (path / ".hookline" / "manifest").unlink()
+    (path / ".hookline" / "files").unlink()
     for name in ("a", "b"):
         with pytest.raises(FileNotFoundError):
             claim(str(path / name))
+
+
+TAKE = (
+    "import sys; from hookline.config.files.run_folder import run_folder\nrun_folder(sys.argv[1]).take(resume=True)\n"
+)
 
 
 def test_a_second_run_is_refused_and_changes_nothing(path):
     claim(str(path / "metrics.json"))
     (path / "metrics.json").write_text("first")
     before = contents(path)
-    code = (
-        "import sys; from hookline.config.files.run_folder import run_folder\n"
-        "run_folder(sys.argv[1]).take(resume=False, writes=lambda name: False)"
-    )
-    result = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=False)
-    assert f"in use by process {os.getpid()} on" in result.stderr
+    result = subprocess.run([sys.executable, "-c", TAKE, path], capture_output=True, text=True, check=False)
+    assert f"is in use by process {os.getpid()} on" in result.stderr
     assert contents(path) == before
 
 
+def test_the_lock_of_a_killed_run_does_not_matter_wherever_it_ran(tmp_path):
+    code = f"{TAKE}import os; os._exit(9)"
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == 9
+    (tmp_path / ".hookline" / "lock").write_text("process 1 on another-machine")
+    folder = run_folder(str(tmp_path))
+    folder.take(resume=True)
+    folder.release()
+    assert (tmp_path / ".hookline" / "lock").read_text() == ""
+
+
 def test_a_child_process_does_not_keep_the_lock_of_its_killed_parent(tmp_path):
-    code = (
-        "import os, sys, time; from hookline.config.files.run_folder import run_folder\n"
-        "run_folder(sys.argv[1]).take(resume=False, writes=lambda name: False)\n"
-        "if os.fork(): os._exit(9)\n"
-        "sys.stdin.read()"
-    )
+    code = f"{TAKE}import os\nif os.fork(): os._exit(9)\nsys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE) as parent:
         assert parent.wait(30) == 9
         folder = run_folder(str(tmp_path))
-        folder.take(resume=True, writes=writes)
+        folder.take(resume=True)
         folder.release()
         parent.stdin.close()
 
 
-def test_a_lock_of_another_host_is_respected_and_the_error_names_the_file(tmp_path):
-    folder = run_folder(str(tmp_path / "run"))
-    folder.take(resume=False, writes=writes)
-    lock = tmp_path / "run" / ".hookline" / "lock"
-    holder = json.loads(lock.read_text())
-    folder.release()
-    assert lock.read_text() == ""
-    elsewhere = {**holder, "host": "elsewhere", "boot": "another", "machine": "0" * 8, "time": holder["time"] - 7200}
-    lock.write_text(json.dumps(elsewhere))
-    with pytest.raises(ConfigError, match=rf"process {os.getpid()} on elsewhere, since 2 hours; .*delete {lock}"):
-        folder.take(resume=True, writes=writes)
-    for stale in ({**holder, "boot": "before"}, {**holder, "pid": 1, "machine": "0" * 8}, {"torn": 1}):
-        lock.write_text(json.dumps(stale))
-        folder.take(resume=True, writes=writes)
+def test_reading_the_lock_file_does_not_release_it(path):
+    (path / ".hookline" / "lock").read_text()  # as a hook does that copies the folder
+    with pytest.raises(ConfigError, match="is in use by process"):
+        RunFolder(str(path)).take(resume=True)
+
+
+def test_a_file_system_without_locks_gives_one_warning(tmp_path, monkeypatch, log):
+    def without(descriptor, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", without)
+    folder = RunFolder(str(tmp_path))
+    for _ in range(2):
+        folder.take(resume=True)
         folder.release()
+    assert [text for text in log.messages if "cannot be locked (No locks available)" in text] == log.messages
 
 
 # Kills a start at each of its file operations in turn.
@@ -161,7 +186,7 @@ def killed_at(number, do):
 
 
 def start():
-    RunFolder(folder).take(resume=False, writes=lambda name: False)
+    RunFolder(folder).take(resume=False)
 
 
 def files():
@@ -177,7 +202,7 @@ def files():
 shutil.copytree(whole, folder)
 before = files()
 moved = {f"previous_001/{name}": text for name, text in before.items() if name != "notes.txt"}
-after = {**moved, "notes.txt": before["notes.txt"], ".hookline/manifest": ""}
+after = {**moved, "notes.txt": before["notes.txt"]}
 for number in itertools.count():
     killed = killed_at(number, start)
     if undo:
@@ -185,12 +210,15 @@ for number in itertools.count():
             if not killed_at(second, lambda: RunFolder(folder).recover()):
                 break
     RunFolder(folder).recover()
-    assert files() in (before, after), (number, files())
+    there = files()
+    if there != before:
+        assert there.pop(".hookline/files", "") == "", number
+        assert there == after, (number, there)
     if not killed:
         break
     shutil.rmtree(folder)
     shutil.copytree(whole, folder)
-assert files() == after
+assert {**after, ".hookline/files": ""} == files()
 print(number)
 """
 

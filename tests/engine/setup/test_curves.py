@@ -39,7 +39,7 @@ def test_a_picture_that_cannot_be_drawn_never_fails_the_run(tmp_path, monkeypatc
     (tmp_path / "b").mkdir()
     (tmp_path / "b/curves.png").write_text("mine")
     train(tmp_path / "b", "LOG.CURVES", True)
-    assert (tmp_path / "b/curves.png").read_text() == "mine"
+    assert (tmp_path / "b/curves.png.old").read_text() == "mine"
     monkeypatch.setattr(curves, "find_spec", lambda name: None)
     train(tmp_path / "c", "LOG.CURVES", True)
     assert "LOG.CURVES: curves.png is not drawn: an image needs matplotlib" in "".join(log.messages)

@@ -11,6 +11,7 @@ from hookline.hooks.checkpoints.links import link
 def write(path, folder, text):
     if folder:
         path.mkdir()
+        (path / "checksums.json").write_text("{}")
         path /= "state.pth"
     path.write_text(text)
 
