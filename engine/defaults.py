@@ -314,6 +314,7 @@ class DefaultTrainer(ResumableTrainer):
         Returns:
             As for :meth:`test`.
         """
+        self._add_missing_parts()
         if max_batches is not None:
             with trial(self.cfg, max_batches, gpus_of(self.model)) as cfg, watching_model(self):
                 return self._results(cfg)
@@ -337,7 +338,6 @@ class DefaultTrainer(ResumableTrainer):
         if not cfg.DATASETS.TEST:
             return {}
         self.finish_steps()
-        self._add_missing_parts()
         self.strategy.before_evaluation(self.model)
         # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
         results = self.test(cfg, unwrap_model(self.model))

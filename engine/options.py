@@ -3,6 +3,7 @@
 import argparse
 import os
 
+from ..command_line import Namespace
 from ..config import CfgNode, ConfigError, get_cfg, locate
 from ..config.slots import errors_at
 from .defaults import DefaultTrainer
@@ -94,5 +95,7 @@ def set_up_probe(args: argparse.Namespace) -> CfgNode:
     """Return the config of a tool that builds a run and writes nothing, such as a search for the learning rate."""
     cfg = merge_options(args)
     check_options(args, cfg)
-    default_setup(cfg, argparse.Namespace(dry_run=True))
+    probe = Namespace(dry_run=True)
+    probe.ours = {"dry_run"}
+    default_setup(cfg, probe)
     return cfg

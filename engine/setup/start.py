@@ -30,7 +30,7 @@ from ..ranks.same_config import check_same_config
 from ..ranks.torchrun import check_alone, restarted
 from .check import check_config, unknown_parts
 from .fast_dev_run import choose_fast_dev_run, shortened
-from .ignored import check_dry_run, check_processes, check_trains
+from .ignored import check_processes, check_trains, option
 from .lazy_start import folder_of, lazy_run
 from .logger import LOGGERS, hold_logs, open_logs, release_logs, set_console_level, setup_logger
 from .next_steps import Program, program_of
@@ -69,10 +69,10 @@ def default_setup(cfg: Any, args: Any = None) -> None:
         ConfigError: the config is invalid, OUTPUT_DIR cannot be used, or the processes of ``--num-gpus`` were not
             started.
     """
-    options = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only", "predict", "dry_run")}
+    options = {name: bool(getattr(args, name, False)) for name in ("resume", "eval_only")}
+    options |= {name: bool(option(args, name)) for name in ("predict", "dry_run")}
     inference = options["eval_only"] or options["predict"]
     check_processes(args)
-    check_dry_run(args)
     if again := restarted(folder_of(cfg)) and hasattr(args, "resume") and not inference:
         args.resume = options["resume"] = True
     choose_fast_dev_run(cfg, args)
