@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from ranks import ROOT, finish, fork, rows, run_ranks, tool
+from ranks import HOOKLINE, ROOT, finish, fork, rows, run_ranks, tool
 
 GPT = [
     "--config-file", ROOT / "configs/language/gpt.yaml",
@@ -123,7 +123,7 @@ def test_a_checkpoint_file_resumes_with_shards(whole, tmp_path):
 
 @pytest.mark.slow
 def test_an_exported_sharded_checkpoint_evaluates_to_the_same_loss(sharded, tmp_path):
-    export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", sharded / "run/model_0000019.pth"]
+    export = [sys.executable, HOOKLINE, "export", "--checkpoint", sharded / "run/model_0000019.pth"]
     code, out = finish(fork([*export, "--output", tmp_path / "gpt.pth"], tmp_path))
     assert code == 0, out
     trained = next(row for row in rows(sharded / "run") if row["iteration"] == 19)["small_text:test/loss"]

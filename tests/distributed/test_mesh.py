@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from ranks import ROOT, finish, fork, rows, run_ranks, tool
+from ranks import HOOKLINE, finish, fork, rows, run_ranks, tool
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -105,7 +105,7 @@ def test_predictions_of_a_mesh_are_those_of_one_rank(one, mesh, request):
 
 
 def exported(run, folder):
-    export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", run / "model_final.pth"]
+    export = [sys.executable, HOOKLINE, "export", "--checkpoint", run / "model_final.pth"]
     code, out = finish(fork([*export, "--output", folder / "whole.pth"], folder))
     assert code == 0, out
     return torch.load(folder / "whole.pth", weights_only=True)

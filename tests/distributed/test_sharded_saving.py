@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from ranks import ROOT, finish, fork, run_ranks
+from ranks import HOOKLINE, finish, fork, run_ranks
 
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.checkpoint.candidates import find_resumable
@@ -48,7 +48,7 @@ def test_old_folders_are_removed_and_the_best_are_kept(trained):
 def test_averaged_weights_of_a_sharded_run_are_exported(trained):
     folder, _ = trained
     path = folder / "through/model_0000011.pth"
-    export = [sys.executable, ROOT / "tools/export_model.py", "--checkpoint", path, "--weights", "averaged"]
+    export = [sys.executable, HOOKLINE, "export", "--checkpoint", path, "--weights", "averaged"]
     code, output = finish(fork([*export, "--output", folder / "averaged.pth"], folder))
     assert code == 0, output
     exported = torch.load(folder / "averaged.pth", weights_only=True)

@@ -13,6 +13,7 @@ from forker import forker
 
 ROOT = Path(__file__).parents[2]
 TOOL = ROOT / "tools" / "train_net.py"
+HOOKLINE = ROOT / "tests/helpers/hookline_command.py"
 SYNTHETIC = ROOT / "configs" / "synthetic" / "mlp.yaml"
 PROGRAMS = ROOT / "tests/distributed/programs"
 DIGITS = ROOT / "configs" / "digits" / "convnet.yaml"

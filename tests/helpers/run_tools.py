@@ -1,4 +1,4 @@
-"""Run the scripts of tools/ in the process of the tests."""
+"""Run commands and the scripts of tools/ in the process of the tests."""
 
 import runpy
 import sys
@@ -6,10 +6,22 @@ from pathlib import Path
 
 from loggers import unchanged_logging
 
+from hookline.cli import main
 from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, default_setup
 
 ROOT = Path(__file__).parents[2]
+
+
+def run_command(arguments, capture):
+    """Run ``hookline`` with these arguments; return its exit code, standard output and standard error."""
+    capture.readouterr()
+    try:
+        with unchanged_logging():
+            code = main(list(map(str, arguments)))
+    except SystemExit as end:
+        code = end.code or 0
+    return code, *capture.readouterr()
 
 
 def run_tool(name, arguments, capture):

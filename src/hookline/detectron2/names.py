@@ -131,7 +131,7 @@ REFUSED: dict[str, str] = {
     "detectron2.engine.launch._distributed_worker": _LAUNCH,
     "detectron2.engine.launch._find_free_port": _LAUNCH,
     "detectron2.evaluation": "hookline has no evaluators for detection: subclass DatasetEvaluator",
-    "detectron2.export": "use hookline.engine.export_weights or tools/export_model.py",
+    "detectron2.export": "use hookline.engine.export_weights or hookline export",
     "detectron2.layers": "layers are part of models: use torch.nn, and FrozenBatchNorm2d of torchvision.ops",
     "detectron2.model_zoo": _DETECTION,
     "detectron2.modeling": _DETECTION,
@@ -149,7 +149,7 @@ REFUSED: dict[str, str] = {
     "detectron2.utils.serialize": "launch() and loaders pickle with Python's pickle",
     "detectron2.utils.testing": _TESTS,
     "detectron2.utils.torch_version_utils": "compare TORCH_VERSION of hookline.engine.compat.env",
-    "detectron2.utils.tracing": "use torch.export or tools/export_model.py",
+    "detectron2.utils.tracing": "use torch.export or hookline export",
     "detectron2.utils.video_visualizer": _DETECTION,
     "detectron2.utils.visualizer": _DETECTION,
 }

@@ -1,23 +1,19 @@
-"""The command line of tools/export_model.py, on the files of a real run."""
+"""``hookline export``, on the files of a real run."""
 
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
-from run_tools import run_tool, train_synthetic
+from run_tools import run_command, train_synthetic
 from safetensors.torch import load_file
-
-ROOT = Path(__file__).parents[2]
-TOOL = ROOT / "tools" / "export_model.py"
 
 
 @pytest.fixture
-def tool(trained, monkeypatch, capsys):
-    """Run the tool in this process, in the folder of the runs; return exit code, output and errors."""
+def command(trained, monkeypatch, capsys):
+    """Run the command in this process, in the folder of the runs; return exit code, output and errors."""
     monkeypatch.chdir(trained)
-    return lambda *arguments: run_tool("export_model.py", arguments, capsys)
+    return lambda *arguments: run_command(["export", *arguments], capsys)
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +31,9 @@ def weights(path, averaged):
 
 
 @pytest.mark.parametrize(("option", "averaged"), [("auto", True), ("averaged", True), ("model", False)])
-def test_the_weights_of_a_run_are_exported(tool, trained, tmp_path, option, averaged):
+def test_the_weights_of_a_run_are_exported(command, trained, tmp_path, option, averaged):
     output = tmp_path / "net.safetensors"
-    code, out, err = tool("--checkpoint", "run", "--output", output, "--weights", option)
+    code, out, err = command("--checkpoint", "run", "--output", output, "--weights", option)
     assert (code, err) == (0, "")
     expected, got = weights(trained / "run" / "model_final.pth", averaged), load_file(output)
     assert got.keys() == expected.keys()
@@ -47,9 +43,9 @@ def test_the_weights_of_a_run_are_exported(tool, trained, tmp_path, option, aver
     assert "model: MLP" in out
 
 
-def test_a_program_is_exported_with_the_runs_own_config(tool, tmp_path):
+def test_a_program_is_exported_with_the_runs_own_config(command, tmp_path):
     output = tmp_path / "net.pt2"
-    code, out, err = tool("--checkpoint", "run", "--output", output, "--trust-config")
+    code, out, err = command("--checkpoint", "run", "--output", output, "--trust-config")
     assert code == 0, err
     assert "batch size: any" in out
     program = torch.export.load(str(output)).module()
@@ -71,10 +67,10 @@ def test_a_program_is_exported_with_the_runs_own_config(tool, tmp_path):
         (["--output", "net.pth"], "--checkpoint"),
     ],
 )
-def test_bad_input_exits_with_2_and_writes_nothing(tool, trained, arguments, says):
+def test_bad_input_exits_with_2_and_writes_nothing(command, trained, arguments, says):
     torch.save({"a": torch.ones(1)}, trained / "w.pth")
     before = sorted(os.listdir(trained))
-    code, _, err = tool(*arguments)
+    code, _, err = command(*arguments)
     assert code == 2
     assert says in err
     assert "Traceback" not in err
@@ -82,7 +78,7 @@ def test_bad_input_exits_with_2_and_writes_nothing(tool, trained, arguments, say
 
 
 @pytest.mark.parametrize("output", ["net.pt2", "net.safetensors", "net.pth"])
-def test_the_config_of_a_downloaded_folder_is_not_run(tool, trained, tmp_path, monkeypatch, output):
+def test_the_config_of_a_downloaded_folder_is_not_run(command, trained, tmp_path, monkeypatch, output):
     (tmp_path / "attack.py").write_text("open('attacked', 'w').close()")
     monkeypatch.syspath_prepend(tmp_path)
     shutil.copytree(trained / "run", tmp_path / "downloaded")
@@ -92,7 +88,7 @@ def test_the_config_of_a_downloaded_folder_is_not_run(tool, trained, tmp_path, m
     checkpoint = torch.load(trained / "run" / "model_final.pth", weights_only=True)
     checkpoint["trainer"]["run"]["config"] = attack
     torch.save(checkpoint, tmp_path / "downloaded" / "model_final.pth")
-    code, out, _ = tool("--checkpoint", tmp_path / "downloaded", "--output", tmp_path / output)
+    code, out, _ = command("--checkpoint", tmp_path / "downloaded", "--output", tmp_path / output)
     assert code == (2 if output == "net.pt2" else 0)
     assert "attack:Net" in out or output != "net.safetensors"
     assert not (trained / "attacked").exists()

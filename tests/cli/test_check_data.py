@@ -1,15 +1,10 @@
-"""The command line of tools/check_data.py."""
-
-import runpy
-import sys
-from pathlib import Path
+"""``hookline check-data``."""
 
 import pytest
+from run_tools import run_command
 from torch.utils.data import Dataset, IterableDataset
 
 from hookline.engine.data import DATASET_REGISTRY, check_samples
-
-ROOT = Path(__file__).parents[2]
 
 
 @DATASET_REGISTRY.register()
@@ -39,22 +34,20 @@ class BrokenStream(IterableDataset):
 
 
 @pytest.fixture
-def tool(monkeypatch, capsys):
+def command(capsys):
     def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["check_data.py", *arguments, "DATASETS.TRAIN", "['synthetic']"])
-        with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / "tools/check_data.py"), run_name="__main__")
-        return end.value.code, capsys.readouterr().out.splitlines()
+        code, out, _ = run_command(["check-data", *arguments, "DATASETS.TRAIN", "['synthetic']"], capsys)
+        return code, out.splitlines()
 
     return run
 
 
-def test_sound_data_gives_exit_code_0(tool):
-    assert tool() == (0, ["DATASETS.TRAIN[0] (synthetic): all 1024 samples can be read"])
+def test_sound_data_gives_exit_code_0(command):
+    assert command() == (0, ["DATASETS.TRAIN[0] (synthetic): all 1024 samples can be read"])
 
 
-def test_failing_samples_are_listed(tool):
-    code, lines = tool("DATASETS.TEST", "[{'NAME': 'SomeBroken', 'AS': 'val'}]", "--max", "1")
+def test_failing_samples_are_listed(command):
+    code, lines = command("DATASETS.TEST", "[{'NAME': 'SomeBroken', 'AS': 'val'}]", "--max", "1")
     assert code == 1
     assert lines[1:] == [
         "DATASETS.TEST[0] (val): sample 5: OSError: no such photo",
@@ -62,8 +55,8 @@ def test_failing_samples_are_listed(tool):
     ]
 
 
-def test_samples_that_make_no_batch_are_found(tool):
-    code, lines = tool("DATASETS.TEST", "['Ragged']")
+def test_samples_that_make_no_batch_are_found(command):
+    code, lines = command("DATASETS.TEST", "['Ragged']")
     assert code == 1
     assert lines[2].startswith("a batch of Ragged: MismatchError: the samples do not make a batch: each element")
     assert "  while making a batch of sample 0 of Ragged, sample 1 of Ragged" in lines

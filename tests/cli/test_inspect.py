@@ -1,24 +1,21 @@
-"""The command line of tools/inspect_checkpoint.py, on the files of real runs."""
+"""``hookline inspect``, on the files of real runs."""
 
 import json
 import os
 import re
-from pathlib import Path
 
 import pytest
 import torch
 from forker import forker
-from run_tools import run_tool, train_synthetic
-
-ROOT = Path(__file__).parents[2]
-TOOL = ROOT / "tools" / "inspect_checkpoint.py"
+from ranks import HOOKLINE
+from run_tools import run_command, train_synthetic
 
 
 @pytest.fixture
-def tool(trained, monkeypatch, capsys):
-    """Run the tool in this process, in the folder of the runs; return exit code, output and errors."""
+def command(trained, monkeypatch, capsys):
+    """Run the command in this process, in the folder of the runs; return exit code, output and errors."""
     monkeypatch.chdir(trained)
-    return lambda *arguments: run_tool("inspect_checkpoint.py", arguments, capsys)
+    return lambda *arguments: run_command(["inspect", *arguments], capsys)
 
 
 @pytest.fixture(scope="module")
@@ -30,8 +27,8 @@ def trained(tmp_path_factory):
     return folder
 
 
-def test_the_content_of_a_run_is_printed(tool):
-    code, out, err = tool("run")
+def test_the_content_of_a_run_is_printed(command):
+    code, out, err = command("run")
     assert (code, err) == (0, "")
     assert out.startswith("run/model_final.pth: undamaged, ")
     for line in ("iteration: 4", "optimizer: ", "  LRScheduler: ", "  MODEL.NAME = 'MLP'", "  SEED = 1"):
@@ -39,39 +36,39 @@ def test_the_content_of_a_run_is_printed(tool):
     assert re.search(r"\nweights: \d+ \([\d,]+ numbers, [\d.]+ MB, float32\)\n  sha256 [0-9a-f]{64}\n", out)
 
 
-def test_equal_runs_have_equal_hashes(tool):
-    hashes = [json.loads(tool(name, "--json")[1])["weights"]["sha256"] for name in ("run", "same", "other")]
+def test_equal_runs_have_equal_hashes(command):
+    hashes = [json.loads(command(name, "--json")[1])["weights"]["sha256"] for name in ("run", "same", "other")]
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-def test_equal_weights_exit_with_0_and_others_with_1(tool, trained):
-    code, out, _ = tool("run", "same")
+def test_equal_weights_exit_with_0_and_others_with_1(command, trained):
+    code, out, _ = command("run", "same")
     assert code == 0
     assert "weights of run and same: equal, bit for bit" in out
     assert f"OUTPUT_DIR: '{trained}/run', '{trained}/same'" in out
-    code, out, _ = tool("run", "other")
+    code, out, _ = command("run", "other")
     assert code == 1
     assert "weights of run and other: different" in out
     assert "other values, with the largest and mean absolute difference" in out
     assert "SEED: 1, 2" in out
-    report = json.loads(tool("run", "other", "--json")[1])
+    report = json.loads(command("run", "other", "--json")[1])
     assert report["equal"] is False
     assert report["config"]["SEED"] == [1, 2]
 
 
-def test_a_damaged_checkpoint_exits_with_1(tool, trained, tmp_path):
+def test_a_damaged_checkpoint_exits_with_1(command, trained, tmp_path):
     whole = (trained / "run" / "model_final.pth").read_bytes()
     for name, content in (("cut.pth", whole[: len(whole) // 2]), ("empty.pth", b"")):
         (tmp_path / name).write_bytes(content)
-        code, out, err = tool(tmp_path / name)
+        code, out, err = command(tmp_path / name)
         assert (code, err) == (1, "")
         assert name in out
-        assert json.loads(tool(tmp_path / name, "--json")[1])["whole"] is False
+        assert json.loads(command(tmp_path / name, "--json")[1])["whole"] is False
     flipped = bytearray(whole)
     weights = torch.load(trained / "run" / "model_final.pth", weights_only=True)["model"]
     flipped[whole.index(next(iter(weights.values())).numpy().tobytes()) + 3] ^= 0x40
     (tmp_path / "flipped.pth").write_bytes(flipped)
-    code, out, _ = tool(tmp_path / "flipped.pth")
+    code, out, _ = command(tmp_path / "flipped.pth")
     assert code == 1
     assert "is damaged: the checksum of" in out
 
@@ -85,19 +82,19 @@ def test_a_damaged_checkpoint_exits_with_1(tool, trained, tmp_path):
         ([], "PATH"),
     ],
 )
-def test_bad_input_exits_with_2(tool, arguments, says):
-    code, _, err = tool(*arguments)
+def test_bad_input_exits_with_2(command, arguments, says):
+    code, _, err = command(*arguments)
     assert code == 2
     assert says in err
     assert "Traceback" not in err
 
 
-def test_a_separate_process_prints_the_same(tool, trained):
-    process = forker.start([TOOL, "run"], trained, os.environ, apart=True)
-    assert (process.wait(100), process.communicate()) == (0, (tool("run")[1], ""))
+def test_a_separate_process_prints_the_same(command, trained):
+    process = forker.start([HOOKLINE, "inspect", "run"], trained, os.environ, apart=True)
+    assert (process.wait(100), process.communicate()) == (0, (command("run")[1], ""))
 
 
-def test_a_checkpoint_runs_no_code_and_cannot_control_the_terminal(tool, trained, tmp_path, monkeypatch):
+def test_a_checkpoint_runs_no_code_and_cannot_control_the_terminal(command, trained, tmp_path, monkeypatch):
     (tmp_path / "attack.py").write_text("open('attacked', 'w').close()")
     monkeypatch.syspath_prepend(tmp_path)
     checkpoint = torch.load(trained / "run" / "model_final.pth", weights_only=True)
@@ -107,7 +104,7 @@ def test_a_checkpoint_runs_no_code_and_cannot_control_the_terminal(tool, trained
     checkpoint["other\x1b[2J"] = 1
     torch.save(checkpoint, tmp_path / "model.pth")
     for arguments in (["model.pth"], ["model.pth", "--json"], ["model.pth", trained / "run"]):
-        _, out, err = tool(*(tmp_path / one if one == "model.pth" else one for one in arguments))
+        _, out, err = command(*(tmp_path / one if one == "model.pth" else one for one in arguments))
         assert err == ""
         assert "attack:Net" in out
         assert "\x1b" not in out
@@ -126,10 +123,10 @@ JUNK = [
 
 
 @pytest.mark.parametrize("junk", JUNK, ids=range(len(JUNK)))
-def test_invalid_content_beside_the_weights_is_described_or_refused(tool, tmp_path, junk):
+def test_invalid_content_beside_the_weights_is_described_or_refused(command, tmp_path, junk):
     torch.save({"model": {"a": torch.ones(1)}, **junk}, tmp_path / "model.pth")
     for arguments in ((), (tmp_path / "model.pth",)):
-        code, out, err = tool(tmp_path / "model.pth", *arguments)
+        code, out, err = command(tmp_path / "model.pth", *arguments)
         assert code in (0, 1)
         assert err == ""
         assert "model.pth" in out

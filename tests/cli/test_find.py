@@ -1,9 +1,9 @@
-"""The command lines of tools/find_lr.py and tools/find_batch_size.py."""
+"""``hookline find-lr`` and ``hookline find-batch-size``."""
 
 import re
 
 import pytest
-from run_tools import run_tool
+from run_tools import run_command
 
 CONFIG = (
     *("MODEL.NAME", "MLP", "MODEL.ARGS", '{"in_features": 8, "num_classes": 4}', "MODEL.LOSS.NAME", "CrossEntropyLoss"),
@@ -12,33 +12,33 @@ CONFIG = (
 
 
 @pytest.fixture
-def tool(tmp_path, monkeypatch, capsys):
+def command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    return lambda name, *arguments: run_tool(name, arguments, capsys)
+    return lambda *arguments: run_command(arguments, capsys)
 
 
-def test_a_rate_is_suggested_and_nothing_is_written(tool, tmp_path):
-    code, out, _ = tool("find_lr.py", "--num-iter", "40", *CONFIG)
+def test_a_rate_is_suggested_and_nothing_is_written(command, tmp_path):
+    code, out, _ = command("find-lr", "--num-iter", "40", *CONFIG)
     assert code == 0
     assert re.search(r"\nSuggestion: SOLVER.BASE_LR \d", out)
     assert len(re.findall(r"^ +[\d.e-]+ +[\d.]+ +[\d.]+$", out, re.MULTILINE)) >= 15
     assert not list(tmp_path.iterdir())
 
 
-def test_the_largest_batch_is_printed(tool, tmp_path):
-    code, out, _ = tool("find_batch_size.py", "--max-size", "300", "--memory", "20GB", *CONFIG)
+def test_the_largest_batch_is_printed(command, tmp_path):
+    code, out, _ = command("find-batch-size", "--max-size", "300", "--memory", "20GB", *CONFIG)
     assert (code, out.splitlines()[-1]) == (0, "DATALOADER.BATCH_SIZE 300")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["find_lr.py", "find_batch_size.py"])
-def test_wrong_input_ends_with_one_line(tool, name):
+@pytest.mark.parametrize("name", ["find-lr", "find-batch-size"])
+def test_wrong_input_ends_with_one_line(command, name):
     for arguments, message in (
         ((), "error: MODEL.NAME: is not set"),
         ((*CONFIG, "SOLVER.BASE_RL", "1"), "did you mean 'SOLVER.BASE_LR'?"),
         (("--max-memory", "1", *CONFIG), "error: unrecognized arguments: --max-memory"),
     ):
-        code, out, err = tool(name, *arguments)
+        code, out, err = command(name, *arguments)
         assert code == 2
         assert message in err
         assert "Traceback" not in out + err

@@ -1,4 +1,4 @@
-"""``hookline replay``, ``hookline samples`` and tools/replay.py."""
+"""``hookline replay`` and ``hookline samples``."""
 
 import json
 import subprocess
@@ -60,7 +60,7 @@ def test_a_run_of_two_ranks_is_replayed_with_two(tmp_path):
     train = [sys.executable, "tools/train_net.py", "--config-file", "configs/synthetic/mlp.yaml", "--num-gpus", "2"]
     options = ["MODEL.DEVICE", "cpu", "OUTPUT_DIR", str(tmp_path / "two"), "SOLVER.CHECKPOINT_PERIOD", "10"]
     subprocess.run([*train, *options, "SOLVER.MAX_ITER", "20", "LOG.PERIOD", "1"], cwd=ROOT, check=True)
-    replay = [sys.executable, "tools/replay.py", str(tmp_path / "two"), "--iter", "14"]
+    replay = [sys.executable, "-m", "hookline", "replay", str(tmp_path / "two"), "--iter", "14"]
     done = subprocess.run(replay, cwd=ROOT, check=True, capture_output=True, text=True)
     assert "equal metrics.json to the bit" in done.stdout
     report = json.loads((tmp_path / "two" / "replay_14" / "report.json").read_text())
