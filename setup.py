@@ -11,7 +11,7 @@ REPOSITORY = ""
 VERSION = re.search(r'__version__ = "(.+?)"', (ROOT / "src/hookline/__init__.py").read_text())[1]
 FOLDERS = ("config", "hooks", "engine", "configs")
 
-packages = ["hookline", *(f"hookline.{name}" for name in ("benchmarks", "benchmarks.gpu", "cli", "detectron2", "runs"))]
+packages = ["hookline", *(f"hookline.{name}" for name in ("cli", "detectron2", "runs"))]
 for folder in FOLDERS:
     packages.append(f"hookline.{folder}")
     packages += [

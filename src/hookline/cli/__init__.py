@@ -29,7 +29,6 @@ COMMANDS = {
     "check-data": "check_data",
     "find-lr": "find_lr",
     "find-batch-size": "find_batch_size",
-    "benchmark": "benchmark",
     "new": "new",
     "completion": "completion",
 }

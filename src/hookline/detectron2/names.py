@@ -122,7 +122,7 @@ REFUSED: dict[str, str] = {
     "detectron2.data.DatasetCatalog": _CATALOG,
     "detectron2.data.Metadata": "class names and colours are part of detection; keep them in the data set",
     "detectron2.data.MetadataCatalog": "class names and colours are part of detection; keep them in the data set",
-    "detectron2.data.benchmark": "loaders are measured by tools/benchmark.py",
+    "detectron2.data.benchmark": "loaders are measured by tools/benchmarks/run.py",
     "detectron2.data.build.build_detection_test_loader": _LOADER,
     "detectron2.data.build.build_detection_train_loader": _LOADER,
     "detectron2.data.build_detection_test_loader": _LOADER,
