@@ -173,8 +173,8 @@ class RunState(HookHost):
         """Save a checkpoint at the end of the current step. ``everywhere``: as for :meth:`request_stop`.
 
         Args:
-            extra: by :class:`~hookline.hooks.RollingCheckpointer` and :class:`~hookline.hooks.InMemoryCheckpointer` if
-                it is time for them, not by :class:`~hookline.hooks.PeriodicCheckpointer`. All ranks must request it.
+            extra: by :class:`~hookline.hooks.RollingCheckpointer`, not by
+                :class:`~hookline.hooks.PeriodicCheckpointer`. All ranks must request it.
             due: only the checkpointers whose period ends with this step save, unless there is another request.
         """
         if extra:

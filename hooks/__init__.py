@@ -2,7 +2,6 @@
 
 from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, HookBase, StopTraining
 from .checkpoints.best import BestCheckpointer
-from .checkpoints.in_memory import InMemoryCheckpointer
 from .checkpoints.periodic import ExceptionCheckpointer, PeriodicCheckpointer, RollingCheckpointer
 from .control.accumulation import GradientAccumulationScheduler
 from .control.early_stopping import EarlyStopping
@@ -73,7 +72,6 @@ __all__ = [
     "HookBase",
     "HookHost",
     "HookOrderError",
-    "InMemoryCheckpointer",
     "IterationTimer",
     "JSONWriter",
     "LRScheduler",

@@ -191,7 +191,7 @@ class HookBase:
         """Save a checkpoint, after ``on_write``: :class:`PeriodicCheckpointer` does."""
 
     def on_extra_save(self) -> None:
-        """Save more, after ``on_save``: :class:`RollingCheckpointer` and :class:`InMemoryCheckpointer` do."""
+        """Save more, after ``on_save``: :class:`RollingCheckpointer` does."""
 
     def after_run(self) -> None:
         """Once, at the very end: metrics and the last checkpoint are written."""

@@ -145,7 +145,7 @@ class TrainerView(Protocol):
 
         Args:
             everywhere: as for :meth:`request_stop`.
-            extra: a rolling checkpoint, or a copy in memory.
+            extra: a rolling checkpoint.
             due: only the checkpointers whose period ends with this step save, unless there is another request.
         """
 

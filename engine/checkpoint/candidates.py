@@ -48,8 +48,6 @@ def find_resumable(checkpointer: Any) -> str:
     Raises:
         ConfigError: ``last_checkpoint`` exists, and no checkpoint can be resumed from.
     """
-    for prepare in checkpointer.before_resume:
-        prepare()
     return comm.on_main_process(lambda: _find_resumable(checkpointer))
 
 

@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -29,8 +28,6 @@ class CheckpointReader(Checkpointer):
         self.load_report = LoadReport(0, 0)
         """How its weights matched the model."""
         self._weights_loaded = "model"
-        self.before_resume: list[Callable[[], Any]] = []
-        """Called on all ranks before a resume looks for checkpoints."""
 
     # ------------------------------------------------------------------ files
 
@@ -59,14 +56,6 @@ class CheckpointReader(Checkpointer):
         """Return the paths of all checkpoints in ``save_dir``. Sharded ones are folders."""
         names = [name for name in self.path_manager.ls(self.save_dir) if name.endswith(".pth")]
         return [os.path.join(self.save_dir, name) for name in names]
-
-    def in_memory(self, folder: str) -> Any:
-        """Return the :class:`~hookline.engine.checkpoint.in_memory.InMemory` of a folder. A resume uses its copies."""
-        from .in_memory import InMemory  # imports torch.distributed.checkpoint: half a second
-
-        memory = InMemory(self, folder)
-        self.before_resume.append(memory.restore)
-        return memory
 
     # ------------------------------------------------------------------ methods that subclasses for fvcore override
 

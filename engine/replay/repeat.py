@@ -43,7 +43,6 @@ _SAVERS = (
     hooks.PeriodicCheckpointer,  # and the rolling one
     hooks.BestCheckpointer,
     hooks.ExceptionCheckpointer,
-    hooks.InMemoryCheckpointer,
 )
 
 

@@ -28,7 +28,7 @@ __all__ = ["Entry", "Trace", "trace_steps"]
 
 # Hooks that only save or evaluate.
 _LEFT_OUT = (
-    *(hooks.PeriodicCheckpointer, hooks.BestCheckpointer, hooks.ExceptionCheckpointer, hooks.InMemoryCheckpointer),
+    *(hooks.PeriodicCheckpointer, hooks.BestCheckpointer, hooks.ExceptionCheckpointer),
     *(hooks.EvalHook, hooks.PreciseBN, hooks.SanityCheck),
 )
 

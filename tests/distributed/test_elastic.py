@@ -3,19 +3,14 @@
 import json
 import math
 import os
-import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
-import torch
 from ranks import PROGRAMS, SYNTHETIC, TOOL, finish, fork, free_port, rows, tool
-
-from hookline.engine.checkpoint.weights import read_checkpoint
 
 
 @pytest.fixture
@@ -201,91 +196,6 @@ def test_a_run_continues_without_a_machine_whose_network_is_cut(agent, namespace
     machines[2].kill()  # its agent keeps trying to reach the others
     _, output = finish(machines[2])
     assert "the run's store does not answer. Machine 0 or the network to it is lost" in output
-
-
-# ---------------------------------------------------------------------------- copies in memory
-
-
-IN_MEMORY = {"NAME": "InMemoryCheckpointer", "ARGS": {"period": 5, "folder": "$MEMORY"}}
-SHARDED = ["PARALLEL.NAME", "fsdp2", "PARALLEL.ARGS.min_params", "100", "SOLVER.CHECKPOINT_PERIOD", "1000"]
-SHARDED += ["DATASETS.TEST", "()", "CHECKPOINT.BEST.METRIC", ""]
-
-
-def assert_equal_runs(ours, theirs):
-    assert rows(ours) == rows(theirs)
-    one, other = (read_checkpoint(str(folder / "model_final.pth"))["model"] for folder in (ours, theirs))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[name], other[name]) for name in one)
-
-
-def restored(folder):
-    found = re.findall(r"Restored the state after iteration (\d+) from memory", (folder / "log.txt").read_text())
-    return [int(iteration) for iteration in found]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [["SOLVER.CHECKPOINT_PERIOD", "1000"], SHARDED])
-def test_a_killed_rank_costs_a_few_steps_with_copies_in_memory(agent, tmp_path, options):
-    (tmp_path / "memory").mkdir()
-    agents = [agent(1, 1, 1, ["KillOnce", IN_MEMORY], *options, ranks=2, MEMORY=str(tmp_path / "memory"))]
-    code, output = finish(agents[0])
-    assert code == 0, output
-    [iteration] = restored(tmp_path / "run")
-    assert iteration in (34, 39)
-    assert not list((tmp_path / "memory").iterdir())
-    (tmp_path / "run").rename(tmp_path / "killed_run")
-    code, output = finish(agent(1, 1, 0, ["KillOnce"], *options, ranks=2))
-    assert code == 0, output
-    assert_equal_runs(tmp_path / "killed_run", tmp_path / "run")
-
-
-def wait_for_copy(memory, iteration):
-    """Wait until a copy of at least an iteration is complete."""
-    end = time.monotonic() + 100
-    while not any(int(index.parent.name.split("-")[0]) >= iteration for index in memory.glob("*/*/index.json")):
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-@pytest.mark.slow
-def test_a_lost_machine_costs_a_few_steps_with_copies_in_memory(agent, tmp_path):
-    def machine(number, *options, hooks=(IN_MEMORY,)):
-        (tmp_path / f"memory{number}").mkdir(exist_ok=True)
-        memory = str(tmp_path / f"memory{number}")
-        return agent(2, 2, 1, ["Wait", *hooks], *SHARDED, *options, MEMORY=memory, **JOINS)
-
-    def lose(number):
-        shutil.rmtree(tmp_path / f"memory{number}")
-        for place in places:
-            place.unlink()
-
-    machines = [machine(number) for number in range(2)]
-    places = [wait_for(tmp_path / f"waits.{rank}of2", *machines) for rank in range(2)]
-    for rank, place in enumerate(places):
-        assert int(place.read_text().split()[1]) == machines[rank].pid
-    wait_for_copy(tmp_path / "memory0", 34)
-    machines[1].kill()
-    lose(1)
-    machines[1] = machine(1)
-    for place in places:
-        wait_for(place, *machines)
-    [first] = restored(tmp_path / "run")
-    wait_for_copy(tmp_path / "memory1", first + 5)
-    for one in machines:
-        one.kill()
-    lose(0)
-    machines = [machine(number, "--resume") for number in range(2)]
-    for place in places:
-        wait_for(place, *machines)
-    (tmp_path / "go").write_text("")
-    ended = [finish(one) for one in machines]
-    assert [code for code, _ in ended] == [0, 0], ended
-    _, second = restored(tmp_path / "run")
-    assert 34 <= first < second
-    (tmp_path / "run").rename(tmp_path / "lost_run")
-    code, output = finish(agent(1, 1, 0, ["Wait"], *SHARDED, ranks=2))
-    assert code == 0, output
-    assert_equal_runs(tmp_path / "lost_run", tmp_path / "run")
 
 
 # ---------------------------------------------------------------------------- our own launcher

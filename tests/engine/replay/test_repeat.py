@@ -169,21 +169,6 @@ def test_a_hook_takes_part_in_the_replay_only(tmp_path):
     assert Counts.steps == 3
 
 
-def test_a_replay_makes_no_copies_in_memory(tmp_path):
-    run, memory = tmp_path / "run", tmp_path / "memory"
-    memory.mkdir()
-    hook = {"NAME": "InMemoryCheckpointer", "ARGS": {"period": 1, "folder": str(memory)}}
-    config_trainer(run, *RUN, "HOOKS", [hook]).train()
-    found = []
-
-    class Look(HookBase):
-        def after_step(self):
-            found.extend(memory.iterdir())
-
-    replay(str(run), 3, extra_hooks=[Look()])
-    assert not found
-
-
 def test_a_step_that_the_run_does_not_have_is_refused(tmp_path, capsys):
     config_trainer(tmp_path, *RUN).train()
     for iteration in (-1, 20):
