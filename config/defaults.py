@@ -230,7 +230,7 @@ _C.SOLVER.AMP.DTYPE = Typed("bfloat16", one_of("bfloat16", "float16"))
 
 # Compile forward, backward and update of a step into one graph, with these arguments of torch.compile. For long runs of
 # small models (docs/performance.md): compiling takes about 20 s per batch shape. Hooks with events inside the step are
-# an error. COMPILE_STEP_ARGS.steps: how many steps run in one call (default 1).
+# an error.
 _C.SOLVER.COMPILE_STEP = False
 _C.SOLVER.COMPILE_STEP_ARGS = CN(new_allowed=True)
 # Capture the step in a CUDA graph and replay it for batches of the most frequent shape. CUDA only.

@@ -257,11 +257,11 @@ class _SOLVER(CfgNode):
     COMPILE_STEP: bool
     """Compile forward, backward and update of a step into one graph, with these arguments of torch.compile. For long
     runs of small models (docs/performance.md): compiling takes about 20 s per batch shape. Hooks with events inside the
-    step are an error. COMPILE_STEP_ARGS.steps: how many steps run in one call (default 1)."""
+    step are an error."""
     COMPILE_STEP_ARGS: CfgNode
     """Compile forward, backward and update of a step into one graph, with these arguments of torch.compile. For long
     runs of small models (docs/performance.md): compiling takes about 20 s per batch shape. Hooks with events inside the
-    step are an error. COMPILE_STEP_ARGS.steps: how many steps run in one call (default 1)."""
+    step are an error."""
     CUDA_GRAPH: bool
     """Capture the step in a CUDA graph and replay it for batches of the most frequent shape. CUDA only."""
 

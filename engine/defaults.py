@@ -337,7 +337,6 @@ class DefaultTrainer(ResumableTrainer):
     def _results(self, cfg: CfgNode) -> Mapping[str, Any]:
         if not cfg.DATASETS.TEST:
             return {}
-        self.finish_steps()
         self.strategy.before_evaluation(self.model)
         # Without the wrapper: its collectives would hang, since ranks may have different numbers of batches.
         results = self.test(cfg, unwrap_model(self.model))

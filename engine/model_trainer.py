@@ -28,16 +28,15 @@ from .step.random_state import RandomState
 from .step.scheduled_step import ScheduledStep
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .step.turns import Turns
-from .step.waiting import WaitingSteps
 from .step.whole_step import WholeStep
-from .train_loop import TrainResult
+from .train_loop import TrainerBase, TrainResult
 
 __all__ = ["ModelTrainer"]
 
 logger = logging.getLogger(__name__)
 
 
-class ModelTrainer(WaitingSteps):
+class ModelTrainer(TrainerBase):
     """The part of a :class:`~hookline.engine.SimpleTrainer` that is not the step itself.
 
     Attributes:
@@ -226,7 +225,6 @@ class ModelTrainer(WaitingSteps):
             with_batches: yield pairs of a batch, on the model's device, and its outputs.
             predict: called with model and batch. Default: the adapter's ``predict``.
         """
-        self.finish_steps()
         with scratch_storage(self.iter):
             self._dispatch("before_predict")
         # Unwrapped: the ranks may have different numbers of batches, and must not wait for each other.
@@ -339,7 +337,6 @@ class ModelTrainer(WaitingSteps):
         super().after_train()
 
     def _check_state(self, requests: set[str]) -> None:
-        self.finish_steps()
         self.nonfinite.settle(self, self.ranks_in_sync)
         if not requests.isdisjoint({"on_eval", "on_save", "on_extra_save"}):
             self.nonfinite.check_weights(self, self.ranks_in_sync)
@@ -368,7 +365,6 @@ class ModelTrainer(WaitingSteps):
             FloatingPointError: a weight, or a loss or gradient of an earlier step, is NaN or infinite.
         """
         # User code may save without request_save(), so the state is checked here as well.
-        self.finish_steps()
         self.nonfinite.settle(self)
         self.nonfinite.check_weights(self)
         state = super().state_dict()
@@ -401,7 +397,6 @@ class ModelTrainer(WaitingSteps):
                 "the checkpoint cannot be resumed: it has no optimizer state where hookline saves it. Was it "
                 f"saved by detectron2? {advice}"
             )
-        self.finish_steps()
         super().load_state_dict(state_dict)
         try:
             self.optimizer.load_state_dict(state_dict["optimizer"])

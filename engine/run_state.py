@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Sequence
 from numbers import Real
 from typing import Any, cast
 
@@ -38,7 +37,6 @@ class RunState(HookHost):
     """
 
     storage: EventStorage = OPEN_STORAGE
-    waiting_steps: Sequence[Any] = ()
     _max_iter: int = 0
     _longest: int = 0  # the largest max_iter of the run
     only_due: bool = False
@@ -189,9 +187,6 @@ class RunState(HookHost):
     def request_eval(self, everywhere: bool = False) -> None:
         """Evaluate at the end of the current step. ``everywhere``: as for :meth:`request_stop`."""
         self._request("on_eval", everywhere)
-
-    def finish_steps(self) -> None:
-        """Compute the steps that wait for others (SOLVER.COMPILE_STEP_ARGS.steps), if there are any."""
 
     def _request(self, event: str, everywhere: bool, due: bool = False) -> None:
         if self._agreement is not None and self._agreement.needs_exchange(event, everywhere):

@@ -67,9 +67,6 @@ class HookBase:
         single: whether a trainer may have only one hook of this class.
         uses_outputs: whether the hook reads ``trainer.batch`` and ``trainer.outputs``, which are kept only then.
         uses_indices: the same for ``trainer.sample_indices``.
-        needs_each_step: False if its ``before_step``, ``after_step``, ``before_fetch`` and ``after_fetch`` neither read
-            nor change what a step uses or produces (weights, metrics, the optimizer, attributes of model or trainer),
-            or call ``trainer.finish_steps()`` first. With SOLVER.COMPILE_STEP_ARGS.steps they may precede the update.
         state_key: the key of the hook's state in a checkpoint. Default: the class name, then ``Name#2``, ``Name#3``.
     """
 
@@ -79,7 +76,6 @@ class HookBase:
     single: bool = False
     uses_outputs: bool = False
     uses_indices: bool = False
-    needs_each_step: bool = True
     state_key: str | None = None
 
     def on_registered(self) -> None:

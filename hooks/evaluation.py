@@ -36,7 +36,6 @@ class EvalHook(HookBase):
         on_start: evaluate before the first step of a run that is not resumed.
     """
 
-    needs_each_step = False
     _period = Period()
     _main = _eval_after_train = True  # for subclasses that skip __init__
     _evaluated_at = -1
@@ -99,12 +98,10 @@ class EvalHook(HookBase):
         trainer = self.trainer
         # After the last step after_train evaluates, so that the metrics are put at max_iter.
         if self._every(trainer) and not (self._eval_after_train and trainer.iter + 1 == trainer.max_iter):
-            trainer.finish_steps()
             self._do_eval()
 
     def after_train(self) -> None:
         if self._eval_after_train and self.trainer.completed:
-            self.trainer.finish_steps()
             self._do_eval()
 
     def on_eval(self) -> None:

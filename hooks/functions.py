@@ -24,7 +24,6 @@ class CallbackHook(HookBase):
 
     Args:
         custom: functions for custom events (see ``trainer.emit``), by event.
-        needs_each_step: see :class:`HookBase`.
         **callbacks: functions for events of :class:`HookBase`. None is skipped.
 
     Raises:
@@ -37,10 +36,8 @@ class CallbackHook(HookBase):
         self,
         *,
         custom: Mapping[str, Callable[..., None]] | None = None,
-        needs_each_step: bool = True,
         **callbacks: Callable[..., None] | None,
     ) -> None:
-        self.needs_each_step = needs_each_step
         for event in callbacks:
             if event not in EVENTS:
                 raise ConfigError(f"CallbackHook: there is no event {event!r}{suggest(event, EVENTS)}")
@@ -66,8 +63,6 @@ class FunctionHook(HookBase):
         custom: whether the event is a custom one.
         uses_outputs: whether the function reads ``trainer.batch`` and ``trainer.outputs``.
         uses_indices: whether it reads ``trainer.sample_indices``.
-        needs_each_step: see :class:`HookBase`. With ``every``, steps that wait are computed before the function is
-            called, so other steps need not be.
 
     Raises:
         ConfigError: there is no such event, ``every`` cannot be used with it, or the function does not take its
@@ -85,7 +80,6 @@ class FunctionHook(HookBase):
         custom: bool = False,
         uses_outputs: bool = False,
         uses_indices: bool = False,
-        needs_each_step: bool = True,
     ) -> None:
         if event not in EVENTS and not custom:
             raise ConfigError(
@@ -111,8 +105,6 @@ class FunctionHook(HookBase):
         self._done = False
         self.uses_outputs = uses_outputs
         self.uses_indices = uses_indices
-        self._finishes = needs_each_step and self._every is not None and when is None
-        self.needs_each_step = needs_each_step and not self._finishes
         setattr(self, event, self._call)
 
     def _call(self, *args: Any, **kwargs: Any) -> None:
@@ -121,8 +113,6 @@ class FunctionHook(HookBase):
             return
         if self._every is not None and not self._due(trainer):
             return
-        if self._finishes:
-            trainer.finish_steps()
         if self._times:
             self._count += 1
             if self._count % self._times:
@@ -196,12 +186,11 @@ def on(
     custom: bool = False,
     uses_outputs: bool = False,
     uses_indices: bool = False,
-    needs_each_step: bool = True,
 ) -> Callable[[F], F]:
     """Decorate a function to be called at an event.
 
     Args:
-        event, every, once, when, custom, uses_outputs, uses_indices, needs_each_step: see :class:`FunctionHook`.
+        event, every, once, when, custom, uses_outputs, uses_indices: see :class:`FunctionHook`.
         trainer: a trainer, or the name of one (its ``name`` or its class). None: every trainer of this process that
             starts training from now on, until :func:`off`.
 
@@ -219,11 +208,7 @@ def on(
     def decorate(function: F) -> F:
         def make() -> FunctionHook:
             options: dict[str, Any] = {"every": every, "once": once, "when": when, "custom": custom}
-            uses: dict[str, Any] = {
-                "uses_outputs": uses_outputs,
-                "uses_indices": uses_indices,
-                "needs_each_step": needs_each_step,
-            }
+            uses: dict[str, Any] = {"uses_outputs": uses_outputs, "uses_indices": uses_indices}
             return FunctionHook(function, event, **uses, **options)
 
         if trainer is None or isinstance(trainer, str):

@@ -1,6 +1,6 @@
 """What a hook may use of the trainer, as a typed protocol."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
@@ -73,10 +73,6 @@ class TrainerView(Protocol):
     def sample_indices(self) -> Any:
         """The indices of the samples in the step's batch, on this rank, from ``after_fetch`` on. Only if a hook has
         ``uses_indices = True``."""
-
-    @property
-    def waiting_steps(self) -> Sequence[Any]:
-        """The steps that are read and not computed yet (SOLVER.COMPILE_STEP_ARGS.steps), the current one included."""
 
     @property
     def epoch(self) -> int:
@@ -155,9 +151,6 @@ class TrainerView(Protocol):
 
     def replay_command(self, iteration: int) -> str:
         """Return the shell command that repeats a step, for messages; empty if there is none."""
-
-    def finish_steps(self) -> None:
-        """Compute the steps that wait. A hook with ``needs_each_step = False`` calls it before it needs them."""
 
     def skip_epoch(self) -> None:
         """End the epoch with the current step."""

@@ -26,8 +26,6 @@ from ..resume.lengths import NO_END
 from ..setup.logger import console_kept, set_console_level
 from ..setup.report import describe_environment
 from ..setup.start import default_setup
-from ..step.queued_steps import STEPS
-from ..step.step_config import one_step_a_call
 from .differences import compare_curves, curves_of, environment_of
 from .recorder import StepRecorder
 from .report import write_report
@@ -177,7 +175,6 @@ def replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[Any]) -> Cf
     cfg.LOG.CURVES = False
     cfg.LOG.LEVEL = "ERROR"
     cfg.merge_from_list(list(overrides))
-    one_step_a_call(cfg)
     return cfg
 
 
@@ -214,8 +211,6 @@ def config_changes(run: str, checkpoint: str, iteration: int, cfg: CfgNode) -> d
     changes: dict[str, tuple[Any, Any]] = {}
     for saved in (config_in(path) for path in [checkpoint, *later[-1:]] if path):
         changes |= changes_since(saved, cfg) if saved else {}
-    if MISSING not in changes.get(STEPS, (MISSING,)):  # how many steps a call runs changes no step
-        del changes[STEPS]
     if cfg.SOLVER.MAX_ITER == NO_END:  # a length in time; the checkpoints have estimates
         changes.pop("SOLVER.MAX_ITER", None)
     return {

@@ -22,7 +22,6 @@ from ..data.index_stream import reason_without_indices
 from ..defaults import DefaultTrainer
 from ..setup.logger import console_kept, set_console_level
 from ..setup.start import default_setup
-from ..step.step_config import one_step_a_call
 
 __all__ = ["Entry", "Trace", "trace_steps"]
 
@@ -77,7 +76,6 @@ def trace_steps(trainer: type[DefaultTrainer], cfg: CfgNode, steps: int, operati
     cfg.defrost()
     cfg.LOG.WRITERS, cfg.LOG.PROGRESS_BAR, cfg.LOG.CURVES, cfg.LOG.LEVEL = (), False, False, "ERROR"
     cfg.TEST.SANITY_CHECK_BATCHES, cfg.TEST.EVAL_ON_START, cfg.FAST_DEV_RUN = 0, False, 0
-    one_step_a_call(cfg)
     with console_kept(), warnings.catch_warnings(record=True) as caught:
         warnings.filterwarnings("always", message=".*deterministic")
         default_setup(cfg)

@@ -7,7 +7,6 @@ from ...config import ConfigError
 from ..parallel.base import own_method
 from .compiled_step import CompiledStep
 from .cuda_graph import GraphedStep
-from .queued_steps import QueuedSteps, check_steps
 from .scheduled_step import ScheduledStep
 from .turns import Turns, takes_turns
 from .whole_step import WholeStep
@@ -52,5 +51,4 @@ def whole_step(
         return Turns() if turns else None
     if cuda_graph:
         return GraphedStep()
-    args = {} if isinstance(compile_step, bool) else compile_step
-    return QueuedSteps(args) if (check_steps(args) or 1) > 1 else CompiledStep(args)
+    return CompiledStep({} if isinstance(compile_step, bool) else compile_step)

@@ -36,9 +36,7 @@ class CompiledStep(WholeStep):
     so a resumed run computes what the uninterrupted one does. Beyond the limit of graphs, steps run the ordinary way.
 
     Args:
-        args: arguments of ``torch.compile``; and perhaps ``steps``, the number of steps in a call (1; see
-            :class:`~hookline.engine.step.queued_steps.QueuedSteps`). With it steps draw the same random numbers for
-            each number: those of torch's generator, as steps without a graph do.
+        args: arguments of ``torch.compile``.
 
     Raises:
         ConfigError: this torch is too old, or an argument is wrong.
@@ -50,15 +48,12 @@ class CompiledStep(WholeStep):
         import torch._dynamo  # takes a second, so only where steps are compiled
 
         super().__init__()
-        self.steps = (args or {}).get("steps")
         if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
             raise ConfigError(f"{KEY}: torch {torch.__version__} cannot compile a backward pass; a newer one is needed")
         from ..modeling.inductor import check_vectors, exact_sums
 
         self.view_bases = (_TracedBackward,)
-        args = exact_sums({name: value for name, value in (args or {}).items() if name != "steps"})
-        if self.steps is not None and "options" in args:  # inductor would draw a seed for each graph
-            args["options"] = {"fallback_random": True, **args["options"]}
+        args = exact_sums(dict(args or {}))
         torch.compiler.assume_constant_result(WholeStep.note)  # called while tracing, and not part of the graph
         self._exceptions = torch._dynamo.exc
         self._check_vectors, self._inductor = check_vectors, args.get("backend", "inductor") == "inductor"

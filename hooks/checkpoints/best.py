@@ -60,7 +60,6 @@ class BestCheckpointer(HookBase):
         ConfigError: ``mode`` or ``keep`` is invalid.
     """
 
-    needs_each_step = False
     _period = Period()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -138,7 +137,6 @@ class BestCheckpointer(HookBase):
 
     def after_step(self) -> None:
         if self._every(self.trainer):
-            self.trainer.finish_steps()
             self._best_checking()
 
     def after_train(self) -> None:

@@ -40,7 +40,6 @@ class PeriodicCheckpointer(HookBase):
     """
 
     _log_level = logging.INFO
-    needs_each_step = False
     period = Period()
     _due_at = -1
 
@@ -234,7 +233,6 @@ class RollingCheckpointer(PeriodicCheckpointer):
     """
 
     single = True
-    needs_each_step = False
     _log_level = logging.DEBUG
 
     def __init__(self, checkpointer: Any, period: "Duration | int | str" = 200, keep: int = 1) -> None:

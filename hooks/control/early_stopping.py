@@ -40,8 +40,6 @@ class EarlyStopping(HookBase):
             evaluation, or at the end of the first period.
     """
 
-    needs_each_step = False
-
     def __init__(
         self,
         metric: str | Callable[[Mapping[str, float]], float | None] = "",
@@ -117,7 +115,6 @@ class EarlyStopping(HookBase):
             self._read()
 
     def _read(self) -> None:
-        self.trainer.finish_steps()
         found = self._monitor.value(self.trainer, smoothed=True)
         if found is None and self._monitor.function is None:
             latest = self.trainer.storage.latest()

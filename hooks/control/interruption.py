@@ -230,7 +230,6 @@ class TimeLimit(HookBase):
     """
 
     single = True
-    needs_each_step = False
 
     def __init__(
         self,

@@ -43,8 +43,6 @@ class LRScheduler(HookBase):
         ConfigError: before training, if scheduler, optimizer and metric do not fit together.
     """
 
-    needs_each_step = False
-
     def __init__(
         self,
         optimizer: torch.optim.Optimizer | None = None,

@@ -30,7 +30,6 @@ class TimeBudget(HookBase):
     """
 
     single = True
-    needs_each_step = False
 
     def __init__(self, budget: "Duration | int | str") -> None:
         self.budget = Duration.parse_time(budget)

@@ -27,7 +27,6 @@ class GarbageCollection(HookBase):
     """
 
     single = True
-    needs_each_step = False
 
     def __init__(self, period: "Duration | int | str" = 100, freeze: bool = True) -> None:
         self._every = Every(period)

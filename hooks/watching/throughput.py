@@ -75,7 +75,6 @@ class Throughput(HookBase):
     """
 
     single = True
-    needs_each_step = False
 
     def __init__(
         self,

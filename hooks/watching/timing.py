@@ -28,7 +28,6 @@ class IterationTimer(HookBase):
     """
 
     single = True
-    needs_each_step = False
 
     def __init__(self, warmup_iter: int = 3) -> None:
         self._warmup_iter = warmup_iter
@@ -40,8 +39,6 @@ class IterationTimer(HookBase):
         self._steps_time = 0.0
         self._steps = 0
         self._ending = False
-        self._waiting = getattr(self.trainer, "waiting_steps", ())
-        self._own: dict[int, float] = {}  # seconds of steps that wait, by iteration
 
     def before_step(self) -> None:
         self._step_start = time.perf_counter()
@@ -58,37 +55,7 @@ class IterationTimer(HookBase):
             self._counted_from = now
         # A resumed run puts all, so that its metrics have the same rows as an uninterrupted run's.
         if done >= self._warmup_iter or self._first:
-            if self._waiting:
-                self._own[trainer.iter] = seconds
-            else:
-                trainer.storage.put_scalar("time", seconds)
-
-    def after_waiting_steps(self, first: int, count: int, seconds: float, compiled: bool) -> None:
-        """Steps that waited for others were computed: each gets its share of the time.
-
-        If a graph was compiled, they do not count in the report.
-        """
-        share = seconds / count
-        self._step_start += seconds
-        self._counted_from += share * max(0, min(count, self._first + self._warmup_iter - first))
-        last = first + count - 1
-        if last not in self._own:  # its ``after_step`` follows
-            self._step_start -= share
-            if compiled and last - self._first >= self._warmup_iter:
-                self._leave_out(share)
-        for iteration, own in self._own.items():
-            self.trainer.storage.put_scalar("time", own + share, cur_iter=iteration)
-            if iteration - self._first >= self._warmup_iter:
-                self._steps_time += share
-                if compiled:
-                    self._leave_out(own + share)
-        self._own.clear()
-
-    def _leave_out(self, seconds: float) -> None:
-        """Leave a step out of the report."""
-        self._steps -= 1
-        self._steps_time -= seconds
-        self._counted_from += seconds
+            trainer.storage.put_scalar("time", seconds)
 
     def after_train(self) -> None:
         self._ending = True

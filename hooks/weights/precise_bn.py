@@ -44,7 +44,6 @@ class PreciseBN(HookBase):
     Source: Wu and Johnson, "Rethinking Batch in BatchNorm" (arXiv:2105.07576, section 3), by ``fvcore.nn.precise_bn``.
     """
 
-    needs_each_step = False
     _period = Period(at_end=True)
 
     def __init__(self, period: "Duration | int | str", model: nn.Module, data_loader: Loader, num_iter: int) -> None:
@@ -63,7 +62,6 @@ class PreciseBN(HookBase):
 
     def after_step(self) -> None:
         if not self._disabled and self._every(self.trainer):
-            self.trainer.finish_steps()
             self.update_stats()
 
     def update_stats(self) -> None:

@@ -49,7 +49,6 @@ class PeriodicWriter(HookBase):
         ConfigError: two writers of rows have the same key in checkpoints.
     """
 
-    needs_each_step = False
     _period = Period(at_end=True)
     _due_at = -1
     _waiting = False

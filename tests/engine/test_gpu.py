@@ -104,7 +104,6 @@ def train_small(steps=14, optimizer="AdamW", dropout=0.0, **kwargs):
     [
         {"cuda_graph": True},
         {"compile_step": {"backend": "aot_eager"}},
-        {"compile_step": {"backend": "aot_eager", "steps": 2}},
     ],
 )
 @pytest.mark.parametrize("optimizer", ["AdamW", "AdamW foreach", "momentum"])
@@ -127,10 +126,9 @@ def test_a_compiled_or_captured_step_gives_the_results_of_ordinary_steps(way, op
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["AdamW", "momentum"])
-@pytest.mark.parametrize("compile_step", [True, {"steps": 2}])
-def test_a_step_compiled_by_the_default_backend_gives_the_results_of_ordinary_steps(optimizer, compile_step):
+def test_a_step_compiled_by_the_default_backend_gives_the_results_of_ordinary_steps(optimizer):
     losses, _ = train_small(optimizer=optimizer)
-    found, _ = train_small(optimizer=optimizer, compile_step=compile_step)
+    found, _ = train_small(optimizer=optimizer, compile_step=True)
     assert found == pytest.approx(losses, rel=1e-3)
 
 

@@ -116,7 +116,7 @@ def test_a_changed_config_is_found_in_the_metrics(tmp_path):
 
 
 def test_a_compiled_step_is_replayed_in_its_parts(tmp_path):
-    args = {"backend": "eager", "steps": 2}
+    args = {"backend": "eager"}
     config_trainer(tmp_path, *RUN, "SOLVER.COMPILE_STEP", True, "SOLVER.COMPILE_STEP_ARGS", args).train()
     report = replay(str(tmp_path), 17)
     assert report["modules"]
