@@ -7,6 +7,7 @@ keyword arguments, checked against its signature). A *duration* is an int (itera
 
 from .components import named_components, test_sets
 from .duration import Duration
+from .errors import ConfigError
 from .new_keys import declare_defaults
 from .node import CfgNode as CN
 from .node import Typed, components, one_of
@@ -20,6 +21,15 @@ def _count(default: int, least: int = 0) -> Typed:
 def _number(default: float | None, most: float | None = None) -> Typed:
     """A finite number >= 0; None is allowed if it is the default."""
     return Typed(default, float, least=0, most=most)
+
+
+def _run_length(value: object) -> Duration:
+    duration = Duration.parse(value)
+    if duration.unit == "s":
+        raise ConfigError(
+            f"{value!r} is a time; give iterations or epochs. SOLVER.TIME_LIMIT stops a run after a time"
+        )
+    return duration
 
 
 _C = CN()
@@ -142,12 +152,10 @@ _C.DATALOADER.FAST_FORWARD = True
 
 # ---------------------------------------------------------------------------- optimisation
 _C.SOLVER = CN()
-# Length of the run: a duration in iterations, epochs or time ("2h" of training, which a resume continues).
-_C.SOLVER.MAX_ITER = Typed(40000, Duration.parse)
+# Length of the run: a duration in iterations or epochs.
+_C.SOLVER.MAX_ITER = Typed(40000, _run_length)
 # Number of micro-batches per batch.
 _C.SOLVER.ACCUMULATION_STEPS = _count(1, least=1)
-# Change it during the run, after a length in iterations or epochs: {"5ep": 2, "10ep": 4}.
-_C.SOLVER.ACCUMULATION_SCHEDULE = CN(new_allowed=True)
 # World size that BATCH_SIZE, BASE_LR and lengths in iterations were chosen for; they are scaled to the actual one.
 # 0: do not scale. See DefaultTrainer.auto_scale_workers.
 _C.SOLVER.REFERENCE_WORLD_SIZE = _count(0)

@@ -172,12 +172,10 @@ class _SOLVER_AMP(CfgNode):
     """Mixed precision: forward and loss run under torch.autocast in DTYPE."""
 
 class _SOLVER(CfgNode):
-    MAX_ITER: int | str
-    """Length of the run: a duration in iterations, epochs or time ("2h" of training, which a resume continues)."""
+    MAX_ITER: int
+    """Length of the run: a duration in iterations or epochs."""
     ACCUMULATION_STEPS: int
     """Number of micro-batches per batch."""
-    ACCUMULATION_SCHEDULE: CfgNode
-    """Change it during the run, after a length in iterations or epochs: {"5ep": 2, "10ep": 4}."""
     REFERENCE_WORLD_SIZE: int
     """World size that BATCH_SIZE, BASE_LR and lengths in iterations were chosen for; they are scaled to the actual one.
     0: do not scale. See DefaultTrainer.auto_scale_workers."""

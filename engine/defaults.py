@@ -187,10 +187,6 @@ class DefaultTrainer(ResumableTrainer):
         # First, so that the measured time of a step does not include other hooks.
         ret: list[hooks.HookBase | None] = [hooks.IterationTimer(), hooks.SignalHandler()]
         ret += scheduler_hooks(cfg, self.scheduler)
-        if self._timed:
-            ret.append(hooks.TimeBudget(self._unresolved.SOLVER.MAX_ITER))
-        if cfg.SOLVER.ACCUMULATION_SCHEDULE:
-            ret.append(hooks.GradientAccumulationScheduler(cfg.SOLVER.ACCUMULATION_SCHEDULE))
         # All ranks have the same hooks, so that they act at the same step. Only rank 0 writes files.
         max_to_keep = cfg.CHECKPOINT.MAX_TO_KEEP or None
         ret.append(hooks.PeriodicCheckpointer(self.checkpointer, cfg.SOLVER.CHECKPOINT_PERIOD, max_to_keep=max_to_keep))

@@ -8,7 +8,6 @@ from .control.early_stopping import EarlyStopping
 from .control.interruption import SignalHandler, StopSignals, TimeLimit
 from .control.loss_spike import LossSpike
 from .control.lr_scheduler import LRScheduler
-from .control.time_budget import TimeBudget
 from .evaluation import EvalHook, EvalWhen, SanityCheck
 from .every import Every
 from .functions import CallbackHook, FunctionHook, off, on
@@ -94,7 +93,6 @@ __all__ = [
     "StopTraining",
     "TensorboardXWriter",
     "Throughput",
-    "TimeBudget",
     "TimeLimit",
     "TorchMemoryStats",
     "TorchProfiler",

@@ -34,7 +34,7 @@ from hookline.engine.evaluation import (
 from hookline.engine.evaluation.test_sets import predictor
 from hookline.engine.launch import launched_by_torchrun
 from hookline.engine.modeling import ModelAdapter, build_adapter, build_model, resolve_device
-from hookline.engine.resume.lengths import NO_END, resolve_lengths
+from hookline.engine.resume.lengths import resolve_lengths
 from hookline.engine.solver import build_lr_scheduler, build_optimizer
 from hookline.hooks import EventStorage, StopSignals, get_event_storage
 
@@ -83,8 +83,6 @@ def train(cfg: CfgNode, model: torch.nn.Module, adapter: ModelAdapter, resume: b
     batches = EpochIterator(loader, epoch)
 
     max_iter = cfg.SOLVER.MAX_ITER
-    if max_iter == NO_END:
-        raise ConfigError("SOLVER.MAX_ITER: this loop takes iterations or epochs; use train_net.py for a time")
     checkpointer = Checkpointer(
         model,
         cfg.OUTPUT_DIR,

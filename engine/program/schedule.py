@@ -15,7 +15,6 @@ from ...hooks.control.lr_scheduler import LRScheduler
 from ...runs.reading import Curve, Run
 from ..defaults import DefaultTrainer
 from ..options import set_up_probe
-from ..resume.lengths import is_timed
 
 __all__ = ["schedule_of"]
 
@@ -38,8 +37,6 @@ def schedule_of(config_file: str, opts: Sequence[str] = ()) -> Run:
     """
     args = argparse.Namespace(config_file=config_file, opts=list(opts), eval_only=False, predict=False, resume=False)
     trainer = DefaultTrainer(set_up_probe(args))
-    if is_timed(trainer._unresolved):
-        raise ConfigError("SOLVER.MAX_ITER: is a time, so the number of iterations is known only in training")
     rates: dict[str, list[list[float]]] = {}
     steps: list[tuple[Callable[[], list[float]], str, Callable[[int], None]]] = []
     for hook in trainer.find_hooks(LRScheduler):

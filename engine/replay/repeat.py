@@ -22,7 +22,6 @@ from ..checkpoint.candidates import check_resumable, config_in, iteration_of, ne
 from ..data.index_stream import reason_without_indices
 from ..defaults import DefaultTrainer
 from ..resume.changes import changes_since
-from ..resume.lengths import NO_END
 from ..setup.logger import console_kept, set_console_level
 from ..setup.report import describe_environment
 from ..setup.start import default_setup
@@ -211,8 +210,6 @@ def config_changes(run: str, checkpoint: str, iteration: int, cfg: CfgNode) -> d
     changes: dict[str, tuple[Any, Any]] = {}
     for saved in (config_in(path) for path in [checkpoint, *later[-1:]] if path):
         changes |= changes_since(saved, cfg) if saved else {}
-    if cfg.SOLVER.MAX_ITER == NO_END:  # a length in time; the checkpoints have estimates
-        changes.pop("SOLVER.MAX_ITER", None)
     return {
         key: ["(not set)" if value is MISSING else spell(value) for value in pair]
         for key, pair in changes.items()

@@ -5,13 +5,10 @@ from itertools import islice
 from typing import Any
 
 from ...config import CfgNode, ConfigError
-from ..checkpoint.candidates import iteration_of
 from ..data import build_train_loader
 from ..data.batch_sampler import GlobalBatchSampler, RankBatchSampler, takes_start
 from ..data.index_stream import reason_without_indices
-from ..resume.lengths import NO_END, loader_length, resolve_lengths
-from .differences import curves_of
-from .repeat import find_checkpoint
+from ..resume.lengths import loader_length, resolve_lengths
 from .run_config import run_config
 
 __all__ = ["each_iteration_of", "iterations_of", "samples_at"]
@@ -46,8 +43,7 @@ def iterations_of(run: str, sample: int, cfg: CfgNode | None = None) -> list[int
         sample: its index in the data set.
 
     Raises:
-        ConfigError: as for :func:`samples_at`, or there is no such sample; or the length of the run is a time, and it
-            has no checkpoint and no metrics yet.
+        ConfigError: as for :func:`samples_at`, or there is no such sample.
     """
     return list(each_iteration_of(run, sample, cfg))
 
@@ -57,19 +53,7 @@ def each_iteration_of(run: str, sample: int, cfg: CfgNode | None = None) -> Iter
     stream = _Stream(run, cfg)
     if not 0 <= sample < stream.size:
         raise ConfigError(f"sample {sample}: the data set has the samples 0 to {stream.size - 1}")
-    if stream.max_iter >= NO_END:
-        stream.max_iter = _known_length(run)
     yield from (number for number, batch in enumerate(stream.all()) if sample in batch)
-
-
-def _known_length(run: str) -> int:
-    """Return how many iterations of a run its checkpoints or metrics know of."""
-    rows = (int(curve.iterations[-1]) for curve in curves_of(run).values())
-    checkpoint = find_checkpoint(run, NO_END)
-    length = 1 + max((*rows, iteration_of(checkpoint) if checkpoint else -1))
-    if not length:
-        raise ConfigError(f"{run}: its length is a time (SOLVER.MAX_ITER), and it has no checkpoint or metrics yet")
-    return length
 
 
 class _Stream:

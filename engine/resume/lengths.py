@@ -11,10 +11,8 @@ from ..solver.parts import solver_parts
 from ..solver.scheduling import resolve_schedule
 
 __all__ = [
-    "NO_END",
     "Segment",
     "epochs_at",
-    "is_timed",
     "iteration_of",
     "loader_length",
     "resolve_lengths",
@@ -23,9 +21,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-NO_END = 10**9
-"""The length in iterations of a run whose length is a time, until it is estimated."""
 
 Segment = tuple[int, float, int]
 """A part of a run with one epoch length: its first iteration, the epochs done before it, iterations per epoch."""
@@ -56,7 +51,7 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequenc
     cfg = resolve_schedule(cfg, iters_per_epoch, partial(iterations, "SOLVER.LR_SCHEDULER_ARGS")).clone()
     cfg.defrost()
     solver = cfg.SOLVER
-    solver.MAX_ITER = NO_END if is_timed(cfg) else iterations("SOLVER.MAX_ITER", solver.MAX_ITER)
+    solver.MAX_ITER = iterations("SOLVER.MAX_ITER", solver.MAX_ITER)
     part = Duration.fraction(solver.WARMUP_ITERS)
     solver.WARMUP_ITERS = (
         max(1, round(part * solver.MAX_ITER)) if part else iterations("SOLVER.WARMUP_ITERS", solver.WARMUP_ITERS)
@@ -70,11 +65,6 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequenc
     if frozen:
         cfg.freeze()
     return cfg
-
-
-def is_timed(cfg: CfgNode) -> bool:
-    """Return whether the length of the run is a time."""
-    return Duration.parse(cfg.SOLVER.MAX_ITER).unit == "s"
 
 
 def scale_config(cfg: CfgNode, num_workers: int) -> CfgNode:

@@ -40,7 +40,7 @@ from .changes import (
     kinds,
     rates_of,
 )
-from .lengths import Segment, epochs_at, is_timed, loader_length, resolve_lengths, segments_since
+from .lengths import Segment, epochs_at, loader_length, resolve_lengths, segments_since
 from .schedule_length import Position, rebuilt_schedule
 
 __all__ = ["ResumableTrainer"]
@@ -185,8 +185,6 @@ class ResumableTrainer(PortedTrainer):
             self._rebuild_schedule(cfg)
             self.cfg = cfg
         changes = changes_since(saved["config"], self.cfg)
-        if self._timed:
-            changes.pop("SOLVER.MAX_ITER", None)  # an estimate
         for text in describe_changes(changes, (saved.get("world_size", 1), comm.get_world_size())):
             logger.warning("%s", text)
         apply_changes(self.optimizer, self.scheduler, self._built or [], saved["built"], changes)
@@ -248,8 +246,7 @@ class ResumableTrainer(PortedTrainer):
         if self._built is not None and self.max_iter != self.cfg.SOLVER.MAX_ITER:
             self._apply_max_iter()
         epochs = f" ({epochs_at(self.max_iter, self._segments):.4g} epochs)" if self._segments else ""
-        length = self._unresolved.SOLVER.MAX_ITER if self._timed else f"{self.max_iter} iterations{epochs}"
-        log_start(self, length, first=self._result is None)
+        log_start(self, f"{self.max_iter} iterations{epochs}", first=self._result is None)
         stop = None
         if end is not None and end["reason"] != "completed":
             stop = StopRequest(end["reason"], by=end["by"])
@@ -279,7 +276,7 @@ class ResumableTrainer(PortedTrainer):
             return None if end is None else {**end, "complete": True}
         if end is None or end["iteration"] >= self.max_iter:
             return end
-        if self.max_iter > end["max_iter"] or (self._timed and end["reason"] == "completed"):
+        if self.max_iter > end["max_iter"]:
             return None
         change = self._change_since_stop(end["by"])
         if not change:
@@ -422,19 +419,14 @@ class ResumableTrainer(PortedTrainer):
         frozen, cfg = self.cfg.is_frozen(), self.cfg.clone()
         cfg.defrost()
         cfg.SOLVER.MAX_ITER = max(1, max_iter)
-        if not self._timed:
-            given = self._unresolved.clone()
-            given.defrost()
-            given.SOLVER.MAX_ITER = cfg.SOLVER.MAX_ITER
-            resolved = resolve_lengths(given, self.iters_per_epoch, self._segments).SOLVER
-            cfg.SOLVER.LR_SCHEDULER_ARGS, cfg.SOLVER.OPTIMIZERS = resolved.LR_SCHEDULER_ARGS, resolved.OPTIMIZERS
+        given = self._unresolved.clone()
+        given.defrost()
+        given.SOLVER.MAX_ITER = cfg.SOLVER.MAX_ITER
+        resolved = resolve_lengths(given, self.iters_per_epoch, self._segments).SOLVER
+        cfg.SOLVER.LR_SCHEDULER_ARGS, cfg.SOLVER.OPTIMIZERS = resolved.LR_SCHEDULER_ARGS, resolved.OPTIMIZERS
         if frozen:
             cfg.freeze()
         return cfg
-
-    @property
-    def _timed(self) -> bool:
-        return self._built is not None and is_timed(self._unresolved)
 
     def _rebuild_schedule(self, cfg: CfgNode) -> None:
         """Replace the schedule by that of ``cfg``, at the present position.
@@ -444,7 +436,7 @@ class ResumableTrainer(PortedTrainer):
         """
         done = self.finished_iter + 1
         own = all(isinstance(one, LRMultiplier) for one in schedulers_of(self.scheduler))
-        if not own and (self._timed or self.max_iter <= done):  # torch's cannot be stepped beyond their end
+        if not own and self.max_iter <= done:  # torch's cannot be stepped beyond their end
             return
         epochs = self.epoch + (self.epoch_ended and not self._running)  # the next one begins with the next step
         position = Position(done, epochs, self.iters_per_epoch)

@@ -15,7 +15,6 @@ from ...hooks import (
     HOOK_REGISTRY,
     WRITER_REGISTRY,
     EarlyStopping,
-    GradientAccumulationScheduler,
     ProgressBar,
     check_hooks,
 )
@@ -160,14 +159,6 @@ def _check_ranges(cfg: CfgNode) -> None:
             f"SOLVER.ACCUMULATION_STEPS: a batch of {cfg.DATALOADER.BATCH_SIZE} samples (DATALOADER.BATCH_SIZE) cannot "
             f"be cut into {cfg.SOLVER.ACCUMULATION_STEPS} micro-batches"
         )
-    if cfg.SOLVER.ACCUMULATION_SCHEDULE:
-        with errors_at("SOLVER.ACCUMULATION_SCHEDULE"):
-            GradientAccumulationScheduler(cfg.SOLVER.ACCUMULATION_SCHEDULE)
-        if max(cfg.SOLVER.ACCUMULATION_SCHEDULE.values()) > cfg.DATALOADER.BATCH_SIZE:
-            raise ConfigError(
-                f"SOLVER.ACCUMULATION_SCHEDULE: a batch of {cfg.DATALOADER.BATCH_SIZE} samples (DATALOADER.BATCH_SIZE) "
-                f"cannot be cut into {max(cfg.SOLVER.ACCUMULATION_SCHEDULE.values())} micro-batches"
-            )
     if cfg.CHECKPOINT.LOAD_BEST_AT_END and not cfg.CHECKPOINT.BEST.METRIC:
         raise ConfigError(
             "CHECKPOINT.LOAD_BEST_AT_END: needs CHECKPOINT.BEST.METRIC, the metric that decides which weights are best"

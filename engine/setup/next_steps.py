@@ -167,7 +167,7 @@ def _calls(trainer: Any, result: TrainResult) -> dict[str, str]:
     if result.exit_code:
         later = "trainer.train(resume=True)" if in_one_call else "trainer.resume_or_load(resume=True)"
         steps["resume"] = f"trainer.train(), or in another process {later}"
-    elif not trainer._timed:
+    else:
         steps["train longer"] = f"trainer.max_iter = {2 * max(trainer.max_iter, result.iteration)}; trainer.train()"
     if trainer.cfg.DATASETS.TEST:
         steps["evaluate"] = "trainer.evaluate()"

@@ -44,9 +44,8 @@ def _size(data: Any) -> str:
 
 def describe_run(trainer: Any) -> str:
     """Return what ``--dry-run`` prints: a DefaultTrainer's config, model, lengths, periods and hooks."""
-    timed = trainer.find_hook("TimeBudget") is not None  # its number of iterations is not known
     parts = {
-        "Config, where it differs from the defaults": describe_config(trainer._unresolved if timed else trainer.cfg),
+        "Config, where it differs from the defaults": describe_config(trainer.cfg),
         "Model": model_summary(trainer.model),
         "Lengths and periods": _lengths(trainer),
         "Hooks, in the order they are called in, and the events they listen to": trainer.describe_hooks(),
@@ -57,9 +56,7 @@ def describe_run(trainer: Any) -> str:
 def _lengths(trainer: Any) -> str:
     cfg, epoch = trainer.cfg, trainer.iters_per_epoch
     lines = [f"  epoch: {epoch} iterations" if epoch else "  epoch: of unknown length"]
-    timed = trainer.find_hook("TimeBudget")
-    length = f"{timed.budget} of training" if timed else f"{trainer.max_iter} iterations"
-    lines += [f"  SOLVER.MAX_ITER: {length}", f"  SOLVER.WARMUP_ITERS: {cfg.SOLVER.WARMUP_ITERS}"]
+    lines += [f"  SOLVER.MAX_ITER: {trainer.max_iter} iterations", f"  SOLVER.WARMUP_ITERS: {cfg.SOLVER.WARMUP_ITERS}"]
     if "MultiStep" in cfg.SOLVER.LR_SCHEDULER_NAME:
         lines.append(f"  SOLVER.STEPS: {cfg.SOLVER.STEPS}")
     for key in _PERIODS:

@@ -26,7 +26,6 @@ COMMON = (
         "OPTIMIZERS",
         "MAX_ITER",
         "ACCUMULATION_STEPS",
-        "ACCUMULATION_SCHEDULE",
         "REFERENCE_WORLD_SIZE",
         "CHECKPOINT_PERIOD",
         "TIME_LIMIT",

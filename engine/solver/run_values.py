@@ -75,11 +75,6 @@ def resolve_run_values(
         return to_iterations(value)
 
     def number(value: str) -> int:
-        if value in ("end", "epochs", "max_iter") and Duration.parse(cfg.SOLVER.MAX_ITER).unit == "s":
-            raise ConfigError(
-                f"{value!r} is not known before a run whose length is a time (SOLVER.MAX_ITER {cfg.SOLVER.MAX_ITER!r})"
-                '; use a schedule of hookline, such as "WarmupCosineLR", which follows the estimated length'
-            )
         if value == "end":
             return epochs() if clock == "epoch" else steps(cfg.SOLVER.MAX_ITER)
         if value == "epochs":

@@ -7,7 +7,7 @@ from typing import Any
 
 from fvcore.common.param_scheduler import ParamScheduler
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Duration, get_cfg
 from ...config.objects import kind_of
@@ -119,7 +119,7 @@ def check_scheduler(cfg: CfgNode) -> Slot:
         ConfigError: name or arguments are wrong, or a key does not fit the scheduler.
     """
     cfg = resolve_schedule(cfg, 1, lambda value: 1)  # to check the arguments' types; the data is not known yet
-    solver, name = cfg.SOLVER, cfg.SOLVER.LR_SCHEDULER_NAME
+    name = cfg.SOLVER.LR_SCHEDULER_NAME
     target = kind_of(LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME"))
     slot = SCHEDULER_SLOT if _takes_optimizer(target) else SCHEDULE_SLOT
     slot.check(cfg)
@@ -134,11 +134,6 @@ def check_scheduler(cfg: CfgNode) -> Slot:
         )
     if names_function(metric):
         raise ConfigError(f"SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, not the function {metric}")
-    if _is_a(target, OneCycleLR) and Duration.parse(solver.MAX_ITER).unit == "s":
-        raise ConfigError(
-            f"SOLVER.LR_SCHEDULER_NAME: {name!r} fails after its last step, and the number of steps of a run whose "
-            f'length is a time (SOLVER.MAX_ITER {solver.MAX_ITER!r}) is not known; use hookline\'s "OneCycleLR"'
-        )
     if solver.LR_SCHEDULER_INTERVAL == "evaluation" and not Duration.parse(cfg.TEST.EVAL_PERIOD):
         raise ConfigError(
             'TEST.EVAL_PERIOD: is 0, so SOLVER.LR_SCHEDULER_INTERVAL "evaluation" has no effect; set it, for example '

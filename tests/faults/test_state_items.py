@@ -532,10 +532,6 @@ COPIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 """Copies of other items, where detectron2 looks for them."""
 
 ELSEWHERE = {
-    "trainer/hooks/TimeBudget": (
-        "hooks/control/test_time_budget.py",
-        "test_a_stopped_and_resumed_run_equals_a_whole_one",
-    ),
     "trainer/hooks/RollingCheckpointer": (
         "hooks/checkpoints/test_periodic.py",
         "test_a_resume_takes_the_newest_checkpoint_rolling_or_not_and_is_exact",

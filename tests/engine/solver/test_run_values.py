@@ -113,21 +113,3 @@ def test_without_a_trainer_only_epochs_are_unknown():
 def test_what_makes_no_sense_is_refused(cfg, message):
     with pytest.raises(ConfigError, match=message):
         check_solver(cfg)
-
-
-@pytest.mark.parametrize("value", ["end", "max_iter", "epochs"])
-def test_the_end_of_a_run_whose_length_is_a_time_is_not_known(value):
-    cfg = make_cfg(TORCH + "CosineAnnealingLR", {"T_max": value})
-    cfg.SOLVER.MAX_ITER = "2h"
-    with pytest.raises(ConfigError, match=f"T_max: '{value}' is not known before a run whose length is a time"):
-        check_solver(cfg)
-
-
-def test_a_schedule_that_fails_after_its_last_step_is_refused_for_a_time():
-    cfg = make_cfg(TORCH + "OneCycleLR", {"max_lr": 0.1, "total_steps": 100})
-    cfg.SOLVER.MAX_ITER = "2h"
-    with pytest.raises(ConfigError, match=r'fails after its last step.*use hookline\'s "OneCycleLR"'):
-        check_solver(cfg)
-    cfg = make_cfg(TORCH + "StepLR", {"step_size": "1ep"})
-    cfg.SOLVER.MAX_ITER = "2h"
-    check_solver(cfg)

@@ -92,7 +92,12 @@ CASES = {
         *("SOLVER.OPTIMIZERS.critic", {"PARAMS": "critic"}),
         *("SOLVER.OPTIMIZERS.generator", {"OPTIMIZER": {"NAME": "Adam"}, "EVERY": 2}),
     ],
-    "accumulation": ["SOLVER.ACCUMULATION_SCHEDULE", {"1ep": 2, "9": 5}, "SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR"],
+    "accumulation": [
+        "HOOKS",
+        [{"NAME": "GradientAccumulationScheduler", "ARGS": {"schedule": {"1ep": 2, "9": 5}}}],
+        "SOLVER.LR_SCHEDULER_NAME",
+        "WarmupLinearLR",
+    ],
     "freezing": [
         *("HOOKS", [{"NAME": "ModelFreezer", "ARGS": {"layers": ["1", "4"], "until": ["1ep", 10], "since": [0, 7]}}]),
         *("SOLVER.LR_SCHEDULER_NAME", "WarmupLinearLR", "SOLVER.PARAM_GROUPS", [{"PARAMS": "1", "LR_FACTOR": 0.1}]),
