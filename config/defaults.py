@@ -26,9 +26,7 @@ def _number(default: float | None, most: float | None = None) -> Typed:
 def _run_length(value: object) -> Duration:
     duration = Duration.parse(value)
     if duration.unit == "s":
-        raise ConfigError(
-            f"{value!r} is a time; give iterations or epochs. SOLVER.TIME_LIMIT stops a run after a time"
-        )
+        raise ConfigError(f"{value!r} is a time; give iterations or epochs. SOLVER.TIME_LIMIT stops a run after a time")
     return duration
 
 

@@ -11,7 +11,6 @@ from ..hooks.storage.event_storage import EventStorage, get_event_storage
 from . import comm
 from .ranks.agreement import Agreement, HookList, StopRequest
 from .ranks.shared_metrics import share_metrics
-from .ranks.stragglers import Stragglers
 
 __all__ = ["OPEN_STORAGE", "RunState"]
 
@@ -50,7 +49,6 @@ class RunState(HookHost):
         self._stop: StopRequest | None = None
         self._requests: dict[str, bool] = {}  # events, and whether all hooks act, not only those that are due
         self._agreement: Agreement | None = None  # with other ranks, during training
-        self._stragglers = Stragglers()
         self._at_last_save = False  # the checkpoint that is saved now is the final one
         self._ends_together = False  # all ranks end the run, with the same hooks
         self._hook_changes = 0
@@ -135,7 +133,7 @@ class RunState(HookHost):
 
     def _start_requests(self, stop: StopRequest | None) -> None:
         """Clear the requests of an earlier run. ``stop``: the request that had stopped it, to repeat only its end."""
-        self._stop, self._agreement, self._stragglers = stop, None, Stragglers()
+        self._stop, self._agreement = stop, None
         self._requests.clear()
         self._began = time.monotonic()
 
@@ -224,8 +222,7 @@ class RunState(HookHost):
         if stop is not None:
             self._stop_with(stop)
         if self._requests and agreement.same_hooks:
-            compare = self._requests.keys() != {"on_extra_save"}  # it writes no metrics
-            share_metrics(self.storage, self._finished, self._stragglers, self.hook_costs(), compare)
+            share_metrics(self.storage, self._finished)
 
     def _settings(self) -> dict[str, Any]:
         """Return what must be the same on all ranks in each step, by name."""
@@ -236,7 +233,7 @@ class RunState(HookHost):
         agreement, self._agreement = self._agreement, None
         self._ends_together = self.only_due = False  # only_due: an error may have ended a step
         if agreement is not None and agreement.same_hooks and not self.failed:
-            share_metrics(self.storage, self._finished, self._stragglers, self.hook_costs())
+            share_metrics(self.storage, self._finished)
             self._ends_together = True
 
     def _hook_list(self) -> HookList:

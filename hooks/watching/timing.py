@@ -94,9 +94,9 @@ class IterationTimer(HookBase):
 class ForwardTimer(HookBase):
     """Puts the seconds of each step's forward passes as ``forward_time``.
 
-    With several ranks, the log then also names a rank with a slow forward pass (docs/distributed.md, Stragglers). On
-    a GPU the time is that between two CUDA events, which are read one step later and only if they are complete, so no
-    step waits. With FSDP2 the forward pass includes waiting for other ranks' shards.
+    With several ranks, ``slowest_rank`` then counts forward passes too. On a GPU the time is that between two CUDA
+    events, which are read one step later and only if they are complete, so no step waits. With FSDP2 the forward pass
+    includes waiting for other ranks' shards.
     """
 
     single = True

@@ -59,11 +59,10 @@ def test_each_process_has_a_log_and_the_console_shows_rank_0(two):
     assert len(rows(run)) == len({row["iteration"] for row in rows(run)})
 
 
-def test_times_of_ranks_are_among_the_metrics(two):
-    row = next(row for row in rows(two[0], leave_out=("eta",)) if "ranks/time_max" in row)
-    assert row["ranks/time_max"] >= row["ranks/time_mean"] > 0
-    assert row["ranks/data_time_max"] >= row["ranks/data_time_mean"] > 0
-    assert row["ranks/slowest"] in (0, 1)
+def test_the_slowest_rank_is_among_the_metrics(two):
+    found = [row["slowest_rank"] for row in rows(two[0], leave_out=("eta",)) if "slowest_rank" in row]
+    assert found
+    assert set(found) <= {0, 1}
 
 
 @pytest.mark.slow

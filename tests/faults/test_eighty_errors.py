@@ -46,7 +46,7 @@ CONFIG = [
     ("SOLVER: {IMS_PER_BATCH: 16}", "SOLVER.IMS_PER_BATCH was renamed to DATALOADER.BATCH_SIZE"),
     ("VERSION: 2", "VERSION: this hookline reads version 1, not 2 (detectron2's number: leave it out)"),
     ("SOLVER: 3", "SOLVER: expected a mapping of keys, got 3 (int)"),
-    ("SOLVER: {MAX_ITER: 2h}", "'2h' is a time; give iterations or epochs. SOLVER.TIME_LIMIT stops at a time"),
+    ("SOLVER: {MAX_ITER: 2h}", "'2h' is a time; give iterations or epochs. SOLVER.TIME_LIMIT stops a run after a time"),
     ("SOLVER: {MAX_ITER: 3 weeks}", "'3 weeks' is not a duration; write an int (iterations), '500it', '2ep', '45s'"),
     ("SOLVER: {MAX_ITER: 0}", "SOLVER.MAX_ITER: is 0; give a length, such as 10000 or '20ep'"),
     ("SEED: !!python/name:os.system x", "the values of a config are plain data"),

@@ -106,7 +106,7 @@ def forked_torchrun(ranks, *arguments, restarts, folder):
     return fork([sys.executable, PROGRAMS / "elastic.py", ranks, restarts, TOOL, *arguments], folder)
 
 
-def rows(folder, leave_out=("time", "data_time", "eta_seconds", "ranks/")):
+def rows(folder, leave_out=("time", "data_time", "eta_seconds", "slowest_rank")):
     """The rows of a run's metrics.json, without the values that differ from run to run."""
     lines = (folder / "metrics.json").read_text().splitlines()
     return [

@@ -19,8 +19,7 @@ COLORS = (
 _MEASURED = {  # those that hookline puts: a project's own "time_to_event" or "aux_mem" may be a result
     *("time", "data_time", "forward_time", "time_p95", "time_max", "samples_per_s", "items_per_s", "flops_per_s"),
     *("mfu", "eval_time", "eval_samples_per_s", "rss_mem", "max_mem", "reserved_mem", "eta_seconds"),
-    *(f"ranks/{time}_{how}" for time in ("time", "data_time", "forward_time") for how in ("max", "mean")),
-    "ranks/slowest",
+    "slowest_rank",
 }
 _LAST = ("epoch", "loss_scale")  # their charts come last, as those of _MEASURED
 

@@ -66,7 +66,7 @@ def run(model, adapter, accumulation_steps=1, strategy=None, count=None, clip=No
     return {
         "losses": [value for value, _ in histories["total_loss"].values()],
         "weights": [p.flatten().tolist() for p in model.parameters()],
-        "ranks": sorted(name for name in histories if name.startswith("ranks/")),
+        "ranks": [name for name in histories if "rank" in name],
     }
 
 

@@ -201,7 +201,7 @@ def shared_losses(results):
     results["own"] = {name: [value for value, _ in history.values()] for name, history in own_values.items()}
     monitored = {how: Monitor(f"own/{how}").value(trainer)[0] for how in ("mean", "sum", "max", "min")}
     results["monitored"] = monitored
-    results["times"] = sorted(name for name in recorder.rows[0][1] if name.startswith("ranks/"))
+    results["times"] = [name for name in recorder.rows[0][1] if "rank" in name]
 
 
 class Halves(nn.Module):
