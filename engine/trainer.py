@@ -3,14 +3,14 @@
 import inspect
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Never
+from typing import Any, Literal, Never
 
-from ..config import CfgNode, ConfigError, name_of
+from ..config import CfgNode, ConfigError, name_of, suggest
+from ..config.errors import MismatchError
 from ..config.slots import errors_at
 from ..hooks.storage.scratch import scratch_storage
 from . import comm
 from .checkpoint import unwrap_model
-from .compat.other_trainers import method_here, refuse_arguments
 from .data import check_same_length, move_to_device
 from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
@@ -95,7 +95,10 @@ class Trainer(DefaultTrainer):
         config: Any = None,
         **unknown: Never,
     ) -> None:
-        refuse_arguments(unknown, list(inspect.signature(Trainer).parameters)[:-1])
+        for name in unknown:
+            known = list(inspect.signature(Trainer).parameters)[:-1]
+            hint = suggest(name, known) or f". It takes: {', '.join(known)}"
+            raise MismatchError(f"Trainer() takes no argument '{name}'{hint}")
         super().__init__(
             config_of_arguments(
                 model,
@@ -117,13 +120,6 @@ class Trainer(DefaultTrainer):
                 config=config,
             )
         )
-
-    if not TYPE_CHECKING:  # type checkers find unknown attributes themselves
-
-        def __getattr__(self, name: str) -> Never:
-            here = method_here(name)
-            hint = f"; here it is trainer.{here}" if here else ""
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{hint}", name=name, obj=self)
 
     def train(self, resume: bool = False) -> TrainResult:  # type: ignore[override]
         """Train; see :meth:`DefaultTrainer.train`.

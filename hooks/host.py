@@ -12,7 +12,6 @@ from typing import Any
 from ..config import ConfigError, Duration
 from ..config.errors import loading
 from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining
-from .foreign_events import foreign_events
 from .functions import functions_for, replaces
 from .order import check_hooks
 
@@ -69,14 +68,6 @@ class HookHost:
                 self.remove_hook(old)
         check_hooks([*self._hooks, *new])
         self._adopt(new)
-        for hook in new:
-            for name, event in foreign_events(hook):
-                logger.warning(
-                    "hookline does not call %s.%s: the event is %s here (docs/events.md)",
-                    type(hook).__name__,
-                    name,
-                    event,
-                )
         self._hooks.extend(new)
         if self._running:
             self._joined.extend(new)
