@@ -97,7 +97,6 @@ setup(
         "hookline.cli": ["project/*"],
         "hookline.config": ["*.pyi", "schema/*.json"],
         "hookline.configs": ["*.yaml", "*/*.yaml"],
-        "hookline.runs": ["page.html", "page.js"],
     },
     install_requires=[
         "torch>=2.6",

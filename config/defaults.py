@@ -7,7 +7,6 @@ keyword arguments, checked against its signature). A *duration* is an int (itera
 
 from .components import named_components, test_sets
 from .duration import Duration
-from .errors import ConfigError
 from .new_keys import declare_defaults
 from .node import CfgNode as CN
 from .node import Typed, components, one_of
@@ -21,13 +20,6 @@ def _count(default: int, least: int = 0) -> Typed:
 def _number(default: float | None, most: float | None = None) -> Typed:
     """A finite number >= 0; None is allowed if it is the default."""
     return Typed(default, float, least=0, most=most)
-
-
-def _run_length(value: object) -> Duration:
-    duration = Duration.parse(value)
-    if duration.unit == "s":
-        raise ConfigError(f"{value!r} is a time; give iterations or epochs. SOLVER.TIME_LIMIT stops a run after a time")
-    return duration
 
 
 _C = CN()
@@ -151,7 +143,7 @@ _C.DATALOADER.FAST_FORWARD = True
 # ---------------------------------------------------------------------------- optimisation
 _C.SOLVER = CN()
 # Length of the run: a duration in iterations or epochs.
-_C.SOLVER.MAX_ITER = Typed(40000, _run_length)
+_C.SOLVER.MAX_ITER = Typed(40000, Duration.parse_length)
 # Number of micro-batches per batch.
 _C.SOLVER.ACCUMULATION_STEPS = _count(1, least=1)
 # World size that BATCH_SIZE, BASE_LR and lengths in iterations were chosen for; they are scaled to the actual one.

@@ -172,7 +172,7 @@ class _SOLVER_AMP(CfgNode):
     """Mixed precision: forward and loss run under torch.autocast in DTYPE."""
 
 class _SOLVER(CfgNode):
-    MAX_ITER: int
+    MAX_ITER: int | str
     """Length of the run: a duration in iterations or epochs."""
     ACCUMULATION_STEPS: int
     """Number of micro-batches per batch."""

@@ -89,7 +89,7 @@ class Duration:
         """
         duration = cls._parse(x, _LENGTH_FORMS)
         if duration.unit == "s":
-            raise ConfigError(f"{x!r} is a time; a length in iterations or epochs is needed: {_LENGTH_FORMS}")
+            raise ConfigError(f"{x!r} is a time; write {_LENGTH_FORMS}. SOLVER.TIME_LIMIT stops a run after a time")
         return duration
 
     @staticmethod

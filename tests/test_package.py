@@ -68,8 +68,6 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel, tree):
         "hookline/config/defaults.pyi",
         "hookline/config/schema/hookline.schema.json",
         "hookline/py.typed",
-        "hookline/runs/page.html",
-        "hookline/runs/page.js",
     }
     for folder in ("config", "hooks", "engine", "configs"):
         expected |= modules(tree / folder, f"hookline/{folder}")

@@ -10,7 +10,6 @@ from .build import (
     result_names,
 )
 from .columns import prediction_rows
-from .confusion_matrix import ConfusionMatrix
 from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset
 from .function_metric import FunctionMetric
 from .metrics import METRIC_REGISTRY, Accuracy, Loss, MeanMetric, MeanSquaredError, Metric
@@ -21,7 +20,6 @@ __all__ = [
     "EVALUATOR_REGISTRY",
     "METRIC_REGISTRY",
     "Accuracy",
-    "ConfusionMatrix",
     "DatasetEvaluator",
     "DatasetEvaluators",
     "FunctionMetric",

@@ -22,29 +22,20 @@ def runs(tmp_path, monkeypatch):
 def test_plot_says_what_it_wrote(runs, capsys):
     pytest.importorskip("matplotlib")
     assert main(["plot", "sweep/a"]) == 0
-    assert capsys.readouterr().out == "Wrote sweep/a/curves.html\nWrote sweep/a/curves.png\n"
-    assert main(["plot", "sweep", "--x", "epoch", "--out", "two.html", "--metrics", "loss", "*/accuracy"]) == 0
-    assert capsys.readouterr().out == "Wrote two.html\n"
-    assert (runs / "two.html").exists()
-
-
-def test_plot_without_matplotlib_writes_the_page_and_says_why(runs, capsys, monkeypatch):
-    monkeypatch.setattr("hookline.runs.output.find_spec", lambda name: None)
-    assert main(["plot", "sweep/a"]) == 0
-    out, err = capsys.readouterr()
-    assert out == "Wrote sweep/a/curves.html\n"
-    assert err == "No image was drawn: an image needs matplotlib: pip install 'hookline[plot]'\n"
+    assert capsys.readouterr().out == "Wrote sweep/a/curves.png\n"
+    assert main(["plot", "sweep", "--x", "epoch", "--out", "two.png", "--metrics", "loss", "*/accuracy"]) == 0
+    assert capsys.readouterr().out == "Wrote two.png\n"
+    assert (runs / "two.png").exists()
 
 
 def test_compare_prints_a_table(runs, capsys):
-    assert main(["compare", "sweep", "--format", "csv", "--sort", "BASE_LR", "--html", "two.html"]) == 0
-    out, err = capsys.readouterr()
+    assert main(["compare", "sweep", "--format", "csv", "--sort", "BASE_LR"]) == 0
+    out = capsys.readouterr().out
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [(row["run"], row["SOLVER.BASE_LR"], row["test/accuracy best"]) for row in rows] == [
         ("a", "0.1", "0.75"),
         ("b", "0.2", "0.75"),
     ]
-    assert err == "Wrote two.html\n"
     assert main(["compare", "sweep", "--metrics", "loss", "--format", "markdown"]) == 0
     assert capsys.readouterr().out.startswith("| run | BASE_LR | iterations | loss | best | at |")
 
@@ -55,7 +46,7 @@ def test_compare_prints_a_table(runs, capsys):
         (["plot"], "error: no run is given; name its folder before the options"),
         (["plot", "swep"], "error: swep: no such folder; did you mean 'sweep'?"),
         (["plot", "sweep/a", "--metrics", "accuracy"], "did you mean 'test/accuracy'?"),
-        (["plot", "sweep/a", "--out", "x.txt"], "error: x.txt: the file must end with .html"),
+        (["plot", "sweep/a", "--out", "x.txt"], "error: x.txt: the file must end with .png"),
         (["plot", "--schedule", "none.yaml"], "error: none.yaml"),
         (
             ["compare", "sweep", "--sort", "lost"],
@@ -72,5 +63,5 @@ def test_mistakes_are_named_in_one_line(runs, capsys, words, message):
 
 def test_neither_imports_torch(runs):
     code = "import sys; from hookline.cli import main; main(sys.argv[1:]); sys.exit('torch' in sys.modules)"
-    for words in (["plot", "sweep/a", "--out", "x.html"], ["compare", "sweep", "--html", "x.html"]):
+    for words in (["plot", "sweep/a", "--out", "x.png"], ["compare", "sweep"]):
         assert subprocess.run([sys.executable, "-c", code, *words], check=False).returncode == 0

@@ -52,7 +52,7 @@ def test_the_config_of_a_run_fits_the_schema(validator):
         "MODEL: {NAME: my_package.nets:Net, ARGS: {anything: [1, 2]}}",
         "MODEL: {ARGS: {num_classes: 2}}",
         "SOLVER: {OPTIMIZER: {NAME: AdamW, ARGS: {betas: [0.9, 0.95]}}}",
-        "SOLVER: {OPTIMIZER: AdamW, STEPS: '(3, 4)', MAX_ITER: 1.5h, TIME_LIMIT: 0, WARMUP_ITERS: 1_000it}",
+        "SOLVER: {OPTIMIZER: AdamW, STEPS: '(3, 4)', MAX_ITER: 1.5ep, TIME_LIMIT: 0, WARMUP_ITERS: 1_000it}",
         "SOLVER: {OPTIMIZERS: {critic: {PARAMS: critic, BASE_LR: 0.1}}, WEIGHT_DECAY_NORM: None}",
         "SOLVER: {PARAM_GROUPS: [{REGEX: .*bias, WEIGHT_DECAY: 0}]}",
         "DATASETS: {TEST: [{NAME: digits_test, AS: digits, EVAL_PERIOD: 5ep}, digits_test]}",

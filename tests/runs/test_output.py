@@ -17,22 +17,20 @@ PNG = b"\x89PNG"
 
 
 @needs_matplotlib
-def test_image_and_page_are_written_beside_the_metrics_of_one_run(tmp_path):
+def test_an_image_is_written_beside_the_metrics_of_one_run(tmp_path):
     path = make_run(tmp_path / "one", epochs=4)
-    files = write_curves(read_runs([path]), axis="epoch", smoothing=0.5, log=True)
-    assert files == [f"{path}/curves.html", f"{path}/curves.png"]
+    assert write_curves(read_runs([path]), axis="epoch", smoothing=0.5, log=True) == f"{path}/curves.png"
     assert (tmp_path / "one/curves.png").read_bytes().startswith(PNG)
 
 
 @needs_matplotlib
-def test_files_of_several_runs_are_written_into_the_current_folder(tmp_path, monkeypatch):
+def test_the_image_of_several_runs_is_written_into_the_current_folder(tmp_path, monkeypatch):
     for name in ("a", "b"):
         make_run(tmp_path / name)
     monkeypatch.chdir(tmp_path)
     runs = read_runs(["."])
-    assert write_curves(runs) == ["curves.html", "curves.png"]
-    assert write_curves(runs, "both", ["loss"]) == ["both.html", "both.png"]
-    assert write_curves(runs, "one.svg", ["loss", "test/*"]) == ["one.svg"]
+    assert write_curves(runs) == "curves.png"
+    assert write_curves(runs, "one.svg", ["loss", "test/*"]) == "one.svg"
     assert "<svg" in (tmp_path / "one.svg").read_text()
 
 
@@ -43,7 +41,7 @@ def test_an_axis_or_an_ending_that_is_not_there(tmp_path):
         write_curves(runs, axis="epoch")
     with pytest.raises(ConfigError, match="cannot be drawn by time: there is no metric named time"):
         draw_curves(runs, str(tmp_path / "x.png"), axis="time")
-    with pytest.raises(ConfigError, match=r"x.txt: the file must end with .html, .png"):
+    with pytest.raises(ConfigError, match=r"x.txt: the file must end with .png"):
         write_curves(runs, str(tmp_path / "x.txt"))
     with pytest.raises(ConfigError, match="smoothing must be at least 0 and less than 1, not 1"):
         write_curves(runs, smoothing=1)
@@ -51,16 +49,11 @@ def test_an_axis_or_an_ending_that_is_not_there(tmp_path):
         write_curves(runs, str(tmp_path / "nowhere/x.png"))
 
 
-def test_without_matplotlib_only_the_page_is_written(tmp_path, monkeypatch):
+def test_without_matplotlib_an_error_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    find = importlib.util.find_spec
-    monkeypatch.setattr("hookline.runs.output.find_spec", lambda name: None if name == "matplotlib" else find(name))
-    path = make_run(tmp_path / "one")
-    runs = read_runs([path])
-    assert write_curves(runs) == [f"{path}/curves.html"]
     with pytest.raises(ConfigError, match=r"an image needs matplotlib: pip install 'hookline\[plot\]'"):
-        write_curves(runs, str(tmp_path / "x.png"))
+        write_curves(read_runs([make_run(tmp_path / "one")]))
 
 
 def test_smoothing_has_no_bias_at_the_start():

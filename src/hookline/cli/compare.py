@@ -4,7 +4,7 @@ import argparse
 import shutil
 import sys
 
-EXAMPLE = "hookline compare output/sweep --sort digits_test/accuracy --html sweep.html"
+EXAMPLE = "hookline compare output/sweep --sort digits_test/accuracy"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,12 +17,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sort", default="", metavar="NAME", help="a metric, the best run first, or a key of the config"
     )
     parser.add_argument("--format", choices=("text", "csv", "markdown"), default="text", help="(default: text)")
-    parser.add_argument("--html", default="", metavar="FILE", help="also write a page with the curves and the table")
 
 
 def main(args: argparse.Namespace) -> None:
     """Print the table."""
-    from hookline.runs import compare_runs, read_runs, write_page
+    from hookline.runs import compare_runs, read_runs
 
     runs = read_runs(args.runs)
     table = compare_runs(runs, args.metrics, args.sort)
@@ -31,6 +30,3 @@ def main(args: argparse.Namespace) -> None:
         print(table.text(width), end="")
     else:
         print(table.csv() if args.format == "csv" else table.markdown(), end="")
-    if args.html:
-        write_page(runs, args.html, args.metrics, table=table)
-        print(f"Wrote {args.html}", file=sys.stderr)

@@ -1,7 +1,6 @@
 """Plot the metrics of runs, or a learning rate schedule."""
 
 import argparse
-import sys
 
 EXAMPLE = 'hookline plot output/digits_convnet --metrics loss "*/accuracy"'
 
@@ -14,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--smoothing", type=float, default=0.0, metavar="W", help="weight of a running average, 0 to 1")
     parser.add_argument("--log", action="store_true", help="logarithmic scale of the values")
     parser.add_argument(
-        "--out", default="", metavar="FILE", help="FILE.html, FILE.png, or FILE for both (default: RUN/curves)"
+        "--out", default="", metavar="FILE", help="an image, such as FILE.png (default: RUN/curves.png)"
     )
     parser.add_argument(
         "--schedule", default="", metavar="CONFIG", help="draw the learning rate of a config; RUN is then KEY VALUE ..."
@@ -27,15 +26,11 @@ def main(args: argparse.Namespace) -> None:
         from hookline.engine.program.schedule import schedule_of
 
         runs = [schedule_of(args.schedule, args.runs)]
-        out = args.out or "schedule"
+        out = args.out or "schedule.png"
     else:
         from hookline.runs.reading import read_runs
 
         runs, out = read_runs(args.runs), args.out
-    from hookline.runs.output import missing_image, write_curves
+    from hookline.runs.output import write_curves
 
-    files = write_curves(runs, out, args.metrics, axis=args.x, smoothing=args.smoothing, log=args.log)
-    if why := missing_image(out, files):
-        print(f"No image was drawn: {why}", file=sys.stderr)
-    for file in files:
-        print(f"Wrote {file}")
+    print(f"Wrote {write_curves(runs, out, args.metrics, axis=args.x, smoothing=args.smoothing, log=args.log)}")

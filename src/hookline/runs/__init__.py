@@ -3,7 +3,6 @@
 from .comparison import Comparison, compare_runs
 from .figure import draw_curves
 from .output import write_curves
-from .page import write_page
 from .reading import Curve, Run, read_run, read_runs
 from .selection import select_metrics
 
@@ -17,5 +16,4 @@ __all__ = [
     "read_runs",
     "select_metrics",
     "write_curves",
-    "write_page",
 ]

@@ -109,7 +109,7 @@ def _finish(place: Any, title: str, names: Sequence[str], *, many: bool, axis: s
 def _save(figure: Any, path: str) -> None:
     kind = os.path.splitext(path)[1][1:]
     if kind.lower() not in figure.canvas.get_supported_filetypes():
-        raise ConfigError(f"{path}: the file must end with .html, .png, .svg or .pdf")
+        raise ConfigError(f"{path}: the file must end with .png, .svg or .pdf")
     try:
         replace_file(path, lambda file: figure.savefig(file, format=kind.lower(), dpi=110))
     except OSError as error:
