@@ -31,7 +31,6 @@ from .weights.swa import SWA
 from .writers.base import WRITER_REGISTRY, EventWriter, RowWriter
 from .writers.console import CommonMetricPrinter
 from .writers.csv_writer import CSVWriter
-from .writers.fingerprints import Fingerprints
 from .writers.json_writer import JSONWriter
 from .writers.live_plot import LivePlot
 from .writers.mlflow_writer import MLflowWriter
@@ -61,7 +60,6 @@ __all__ = [
     "EventWriter",
     "Every",
     "ExceptionCheckpointer",
-    "Fingerprints",
     "FlopsCounter",
     "ForwardTimer",
     "FunctionHook",

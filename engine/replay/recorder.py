@@ -65,6 +65,8 @@ class StepRecorder(HookBase):
         if trainer.iter != self._iteration:
             return
         self._note_samples(batch)
+        if tensors := [one for one in _tensors(batch) if one.numel()]:
+            self.report["batch"] = statistics(tensors)
         self.images = next((one for one in _tensors(batch) if _is_images(one)), None)
         if self.images is not None:
             self.images = self.images[:_MAX_IMAGES].detach().float().cpu()
@@ -155,6 +157,8 @@ class StepRecorder(HookBase):
             self.report["samples"].append({"index": index, **({"is": str(describe(index))} if describe else {})})
         for tensor in _tensors(batch):
             if tensor.is_floating_point() and tensor.dim() and len(tensor) == len(indices):
+                for sample, values in zip(self.report["samples"], tensor, strict=True):
+                    sample["sum"] = sample.get("sum", 0.0) + float(values.double().sum())
                 bad = (~tensor.isfinite()).flatten(1).sum(1) if tensor.dim() > 1 else (~tensor.isfinite()).long()
                 for number in bad.nonzero().flatten().tolist():
                     self.report["samples"][number]["nonfinite"] = int(bad[number])

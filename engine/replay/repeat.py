@@ -5,17 +5,18 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
 
-from ... import hooks
+from ... import hooks as all_hooks
 from ...config import CfgNode, ConfigError
 from ...config.literals import spell
 from ...config.tree import MISSING
 from ...hooks.base import HookBase
 from ...runs.output import claim_files
+from ...runs.reading import Curve
 from .. import comm
 from ..checkpoint import Checkpointer
 from ..checkpoint.candidates import check_resumable, config_in, iteration_of, newest_first
@@ -30,16 +31,16 @@ from .recorder import StepRecorder
 from .report import write_report
 from .run_config import ranks_of, run_config
 
-__all__ = ["config_changes", "find_checkpoint", "rebuilt", "replay", "replay_config"]
+__all__ = ["find_checkpoint", "replay", "replay_config", "replay_step"]
 
 logger = logging.getLogger(__name__)
 
 _FILES = ("report.json", "report.html", "trace.json", "step.pth")
 # Hooks that only save. The replay saves nothing.
 _SAVERS = (
-    hooks.PeriodicCheckpointer,  # and the rolling one
-    hooks.BestCheckpointer,
-    hooks.ExceptionCheckpointer,
+    all_hooks.PeriodicCheckpointer,  # and the rolling one
+    all_hooks.BestCheckpointer,
+    all_hooks.ExceptionCheckpointer,
 )
 
 
@@ -81,27 +82,78 @@ def replay(
     Raises:
         ConfigError: there is no such run; or the step is before its first or after its last one.
     """
-    replayed, main = replay_config(run, cfg, overrides), comm.is_main_process()
+    run_config(run, cfg)
+    main, folder = comm.is_main_process(), os.path.join(run, f"replay_{iteration}")
+    comm.on_main_process(lambda: _check_free(folder))
+    curves = comm.on_main_process(lambda: curves_of(run))
+    start = comm.on_main_process(lambda: find_checkpoint(run, iteration)) if checkpoint is None else checkpoint
+    recorder = StepRecorder(
+        iteration,
+        debug,
+        os.path.join(folder, "trace.json") if profile and main else "",
+        os.path.join(folder, "step.pth") if save and main else "",
+    )
+
+    def begin() -> None:
+        claim_files(run, [f"replay_{iteration}/{name}" for name in _FILES])
+        os.makedirs(folder, exist_ok=True)
+
+    try:
+        report, own = replay_step(
+            run,
+            iteration,
+            start,
+            trainer=trainer,
+            cfg=cfg,
+            overrides=overrides,
+            hooks=[*extra_hooks, recorder],
+            begin=begin,
+        )
+    except BaseException:
+        with suppress(OSError):  # it has files if an earlier replay wrote them
+            os.rmdir(folder)
+        raise
+    if main:
+        report["compared"] = compare_curves(curves, own, report["first_iteration"], iteration)
+        write_report(report, recorder.images, folder)
+    return report
+
+
+def replay_step(
+    run: str,
+    iteration: int,
+    checkpoint: str,
+    *,
+    trainer: type[DefaultTrainer] = DefaultTrainer,
+    cfg: CfgNode | None = None,
+    overrides: Sequence[Any] = (),
+    hooks: Sequence[HookBase] = (),
+    begin: Callable[[], None] = lambda: None,
+) -> tuple[dict[str, Any], Mapping[str, Curve]]:
+    """Run a step again, and write nothing. All ranks call this function.
+
+    Args:
+        run, iteration, trainer, cfg, overrides: see :func:`replay`.
+        checkpoint: path of the checkpoint to start from; empty: from the beginning.
+        hooks: take part in the replay; the last may be a :class:`StepRecorder`, else one is added.
+        begin: called on rank 0 when the trainer is built.
+
+    Returns:
+        The report of :func:`replay` without ``compared``; and rank 0's metrics of the replay.
+    """
+    replayed = replay_config(run, cfg, overrides)
     whole = [key for key in ("COMPILE_STEP", "CUDA_GRAPH") if replayed.SOLVER[key]]
     for key in whole:  # the parts of such a step cannot be seen
         replayed.SOLVER[key] = False
     overrides = [*overrides, *chain.from_iterable((f"SOLVER.{key}", False) for key in whole)]
-    folder = os.path.join(run, f"replay_{iteration}")
-    comm.on_main_process(lambda: _check_free(folder))
-    curves = comm.on_main_process(lambda: curves_of(run))
-    start = comm.on_main_process(lambda: find_checkpoint(run, iteration)) if checkpoint is None else checkpoint
-    with rebuilt(run, iteration, start, replayed, trainer) as one:
-        recorder = StepRecorder(
-            iteration,
-            debug,
-            os.path.join(folder, "trace.json") if profile and main else "",
-            os.path.join(folder, "step.pth") if save and main else "",
-        )
+    *others, recorder = hooks or [StepRecorder(iteration)]
+    assert isinstance(recorder, StepRecorder)
+    curves: Mapping[str, Curve] = {}
+    with rebuilt(run, iteration, checkpoint, replayed, trainer) as one:
         recorder.uses_indices = not reason_without_indices(one.data_loader)
-        one.register_hooks([*extra_hooks, recorder])
-        if main:
-            claim_files(run, [f"replay_{iteration}/{name}" for name in _FILES])
-            os.makedirs(folder, exist_ok=True)
+        one.register_hooks([*others, recorder])
+        if comm.is_main_process():
+            begin()
         report, end = recorder.report, None
         try:
             end = one.train()
@@ -111,22 +163,18 @@ def replay(
                 raise
             logger.debug("The replayed step failed", exc_info=error)
         if end is not None and end.iteration <= iteration:
-            if main:
-                with suppress(OSError):  # an earlier replay's
-                    os.rmdir(folder)
             raise ConfigError(f"iteration {iteration}: the run ended at iteration {end.iteration}: {end.reason}")
-        report["run"], report["checkpoint"] = os.path.abspath(run), os.path.basename(start)
+        report["run"], report["checkpoint"] = os.path.abspath(run), os.path.basename(checkpoint)
         report["first_iteration"], report["ranks"] = one.start_iter, comm.get_world_size()
-        if main:
-            report["compared"] = compare_curves(curves, curves_of(one.cfg.OUTPUT_DIR), one.start_iter, iteration)
-            then = f"{environment_of(run) or 'versions not known'}, ranks: {ranks_of(run, start)}"
+        if comm.is_main_process():
+            curves = curves_of(one.cfg.OUTPUT_DIR)
+            then = f"{environment_of(run) or 'versions not known'}, ranks: {ranks_of(run, checkpoint)}"
             now = f"{describe_environment()}, ranks: {comm.get_world_size()}"
             report["environment"] = {"then": then, "now": now}
-            changes = config_changes(run, start, iteration, one.cfg)
+            changes = config_changes(run, checkpoint, iteration, one.cfg)
             report["config_changes"] = {key: pair for key, pair in changes.items() if key not in overrides[::2]}
             report["overrides"] = [str(value) for value in overrides]
-            write_report(report, recorder.images, folder)
-        return report
+    return report, curves
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def _verdict(report: Mapping[str, Any]) -> list[str]:
 
 
 def changes_text(changes: Mapping[str, Sequence[str]]) -> str:
-    """Return what :func:`~hookline.engine.replay.repeat.config_changes` has found as text."""
+    """Return what ``config_changes`` of a report has as text."""
     each = (f"{key} was {then} and is {now}" for key, (then, now) in changes.items())
     return f"the run was resumed with another config: {', '.join(each)}"
 

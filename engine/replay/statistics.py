@@ -15,7 +15,7 @@ def statistics(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     infinities.
 
     Args:
-        tensors: floating-point tensors; their values count together, the shape is the first one's.
+        tensors: their values count together, the shape is the first one's.
     """
     parts = [local_part(tensor.detach()).double().flatten() for tensor in tensors]
     values = parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,8 +1,5 @@
 """Trainers on two ranks: joint decisions, and what hooks see."""
 
-import json
-from pathlib import Path
-
 import pytest
 from ranks import run_ranks
 
@@ -190,12 +187,3 @@ def test_parameters_without_gradient_are_named_and_the_suggested_keys_help(both)
         )
         assert "PARALLEL.ARGS.find_unused_parameters" in results["unused"]
         assert results["with find_unused_parameters"] == results["with static_graph"] == "completed"
-
-
-def test_a_fingerprint_is_that_of_each_rank_or_covers_all(both):
-    folder = both[0]["fingerprints folder"]
-    rows = [json.loads(line) for line in Path(folder, "fingerprints.json").read_text().splitlines()]
-    (batch, parameters), (other_batch, same) = (results["fingerprints"] for results in both)
-    assert [row["iteration"] for row in rows] == [1, 3]
-    assert rows[1]["parameters"] == parameters == same
-    assert rows[1]["batch"] not in (batch, other_batch)

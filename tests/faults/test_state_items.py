@@ -536,10 +536,6 @@ ELSEWHERE = {
         "hooks/checkpoints/test_periodic.py",
         "test_a_resume_takes_the_newest_checkpoint_rolling_or_not_and_is_exact",
     ),
-    "trainer/hooks/Fingerprints": (
-        "hooks/writers/test_fingerprints.py",
-        "test_a_killed_and_resumed_run_writes_the_same_lines",
-    ),
     "trainer/hooks/PeriodicWriter/writers/CSVWriter metrics.csv/columns": (
         "hooks/writers/test_csv_writer.py",
         "test_a_column_that_a_killed_run_added_is_removed",

@@ -23,7 +23,6 @@ COMMANDS = {
     "replay": "replay",
     "samples": "samples",
     "diverge": "diverge",
-    "determinism": "determinism",
     "config": "config",
     "tokenize": "tokenize",
     "check-data": "check_data",

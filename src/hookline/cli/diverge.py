@@ -1,6 +1,6 @@
-"""Say where two runs part: the step, and what differs in it.
+"""Say where two runs differ first: the step, and what in it.
 
-If metrics or fingerprints differ, both runs are replayed. Writes nothing.
+If metrics differ, both runs are replayed. Writes nothing into their folders.
 Exit codes: 0: equal runs; 1: they differ; 2: bad input.
 """
 
@@ -24,8 +24,7 @@ def main(args: argparse.Namespace) -> int:
     """Print the report."""
     with slow_imports():
         from hookline.engine import config_errors_exit
-        from hookline.engine.replay.diverge import diverge
-        from hookline.engine.replay.diverge_text import diverge_text
+        from hookline.engine.replay.diverge import diverge, diverge_text
         from hookline.engine.replay.report import json_text
     with config_errors_exit():
         report = diverge(args.run, args.other, trainer=args.trainer, replays=not args.no_replay)

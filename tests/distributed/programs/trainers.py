@@ -18,7 +18,6 @@ from hookline.engine.parallel.base import check_same_weights
 from hookline.engine.ranks import agreement
 from hookline.engine.train_loop import TrainerBase
 from hookline.hooks import CallbackHook, EventWriter, Every, StopTraining, get_event_storage
-from hookline.hooks.common.digest import digest, read_digests
 from hookline.hooks.common.monitor import Monitor
 
 
@@ -394,23 +393,6 @@ def widths(results):
         results["widths"] = str(error)
 
 
-class Summed(nn.Linear):
-    def forward(self, x):
-        return {"loss": super().forward(x).sum()}
-
-
-def fingerprints(results, folder):
-    rank = comm.get_rank()
-    model = DDP().wrap(Summed(2, 1), torch.device("cpu"))
-    trainer = SimpleTrainer(model, [torch.full((1, 2), 1.0 + rank)], torch.optim.SGD(model.parameters(), lr=0.1))
-    writer = hooks.PeriodicWriter([], period=2)
-    trainer.register_hooks([hooks.Fingerprints(output_dir=str(folder), period=2), writer])
-    trainer.train(0, 4)
-    own = {"batch": digest(torch.full((1, 2), 1.0 + rank)), "parameters": digest(list(model.parameters()))}
-    results["fingerprints"] = read_digests(list(own.values()))
-    results["fingerprints folder"] = str(folder)
-
-
 def main(folder):
     logging.disable(logging.CRITICAL)
     results = {}
@@ -426,7 +408,6 @@ def main(folder):
     drift(results, folder)
     widths(results)
     unused(results)
-    fingerprints(results, folder)
     write_result(folder, results)
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 from hookline.cli import main
 from hookline.config import get_cfg
 from hookline.engine import replay
-from hookline.engine.replay.diverge_text import diverge_text
+from hookline.engine.replay.diverge import diverge_text
 from hookline.hooks import HookBase
 
 RUN = (
@@ -62,11 +62,10 @@ class Measures(HookBase):
             self.trainer.storage.put_scalar("measured", self.value)
 
 
-def train(folder, *overrides, hooks=(), period=5, value=1.0, **images):
+def train(folder, *overrides, hooks=(), value=1.0, **images):
     data = [{"NAME": f"{__name__}:Images", "ARGS": images}]
-    fingerprints = [{"NAME": "Fingerprints", "ARGS": {"period": period}}] if period else []
     hooks = [{"NAME": f"{__name__}:Measures", "ARGS": {"value": value}}, *hooks]
-    config_trainer(folder, *RUN, "DATASETS.TRAIN", data, "HOOKS", [*fingerprints, *hooks], *overrides).train()
+    config_trainer(folder, *RUN, "DATASETS.TRAIN", data, "HOOKS", hooks, *overrides).train()
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +91,7 @@ def test_equal_runs(run, tmp_path, capsys):
     code, text = diverge(capsys, run, tmp_path)
     assert code == 0
     assert "Config: the same" in text
-    assert "Fingerprints: all 4 are equal\nThe runs are equal.\n" in text
+    assert "values are equal to the bit\nThe runs are equal.\n" in text
 
 
 def test_a_run_that_ended_earlier(run, tmp_path, capsys):
@@ -107,25 +106,23 @@ def test_a_changed_augmentation(run, tmp_path, capsys):
     code, text = diverge(capsys, run, tmp_path)
     assert code == 1
     assert "DATASETS.TRAIN" in text
-    assert "is not equal to the run" not in text
-    assert "The runs part at iteration 0, in the batch. It has the same samples with other values." in text
-    assert "samples that differ: all (4 of 4), by at most" in text
-    assert "first output that differs: features.0 (Conv2d), by at most" in text
+    assert (
+        "Replayed both runs from the beginning.\nThe first step that differs is 0. It differs first in the batch."
+        in text
+    )
+    assert "\n  output of features.0 (Conv2d)\n    min " in text
 
 
 def test_one_changed_sample(run, tmp_path, capsys):
     train(tmp_path, changed=CHANGED)
     before = content(run), content(tmp_path)
     code, text = diverge(capsys, run, tmp_path, "--json")
-    report = json.loads(text)
+    found = json.loads(text)["replay"]
     assert code == 1
-    found = report["replay"]
-    assert found["first"]["kind"] == "batch"
-    assert found["first"]["samples"] == [CHANGED]
-    assert found["first"]["max_absolute"] == pytest.approx(1.0)
+    assert found["rows"][0]["what"] == "batch"
+    assert [row["what"] for row in found["rows"] if "sample" in row["what"]] == [f"input of sample {CHANGED} (sum)"]
     assert main(["samples", str(run), "--iter", str(found["iteration"])]) == 0
     assert str(CHANGED) in capsys.readouterr().out.split()
-    assert report["fingerprints"]["last_equal"] < found["iteration"]
     assert (content(run), content(tmp_path)) == before
 
 
@@ -133,54 +130,42 @@ def test_another_dropout_draw(run, tmp_path, capsys):
     train(tmp_path, hooks=[{"NAME": f"{__name__}:Draws", "ARGS": {"iteration": 12}}])
     code, text = diverge(capsys, run, tmp_path)
     assert code == 1
-    assert "equal at iteration 9, different at iteration 14 in parameters, buffers, optimizer, generators" in text
+    assert "Metrics: the first difference is at iteration 19: " in text
     assert "Replayed both runs from model_0000006.pth." in text
-    assert "The runs part at iteration 12, in the output of dropout (Dropout). The batch and the weights are" in text
-    assert "the runs draw other random numbers" in text
+    assert "The first step that differs is 12. It differs first in the output of dropout (Dropout)." in text
 
 
 def test_a_metric_of_a_hook_in_a_run_with_a_key_of_its_project(run, tmp_path):
-    train(tmp_path, period=0, value=2.0)
+    train(tmp_path, value=2.0)
     with open(tmp_path / "config.yaml", "a") as file:
         file.write("PROJECT: 1\n")
     cfg = get_cfg()
     cfg.PROJECT = 0
     text = diverge_text(replay.diverge(str(run), str(tmp_path), cfg=cfg))
-    assert "Replayed both runs from model_0000006.pth." in text  # both have the metrics of iteration 9
-    assert "The training steps are equal; at iteration 19 measured is 1.0 and 2.0:\n  it comes from a hook" in text
+    assert "the first difference is at iteration 19: measured is 1.0 and 2.0" in text
+    assert "The first step that differs is 19. It differs in a metric of a hook." in text
 
 
-@pytest.mark.slow
-def test_without_fingerprints_the_difference_is_found_from_the_metrics(run, tmp_path, capsys):
-    for name in ("one", "other"):
-        hooks = [{"NAME": f"{__name__}:Draws", "ARGS": {"iteration": 3}}] if name == "other" else []
-        train(tmp_path / name, period=0, hooks=hooks)
-    code, text = diverge(capsys, tmp_path / "one", tmp_path / "other")
-    assert code == 1
-    assert "Fingerprints: no iteration in both" in text
-    assert "The runs part at iteration 3, in the output of dropout (Dropout)" in text
-
-
-@pytest.mark.slow
-def test_a_run_that_was_resumed_with_another_config(run, tmp_path, capsys):
-    train(tmp_path, noise=0.2)
-    config = tmp_path / "config.yaml"
-    config.write_text(config.read_text().replace("BASE_LR: 0.1", "BASE_LR: 0.07"))
+def test_a_difference_that_the_replays_do_not_have(run, tmp_path, capsys):
+    train(tmp_path)
+    rows = (tmp_path / "metrics.json").read_text().splitlines()
+    changed = {**json.loads(rows[1]), "loss": 7.0}
+    (tmp_path / "metrics.json").write_text("\n".join([rows[0], json.dumps(changed), *rows[2:]]) + "\n")
     code, text = diverge(capsys, run, tmp_path)
     assert code == 1
-    assert f"The replay of {tmp_path} is not equal to the run, at iteration 4 in" in text
-    assert "resumed with another config: SOLVER.BASE_LR was 0.1 and is 0.07" in text
-    assert "The replays part" in text
-    assert "The runs part" not in text
+    assert "The metrics of both replays are equal" in text
+    assert f"hookline replay {run} --iter 19 compares a run with its own metrics" in text
+    code, text = diverge(capsys, run, tmp_path, "--no-replay")
+    assert (code, "Replayed" in text) == (1, False)
 
 
 def test_bad_input(run, tmp_path, capsys):
     train(tmp_path / "silent", "LOG.WRITERS", [])
-    train(tmp_path / "other", "LOG.PERIOD", 7, period=0)
+    train(tmp_path / "other")
     (tmp_path / "other" / "metrics.json").write_text('{"iteration": 3, "total_loss": 1.0}\n')
     for arguments, message in (
         ([str(tmp_path)], "no run to compare (it has no config.yaml)"),
-        ([str(tmp_path / "silent")], "no run to compare (it has no metrics.json)"),  # its fingerprints are equal
+        ([str(tmp_path / "silent")], "no run to compare (it has no metrics.json)"),
         ([str(tmp_path / "other")], "nothing to compare"),
         ([str(run), "--trainer", "mine:Trainer"], "there is no module 'mine'"),
         ([str(run), "--trainer", "os:path"], "os:path is no subclass of DefaultTrainer"),
