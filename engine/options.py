@@ -10,7 +10,6 @@ from .defaults import DefaultTrainer
 from .evaluation import check_metrics
 from .evaluation.build import EVALUATOR_SLOT
 from .setup.check import overridden_builders
-from .setup.ignored import check_dry_run
 from .setup.start import default_setup
 
 __all__ = ["check_options", "merge_options", "named_trainer", "set_up_probe"]
@@ -57,7 +56,6 @@ def check_options(args: argparse.Namespace, cfg: CfgNode, trainer: type[DefaultT
     Raises:
         ConfigError: a key is missing, or options contradict each other.
     """
-    check_dry_run(args)
     overridden = overridden_builders(trainer, DefaultTrainer)
     look = next((name for name in ("eval_only", "predict") if getattr(args, name, False)), "")
     evaluates = bool(cfg.DATASETS.TEST) and overridden.isdisjoint({"build_evaluator", "test"})

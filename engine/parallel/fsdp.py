@@ -150,19 +150,6 @@ class FSDP2(Strategy):
             # Checkpoints have rank 0's buffers as well.
             share_tensors(buffer for buffer in model.buffers() if not isinstance(buffer, sharded))
 
-    def gathered(self, model: nn.Module) -> dict[str, Any]:
-        """Return what a rank gathers of a model in a step, as arguments of ``engine.program.estimate``."""
-        taken: set[int] = set()
-        units = []
-        for unit in (*self._units(model), model):
-            own = {id(p): p.numel() for p in unit.parameters() if id(p) not in taken}
-            taken.update(own)
-            units.append(sum(own.values()))
-        compute = (self._param_dtype or torch.float32).itemsize
-        reduce = self._reduce_dtype.itemsize if self._reduce_dtype else compute
-        resharded = bool(self._reshard_after_forward)
-        return {"units": units, "compute": compute, "reduce": reduce, "resharded": resharded}
-
     def _units(self, model: nn.Module) -> list[nn.Module]:
         """Return the submodules that are units, inner ones first."""
         owners = _owners(model)

@@ -6,7 +6,6 @@ from typing import Any
 
 from ...command_line import default_argument_parser
 from ...config import CfgNode, ConfigError, Duration
-from ...hooks.common.models import unwrap_model
 from .. import comm
 from ..defaults import DefaultTrainer
 from ..launch import launch
@@ -61,23 +60,15 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
         for builder, error in unknown_parts(cfg).items():
             if builder not in own:  # before the config is logged
                 raise error
-        cost = obstacle = ""
-        if args.dry_run:
-            from .plan import estimate_run  # not for every run's start
-
-            cost, obstacle = estimate_run(trainer, cfg, args)
-        if cost:
-            print(cost)
-        if obstacle:
-            print(f"The run was not built: {obstacle}. Its config is valid; data, weights and hooks were not tried.")
-            return cost
+        if args.dry_run and args.num_machines > 1:
+            raise ConfigError("--dry-run builds the run on this machine only: leave --num-machines out")
         return launch(
             _run_rank,
             args.num_gpus,
             num_machines=args.num_machines,
             machine_rank=args.machine_rank,
             dist_url=args.dist_url,
-            args=(trainer, args, cfg, cost),
+            args=(trainer, args, cfg),
             timeout=timedelta(seconds=Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds),
             device=cfg.MODEL.DEVICE,
         )
@@ -100,20 +91,16 @@ def run_trainer(args: argparse.Namespace) -> Any:
         return run(named_trainer(args.trainer), args)
 
 
-def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode, cost: str) -> Any:
-    """One process of the run. ``cost`` is what a dry run has printed."""
+def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> Any:
+    """One process of the run."""
     default_setup(cfg, args)
     if args.dry_run:
         trainer = kind(cfg)
         trainer.resume_or_load(resume=args.resume)  # raises the errors that a run would raise
         description = describe_run(trainer)
-        if not cost:  # the model could not be counted before it was built
-            from .plan import describe_cost
-
-            description += f"\n{describe_cost(cfg, unwrap_model(trainer.model), comm.get_world_size(), args)}"
         if comm.is_main_process():
             print(description)
-        return f"{cost}\n{description}" if cost else description
+        return description
     if args.eval_only or args.predict:
         trainer = looking(kind)(cfg)
         load_weights(trainer, args.resume)

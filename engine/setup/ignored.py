@@ -1,12 +1,11 @@
 """Options that a script parses and then ignores: an error, instead of a run that nobody asked for."""
 
-import math
 from typing import Any
 
 from ...config import ConfigError
 from .. import comm
 
-__all__ = ["check_dry_run", "check_processes", "check_resumes", "check_trains", "option"]
+__all__ = ["check_processes", "check_resumes", "check_trains", "option"]
 
 _REMEDY = "end the script with run(Trainer, args), which handles all options"
 
@@ -28,20 +27,6 @@ def check_processes(args: Any) -> None:
             f"--num-gpus {gpus} --num-machines {machines}: the processes were not started; {_REMEDY}, or call "
             "launch(main, args.num_gpus, ...)"
         )
-
-
-def check_dry_run(args: Any) -> None:
-    """Check the options that only a dry run uses.
-
-    Raises:
-        ConfigError: one is given without ``--dry-run``, or is out of range.
-    """
-    for name, most in (("mfu", 1), ("peak_flops", math.inf)):
-        value, flag = option(args, name), f"--{name.replace('_', '-')}"
-        if value is not None and not option(args, "dry_run"):
-            raise ConfigError(f"{flag}: is used by --dry-run only; add it, or leave {flag} out")
-        if value is not None and not 0 < value <= most:
-            raise ConfigError(f"{flag} {value:g}: must be above 0{' and at most 1' if most == 1 else ''}")
 
 
 def check_trains(args: Any, resume: bool | None, is_trial: bool) -> None:

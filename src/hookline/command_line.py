@@ -36,13 +36,12 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
         formatter_class=argparse.RawDescriptionHelpFormatter,
         conflict_handler="resolve",
     )
-    add_options(parser, "config_file", "resume", "eval_only", "predict", "replay", "samples", *DRY_RUN)
+    add_options(parser, "config_file", "resume", "eval_only", "predict", "replay", "samples", "dry_run")
     add_options(parser, "fast_dev_run", *PROCESSES, "opts")
     parser.ours = list(parser._actions)
     return parser
 
 
-DRY_RUN = ("dry_run", "mfu", "peak_flops")
 """The options of dry runs."""
 
 PROCESSES = ("num_gpus", "num_machines", "machine_rank", "dist_url")
@@ -59,8 +58,6 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "replay": {"type": int, "metavar": "N", "help": "run step N of the run in OUTPUT_DIR again"},
     "samples": {"type": int, "metavar": "N", "help": "print the indices of the samples in that run's step N"},
     "dry_run": {"action": "store_true", "help": "print what a run would do, write nothing"},
-    "mfu": {"type": float, "metavar": "X", "help": "with --dry-run: the part of the peak reached (0.4)"},
-    "peak_flops": {"type": float, "metavar": "X", "help": "with --dry-run: peak FLOP/s of a GPU, such as 989e12"},
     "fast_dev_run": {"action": "store_true", "help": "try one batch of each data set, write nothing"},
     "num_gpus": {"type": int, "default": 1, "metavar": "N", "help": "processes per machine: one per GPU, or on CPU"},
     "num_machines": {"type": int, "default": 1, "metavar": "N", "help": "machines that train together"},

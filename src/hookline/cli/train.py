@@ -2,7 +2,7 @@
 
 import argparse
 
-from hookline.command_line import DRY_RUN, PROCESSES, add_options, slow_imports
+from hookline.command_line import PROCESSES, add_options, slow_imports
 
 EXAMPLE = """hookline train --config-file digits/convnet.yaml SOLVER.BASE_LR 0.01
   torchrun --nproc-per-node 2 -m hookline train --config-file digits/mlp.yaml"""
@@ -10,7 +10,7 @@ EXAMPLE = """hookline train --config-file digits/convnet.yaml SOLVER.BASE_LR 0.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_options(parser, "config_file", "trainer", "resume", *DRY_RUN, "fast_dev_run", *PROCESSES, "opts")
+    add_options(parser, "config_file", "trainer", "resume", "dry_run", "fast_dev_run", *PROCESSES, "opts")
 
 
 def main(args: argparse.Namespace) -> None:
