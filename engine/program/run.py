@@ -13,6 +13,7 @@ from ..options import check_options, merge_options, named_trainer
 from ..parallel.base import build_strategy
 from ..setup.check import check_config, overridden_builders, unknown_parts
 from ..setup.exit_codes import config_errors_exit
+from ..setup.output_dir import removed_if_empty
 from ..setup.report import describe_run
 from ..setup.start import begin_run, default_setup
 from .look import evaluate, load_weights, looking, predict
@@ -93,23 +94,28 @@ def run_trainer(args: argparse.Namespace) -> Any:
 
 def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> Any:
     """One process of the run."""
-    default_setup(cfg, args)
-    if args.dry_run:
+    with removed_if_empty(cfg.OUTPUT_DIR):
+        default_setup(cfg, args)
+        if args.dry_run:
+            return _dry_run(kind, args, cfg)
+        if args.eval_only or args.predict:
+            trainer = looking(kind)(cfg)
+            load_weights(trainer, args.resume)
+            begin_run(cfg)
+            return predict(trainer) if args.predict else evaluate(trainer)
+        build_strategy(cfg).check_ranks(comm.get_world_size())
         trainer = kind(cfg)
-        trainer.resume_or_load(resume=args.resume)  # raises the errors that a run would raise
-        description = describe_run(trainer)
-        if comm.is_main_process():
-            print(description)
-        return description
-    if args.eval_only or args.predict:
-        trainer = looking(kind)(cfg)
-        load_weights(trainer, args.resume)
-        begin_run(cfg)
-        return predict(trainer) if args.predict else evaluate(trainer)
-    build_strategy(cfg).check_ranks(comm.get_world_size())
-    trainer = kind(cfg)
-    trainer.resume_or_load(resume=args.resume)
-    result = trainer.train()
+        trainer.resume_or_load(resume=args.resume)
+        result = trainer.train()
     if result.exit_code:  # the run was stopped: see docs/errors.md
         raise SystemExit(result.exit_code)
     return result
+
+
+def _dry_run(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode) -> str:
+    trainer = kind(cfg)
+    trainer.resume_or_load(resume=args.resume)  # raises the errors that a run would raise
+    description = describe_run(trainer)
+    if comm.is_main_process():
+        print(description)
+    return description

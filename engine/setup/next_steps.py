@@ -10,6 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ...config import CfgNode, ConfigError, Duration, component
+from ...config.errors import shown_path
 from ...config.objects import is_object_text
 from ..train_loop import TrainResult
 
@@ -47,7 +48,7 @@ def replay_command(trainer: Any, iteration: int) -> str:
         if module in ("__main__", "__mp_main__"):
             module = os.path.relpath(sys.argv[0]).removesuffix(".py").replace(os.sep, ".")
         name = f" --trainer {module}:{cls.__qualname__}"
-    command = " ".join((*_hookline(), "replay", shlex.quote(trainer.cfg.OUTPUT_DIR)))
+    command = " ".join((*_hookline(), "replay", shlex.quote(shown_path(trainer.cfg.OUTPUT_DIR))))
     return f"{command} --iter {iteration}{name}"
 
 
@@ -141,7 +142,7 @@ def next_steps(trainer: Any, result: TrainResult, program: Program | None) -> st
     objects = any(is_object_text(str(name)) for name in (cfg.MODEL.NAME, *_names(cfg)))
     steps = _calls(trainer, result) if objects or program is None else _commands(trainer, result, program)
     if any(component(writer)[0] == "JSONWriter" for writer in cfg.LOG.WRITERS):
-        steps["plot"] = _text((*_hookline(), "plot", cfg.OUTPUT_DIR))
+        steps["plot"] = _text((*_hookline(), "plot", shown_path(cfg.OUTPUT_DIR)))
     return "\n".join(f"  {name + ':':<{_INDENT - 3}} {step}" for name, step in steps.items())
 
 
@@ -198,7 +199,7 @@ def _longer(length: Any, max_iter: int, iteration: int) -> str:
 
 
 def _path(cfg: CfgNode, name: str) -> str:
-    return os.path.join(cfg.OUTPUT_DIR, name)
+    return shown_path(os.path.join(cfg.OUTPUT_DIR, name))
 
 
 def _text(*parts: Words) -> str:

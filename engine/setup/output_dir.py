@@ -2,9 +2,12 @@
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Literal
 
 from ...config import ConfigError
+from ...config.errors import shown_path
 from ...config.files.atomic import check_regular, replace_text
 from ...config.files.run_folder import CHECKPOINT, RECORDS, claim, run_folder
 from ...hooks.writers.append_file import back_up
@@ -12,7 +15,7 @@ from .. import comm
 from ..ranks.process import set_log_file
 from .logger import close_logs, open_logs
 
-__all__ = ["OutputDir", "RunKind"]
+__all__ = ["OutputDir", "RunKind", "removed_if_empty"]
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +120,7 @@ class OutputDir:
         if os.path.lexists(path) and earlier != text.encode():
             logger.info("config.yaml has changed; the earlier one is now %s", back_up(path, earlier))
         replace_text(path, text)
-        logger.info("Full config: %s", path)
+        logger.info("Full config: %s", shown_path(path))
 
     def _read(self, name: str, size: int = 10_000) -> bytes:
         """Return the first bytes of a file; empty if there is no such file."""
@@ -141,3 +144,22 @@ def _check_writable(path: str) -> None:
         raise ConfigError(f"OUTPUT_DIR: cannot create {path}: {there} is not a folder")
     if not os.access(there, os.W_OK | os.X_OK):
         raise ConfigError(f"OUTPUT_DIR: {there} is not writable; change its permissions or choose another OUTPUT_DIR")
+
+
+@contextmanager
+def removed_if_empty(path: str) -> Iterator[None]:
+    """If the block fails and has written nothing, remove the folder that it created, with its new parents."""
+    path = top = os.path.abspath(path)
+    existed = os.path.lexists(path)
+    while not os.path.lexists(os.path.dirname(top)):
+        top = os.path.dirname(top)
+    try:
+        yield
+    except BaseException:
+        if not existed and comm.is_main_process():
+            with suppress(OSError):  # it has files
+                os.rmdir(path)
+                while path != top:
+                    path = os.path.dirname(path)
+                    os.rmdir(path)
+        raise

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
+from ...config.errors import shown_path
 from ...config.files.atomic import is_checkpoint_folder
 from ...config.files.run_folder import is_claimed
 from ..base import HOOK_REGISTRY, HookBase
@@ -230,7 +231,7 @@ class BestCheckpointer(HookBase):
         )
         if place == 0:
             before = f" (before: {former[0][0]:.5g})" if former else ""
-            logger.info("Best %s so far: %.5g%s, saved %s", self._val_metric, value, before, path)
+            logger.info("Best %s so far: %.5g%s, saved %s", self._val_metric, value, before, shown_path(path))
         else:
             logger.info("%s is %.5g, number %d of the best, saved %s", self._val_metric, value, place + 1, path)
 

@@ -9,6 +9,7 @@ from typing import Any
 from fvcore.common.checkpoint import PeriodicCheckpointer as FvcorePeriodicCheckpointer
 
 from ...config import ConfigError, Duration
+from ...config.errors import shown_path
 from ..base import HOOK_REGISTRY, HookBase
 from ..every import Every, Period
 from .adapter import adapt
@@ -194,7 +195,7 @@ class PeriodicCheckpointer(HookBase):
             then(error)
             self._error = error
             if error is None:
-                logger.log(self._log_level, "Saved %s", path)
+                logger.log(self._log_level, "Saved %s", shown_path(path))
                 trainer.emit("after_save", path)
 
         self.checkpointer.save(name, then=saved, outdated=outdated, **kwargs)

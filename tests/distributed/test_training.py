@@ -164,7 +164,7 @@ def test_an_exception_on_one_rank_is_first_and_last_in_the_log(tmp_path):
     for text in (output, log):
         *_, reason, place, command = text.rstrip().splitlines()
         assert [reason, place] == ["ValueError: the reason", LAST.format("raise", 30)]
-        assert re.fullmatch(r"look at this step: .* replay \S*run --iter 30( --trainer .*)?", command)
+        assert re.fullmatch(r"look at this step: .*train_net.py --config-file \S*run/config.yaml --replay 30", command)
     first = log.index("Traceback")
     assert "rank1]" in log[:first].splitlines()[-1]
     assert "ValueError: the reason" in log[first : log.index("rank0]", first)]

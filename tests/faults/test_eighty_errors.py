@@ -165,10 +165,6 @@ FILES_AND_RANKS = [
     ("OUTPUT_DIR: ''", "OUTPUT_DIR: is empty; give the run a folder"),
     ("OUTPUT_DIR: base.yaml", "OUTPUT_DIR: base.yaml exists and is not a folder"),
     ("OUTPUT_DIR: s3://bucket/run", "is a URI; a run writes to a local folder"),
-    (
-        "OUTPUT_DIR: mine",
-        "config.yaml, log.txt, model_best.pth in {folder}/mine were not written by a run; move them away",
-    ),
     ("PARALLEL: {NAME: dpp}", "PARALLEL.NAME: unknown strategy 'dpp'; did you mean 'ddp'?"),
     ("PARALLEL: {NAME: ddp, ARGS: {find_unused: True}}", "did you mean 'find_unused_parameters'?"),
     ("PARALLEL: {TIMEOUT: 30}", "PARALLEL.TIMEOUT: 30 is not a time; write '45s', '30min' or '2h'"),
@@ -342,7 +338,6 @@ def test_a_loss_may_be_a_function_of_outputs_and_targets(folder):
     [
         ("train --config-file base.yaml MODEL.NAME MPL", "did you mean 'MLP'?"),
         ("train --config-file base.yaml --num-gpus 2 MODEL.NAME wrong_parts:Multi", "MODEL.OUTPUT_MAPPING"),
-        ("train --config-file base.yaml --num-gpus 2 OUTPUT_DIR mine", "were not written by a run; move them away"),
         ("config explain SOLVER.BASE_RL", "did you mean 'SOLVER.BASE_LR'?"),
     ],
 )
