@@ -15,6 +15,7 @@ from ...config.errors import suggest
 from ...config.signatures import Taken, check_call, is_function_of_two, what_it_takes
 from ...config.slots import Slot
 from .. import comm
+from ..parallel.base import build_strategy
 from .activation_checkpointing import checkpoint_activations, outermost_matches
 from .adapters import ModelAdapter
 from .float8 import check_float8, to_float8
@@ -117,6 +118,8 @@ def resolve_device(name: str) -> torch.device:
 def build_model(cfg: CfgNode) -> nn.Module:
     """Build the model of ``cfg.MODEL`` on ``cfg.MODEL.DEVICE``. No weights are loaded.
 
+    If the strategy of ``PARALLEL`` shards the model over several ranks, it stays in host memory, where it is built.
+
     Memory format, activation checkpointing and compilation change neither its class nor the names of its weights.
 
     Raises:
@@ -133,7 +136,8 @@ def build_model(cfg: CfgNode) -> nn.Module:
         model = to_float8(model, cfg.MODEL.FLOAT8, device)
     if cfg.MODEL.SYNC_BATCHNORM:
         model = _to_sync_batchnorm(model, device)
-    model = model.to(device)
+    if comm.get_world_size() == 1 or not build_strategy(cfg).shards_weights:
+        model = model.to(device)
     if cfg.MODEL.CHANNELS_LAST:
         _to_channels_last(model)
     checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)

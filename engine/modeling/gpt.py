@@ -1,5 +1,6 @@
 """A decoder-only transformer for language models: GPT-2's by default, Llama's by arguments."""
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -97,10 +98,11 @@ class GPT(nn.Module):
         if tie_weights:
             self.head.weight = self.tokens.weight
         for name, parameter in self.named_parameters():
-            if name.endswith("proj.weight"):
-                nn.init.normal_(parameter, std=0.02 / (2 * depth) ** 0.5)
-            elif parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
+            if parameter.dim() > 1:
+                layer: Any = self.get_submodule(name.removesuffix(".weight"))
+                std = 0.02 / (2 * depth) ** 0.5 if name.endswith("proj.weight") else 0.02
+                nn.init.normal_(parameter, std=std)
+                layer.reset_parameters = partial(_reset, layer, std)  # for PARALLEL.ARGS.init: "meta"
 
     @property
     def tensor_parallel_plan(self) -> dict[str, str]:
@@ -202,6 +204,11 @@ class TransformerBlock(nn.Module):
         groups: dict[str, Any] = {"enable_gqa": True} if key.shape[1] != query.shape[1] else {}
         attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, **groups)
         return attended.transpose(1, 2).reshape(n, length, -1)
+
+
+def _reset(layer: Any, std: float) -> None:
+    type(layer).reset_parameters(layer)
+    nn.init.normal_(layer.weight, std=std)
 
 
 def _rms_norm(width: int) -> nn.Module:

@@ -37,12 +37,14 @@ class Strategy:
     Attributes:
         averages: whether each rank has the mean of all ranks' gradients after a backward pass. Losses are then
             weighted so that this mean is the gradient of the loss over the global batch.
-        shards_weights: whether :meth:`wrap` shards parameters. A :class:`DefaultTrainer` then builds the model on
-            torch's meta device, :meth:`wrap` gets it without values, and the trainer fills the shards.
+        shards_weights: whether :meth:`wrap` shards parameters. ``build_model`` then leaves the model in host memory.
+        init: "meta": a :class:`DefaultTrainer` builds the model on torch's meta device, :meth:`wrap` gets it without
+            values, and the shards get those of ``reset_parameters``.
     """
 
     averages: bool = False
     shards_weights: bool = False
+    init: str = "cpu"
 
     @property
     def data_rank(self) -> int:
@@ -78,7 +80,8 @@ class Strategy:
         """Wrap the model for training. The optimizer is built from the returned module.
 
         Args:
-            model: the model, on its device. In a :class:`DefaultTrainer` all ranks have rank 0's weights.
+            model: the model, on its device, or in host memory if the strategy ``shards_weights``. In a
+                :class:`DefaultTrainer` all ranks have rank 0's weights.
                 ``engine.checkpoint.unwrap_model`` must find it in the returned module.
             device: the device.
         """
@@ -322,7 +325,8 @@ def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
     """Copy rank 0's tensors, of any dtype and memory format, to all ranks."""
     for tensor in tensors:
         own = tensor.contiguous()  # a copy for other memory formats
-        torch.distributed.broadcast(own.view(-1).view(torch.uint8), src=0)  # gloo and NCCL do not support all dtypes
+        group = comm.object_group() if own.device.type == "cpu" else None  # NCCL sends from GPUs only
+        torch.distributed.broadcast(own.view(-1).view(torch.uint8), 0, group)  # gloo and NCCL do not support all dtypes
         if own is not tensor and not torch.equal(own, tensor):  # expanded tensors are read-only
             tensor.copy_(own)
 

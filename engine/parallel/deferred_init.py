@@ -1,21 +1,20 @@
-"""Builds models that are sharded, so that no rank holds all weights at any time."""
+"""Builds a model and wraps it for training; models that no machine holds get their values shard by shard."""
 
-import gc
 import logging
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
-from ...config.errors import first_line
+from ...config.errors import ConfigError, first_line
 from ...hooks.common.models import unwrap_model
-from ...hooks.common.rng import capture_rng, restore_rng
-from ...hooks.common.tensors import is_sharded, shard_like
+from ...hooks.common.rng import preserve_rng
+from ...hooks.common.tensors import is_sharded, local_part, shard_like
 from .. import comm
 from .base import Strategy, share_weights
-from .recording import Place, Recording
 
 __all__ = ["build_wrapped"]
 
@@ -23,114 +22,107 @@ logger = logging.getLogger(__name__)
 
 
 def build_wrapped(build: Callable[[], nn.Module], strategy: Strategy, device: torch.device) -> nn.Module:
-    """Build a model, with rank 0's weights on all ranks, and wrap it for training.
+    """Build a model, with the same weights on all ranks, and wrap it for training. All ranks call this together.
 
-    If the strategy ``shards_weights``, the model is built on torch's meta device, and each rank computes one weight at
-    a time and keeps its shard: it holds its shards and one whole weight. Values, and later random numbers, are those
-    of an ordinary construction. A constructor that cannot be recorded (see :class:`Recording`) is repeated, and builds
-    the whole model on each rank, with a warning. All ranks call this together.
+    All start with rank 0's weights. With the strategy's ``init`` "meta", no rank ever has the whole model: it is built
+    on torch's meta device and sharded, and the ``reset_parameters`` of each module gives it values. These depend on
+    rank 0's seed, but not on the number of ranks.
 
     Args:
         build: builds the model.
         strategy: wraps it.
         device: the device of the wrapped model.
+
+    Raises:
+        ConfigError: ``init`` is "meta", and a module cannot be built in this way.
     """
-    if strategy.shards_weights and comm.get_world_size() > 1:
-        wrapped, problem = _build_deferred(build, strategy, device)
-        if wrapped is not None:
-            return wrapped
-    else:
-        problem = ""
+    if strategy.init == "meta" and strategy.shards_weights and comm.get_world_size() > 1:
+        return _build_on_meta(build, strategy, device)
     model = build()
-    if problem:
-        logger.warning(
-            "Each rank built %s as a whole before it was sharded, which takes memory: %s", type(model).__name__, problem
-        )
     share_weights(model)
     return strategy.wrap(model, device)
 
 
-def _build_deferred(
-    build: Callable[[], nn.Module], strategy: Strategy, device: torch.device
-) -> tuple[nn.Module | None, str]:
-    """Return the wrapped model, or why it could not be built in this way."""
-    own = capture_rng()
-    mains = comm.broadcast_object(own)
-    seeds_differ = not torch.equal(own["torch"], mains["torch"])
-    restore_rng(mains)
-    recording = Recording(own["torch"] if seeds_differ else None)
-    model, problem = None, ""
+def _build_on_meta(build: Callable[[], nn.Module], strategy: Strategy, device: torch.device) -> nn.Module:
     try:
-        with recording:
+        with torch.device("meta"):
             model = build()
-        places = _places(model, recording)
-        problem = recording.problem or _unknown_tensor(model, recording)
-    except Exception as error:
-        problem = recording.problem or f"{type(error).__name__}: {first_line(error)}"
-    problems = [f"on rank {rank}, {text}" for rank, text in enumerate(comm.all_gather(problem)) if text]
-    if problems or model is None:
-        restore_rng(own)
-        return None, problems[0]
-    if seeds_differ:  # Python's and NumPy's generators have drawn for rank 0 only
-        restore_rng({**own, "torch": recording.own_state})
+    except (NotImplementedError, RuntimeError) as error:
+        raise ConfigError(
+            "PARALLEL.ARGS.init: the model cannot be built on torch's meta device, where tensors have no values: "
+            f"{first_line(error)}. Move what needs values to reset_parameters(), or remove init"
+        ) from error
+    pending = [(name, one) for name, one in model.named_modules() if any(t.is_meta for _, _, t in _own_tensors(one))]
+    for name, module in pending:
+        if not callable(getattr(module, "reset_parameters", None)):
+            raise ConfigError(
+                f"PARALLEL.ARGS.init: {_label(name, module)} has parameters or buffers of its own and no method "
+                "reset_parameters() that sets their values. Add one, or remove init"
+            )
+    tied = _shared_places(model)
     wrapped = strategy.wrap(model, device)
-    _fill(unwrap_model(wrapped), places, recording, strategy.weights_device(device))
-    return wrapped, ""
-
-
-def _named_tensors(model: nn.Module) -> list[tuple[str, torch.Tensor]]:
-    return [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
-
-
-def _places(model: nn.Module, recording: Recording) -> dict[str, Place]:
-    """Return where the values of the tensors without values are."""
-    return {name: Place.of(tensor) for name, tensor in _named_tensors(model) if recording.holds(tensor)}
-
-
-def _unknown_tensor(model: nn.Module, recording: Recording) -> str:
-    """Return what of a model would stay without values; empty if nothing would."""
-    named = _named_tensors(model)
-    for name, tensor in named:
-        if is_lazy(tensor):
-            return f"the shape of {name} is not known before the first batch"
-        if tensor.is_meta and not recording.holds(tensor):
-            return f"{name} is on torch's meta device"
-    own = {id(tensor) for _, tensor in named}
-    gc.collect()
-    for tensor in gc.get_objects():
-        if issubclass(type(tensor), torch.Tensor) and id(tensor) not in own and recording.holds(tensor):
-            return f"a tensor of shape {tuple(tensor.shape)} is neither a parameter nor a buffer"
-    return ""
+    model, device = unwrap_model(wrapped), strategy.weights_device(device)
+    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.clone())
+    for (first, key), *others in tied:
+        for module, name in others:  # torch keeps ties only of sharded tensors
+            setattr(module, name, getattr(first, key))
+    seed = comm.broadcast_object(torch.initial_seed() % 2**32)
+    with preserve_rng([torch.cuda.current_device()] if device.type == "cuda" else []), torch.device(device):
+        random.seed(seed)
+        np.random.seed(seed)
+        torch.manual_seed(seed)
+        done: set[int] = set()
+        for name, module in pending:
+            _reset(name, module, device, done)
+    logger.info("PARALLEL.ARGS.init: the values of %d modules are those of their reset_parameters()", len(pending))
+    return wrapped
 
 
 @torch.no_grad()
-def _fill(model: nn.Module, places: dict[str, Place], recording: Recording, device: torch.device) -> None:
-    """Give a wrapped model its values, one whole tensor at a time."""
-    tied: dict[int, list[str]] = {}
-    for name, tensor in _named_tensors(model):
-        tied.setdefault(id(tensor), []).append(name)
-    model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.clone())
-    for first, *others in tied.values():
-        for name in others:
-            _set(model, name, _get(model, first))
-    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if name in places:
-            _copy_part(tensor, recording.value(places[name]))
+def _reset(name: str, module: Any, device: torch.device, done: set[int]) -> None:
+    """Set the values of a module's own tensors, which are whole while it computes them.
+
+    Args:
+        name: the module's name.
+        module: the module.
+        device: where it computes.
+        done: ids of the tensors that have values; of tied ones, the first module's values count.
+    """
+    own = list(_own_tensors(module))
+    for store, key, tensor in own:
+        whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        whole.fill_(torch.nan if whole.is_floating_point() else 0)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        store[key] = nn.Parameter(whole, requires_grad=tensor.requires_grad) if is_parameter else whole
+    module.reset_parameters()
+    for store, key, tensor in own:
+        whole = store[key].detach()
+        if whole.isnan().any():
+            raise ConfigError(
+                f"PARALLEL.ARGS.init: reset_parameters() of {_label(name, module)} leaves {key} without values"
+            )
+        store[key] = tensor
+        if id(tensor) not in done:
+            local_part(tensor).copy_(local_part(shard_like(whole, tensor)) if is_sharded(tensor) else whole)
+            done.add(id(tensor))
 
 
-def _get(model: nn.Module, name: str) -> Any:
-    module, _, last = name.rpartition(".")
-    return getattr(model.get_submodule(module), last)
+def _own_tensors(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, torch.Tensor]]:
+    """Yield a module's own parameters and buffers, each with the dict and the name that it is kept under."""
+    for store in (module._parameters, module._buffers):
+        for name, tensor in store.items():
+            if tensor is not None:
+                yield store, name, tensor
 
 
-def _set(model: nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Tie a tensor again. Torch ties sharded tensors only, when it moves them from the meta device."""
-    if _get(model, name) is not tensor:
-        module, _, last = name.rpartition(".")
-        setattr(model.get_submodule(module), last, tensor)
+def _shared_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
+    """Return the modules and names under which each tied tensor is kept."""
+    places: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for _, name, tensor in _own_tensors(module):
+            places.setdefault(id(tensor), []).append((module, name))
+    return [found for found in places.values() if len(found) > 1]
 
 
-def _copy_part(tensor: Any, whole: torch.Tensor) -> None:
-    if is_sharded(tensor):
-        tensor, whole = tensor.to_local(), shard_like(whole, tensor).to_local()
-    tensor.copy_(whole)
+def _label(name: str, module: nn.Module) -> str:
+    return f"{name or 'the model'} ({type(module).__name__})"

@@ -46,6 +46,8 @@ class FSDP2(Strategy):
         forward_prefetch: while a unit is computed, gather so many of the next ones, in the order of the model's
             modules: more memory, less waiting. 0: torch's default.
         backward_prefetch: the same for the backward pass.
+        init: "cpu": each rank builds the model in host memory, and weights are those of one process. "meta": for models
+            that no machine holds; shards get the values of each module's ``reset_parameters()``.
     """
 
     averages = True
@@ -61,7 +63,11 @@ class FSDP2(Strategy):
         cpu_offload: bool = False,
         forward_prefetch: int = 0,
         backward_prefetch: int = 0,
+        init: Literal["cpu", "meta"] = "cpu",
     ) -> None:
+        if init not in ("cpu", "meta"):
+            raise ConfigError(f'PARALLEL.ARGS.init: must be "cpu" or "meta", not {init!r}')
+        self.init = init
         for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)):
             if dtype not in ("", "float32", "bfloat16", "float16"):
                 raise ConfigError(
@@ -129,7 +135,8 @@ class FSDP2(Strategy):
     @property
     def _needs_shards(self) -> bool:
         """Whether there are options that only sharded models have."""
-        return bool(self._param_dtype or self._reduce_dtype or self._cpu_offload or any(self._prefetch.values()))
+        options = self._param_dtype, self._reduce_dtype, self._cpu_offload, self.init == "meta"
+        return any(options) or any(self._prefetch.values())
 
     def weights_device(self, device: torch.device) -> torch.device:
         return torch.device("cpu") if self._cpu_offload else device

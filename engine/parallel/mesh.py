@@ -62,6 +62,7 @@ class Mesh(FSDP2):
         cpu_offload: keep parameters, gradients and optimizer state in CPU memory.
         forward_prefetch: how many units to gather ahead.
         backward_prefetch: the same for the backward pass.
+        init: where the model is built.
     """
 
     def __init__(
@@ -79,9 +80,10 @@ class Mesh(FSDP2):
         cpu_offload: bool = False,
         forward_prefetch: int = 0,
         backward_prefetch: int = 0,
+        init: Literal["cpu", "meta"] = "cpu",
     ) -> None:
         options = (param_dtype, reduce_dtype, reshard_after_forward, cpu_offload, forward_prefetch, backward_prefetch)
-        super().__init__(modules, min_params, *options)
+        super().__init__(modules, min_params, *options, init)
         self._asked = dict(zip(_DIMS, (replicate, shard, tensor), strict=True))
         for name, size in self._asked.items():
             if size < 1 and size != -1:

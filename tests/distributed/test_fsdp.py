@@ -157,13 +157,19 @@ def test_units_are_chosen_by_class_name_or_size_and_ranks_start_with_equal_weigh
         assert result["same gradients"]
         assert result["dtypes"] == ["torch.bfloat16", "torch.float32", "torch.float32"]
         assert "did you mean 'TransformerBlock'?" in result["error"]
-        # Built shard by shard, with rank 0's values and each rank's later random numbers.
-        made = ("small_gpt", "Tied", "Normed", "Peeking", "still tied")
-        assert result["deferred"] == dict.fromkeys(made, True)
-        assert result["warnings"] == [
-            "Each rank built Peeking as a whole before it was sharded, which takes memory: "
-            "on rank 0, it calls Tensor.data_ptr"
-        ]
+        # With rank 0's values and each rank's later random numbers.
+        assert result["deferred"] == dict.fromkeys(("small_gpt", "Tied", "Normed", "still tied"), True)
+        found = result["meta"]
+        for name in ("generators are left", "same on every mesh", "same on all ranks", "tied"):
+            assert found[name], name
+        assert found["angles"] == [0, 1, 2, 3, 4, 5]
+        assert {round(std, 2) for name, std in found["std"].items() if "proj" not in name} == {0.02}
+        assert {round(std, 2) for name, std in found["std"].items() if "proj" in name} == {0.01}
+        assert "reset_parameters() of 0 (Forgets) leaves angles without values" in found["Forgets"]
+        assert "cannot be built on torch's meta device, where tensors have no values" in found["Peeks"]
+        assert (
+            "0 (MultiheadAttention) has parameters or buffers of its own and no method" in found["MultiheadAttention"]
+        )
 
 
 def test_the_metrics_have_each_iteration_once(sharded):

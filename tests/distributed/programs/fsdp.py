@@ -1,6 +1,7 @@
 """FSDP2 compared with a whole model that each rank trains by itself."""
 
 import logging
+from itertools import pairwise
 
 import torch
 from results import write_result
@@ -12,11 +13,12 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import SimpleTrainer, comm
 from hookline.engine.data import ArrayDataset, EpochSampler, GlobalBatchSampler
 from hookline.engine.modeling import GPT, MODEL_REGISTRY, ModelAdapter, build_model
-from hookline.engine.parallel import Strategy, recording
+from hookline.engine.parallel import Strategy
 from hookline.engine.parallel.deferred_init import build_wrapped
 from hookline.engine.parallel.fsdp import FSDP2
+from hookline.engine.parallel.mesh import Mesh
 from hookline.engine.solver import build_optimizer
-from hookline.hooks.common.tensors import is_sharded
+from hookline.hooks.common.tensors import gathered
 
 
 def units(**options):
@@ -50,32 +52,86 @@ def chosen_units(folder):
     write_result(folder, {**result, **deferred()})
 
 
-class Peeking(nn.Linear):
-    def __init__(self):
-        super().__init__(8, 8)
-        self.address = self.weight.data_ptr()
-
-
 def deferred():
-    """Models that are built shard by shard, compared with rank 0's whole ones. Each rank has its own seed."""
-    keep, logger = Keep(), logging.getLogger("hookline.engine.parallel.deferred_init")
-    logger.addHandler(keep)
-    recording.SMALL = 100
+    """Sharded models compared with rank 0's whole ones. Each rank has its own seed."""
     found = {}
-    for make, modules in ((small_gpt, ["TransformerBlock"]), (Tied, []), (Normed, ["Conv2d"]), (Peeking, [])):
+    for make, modules in ((small_gpt, ["TransformerBlock"]), (Tied, []), (Normed, ["Conv2d"])):
         torch.manual_seed(comm.get_rank())
         whole = make()
         state = torch.get_rng_state()
-        expected = comm.broadcast_object(whole.state_dict())
         torch.manual_seed(comm.get_rank())
         model = build_wrapped(make, FSDP2(modules=modules, min_params=20), torch.device("cpu"))
-        values = {
-            name: value.full_tensor() if is_sharded(value) else value for name, value in model.state_dict().items()
-        }
-        equal = values.keys() == expected.keys() and all(torch.equal(values[name], expected[name]) for name in values)
-        found[make.__name__] = equal and torch.equal(torch.get_rng_state(), state)
+        found[make.__name__] = same(model, whole) and torch.equal(torch.get_rng_state(), state)
         found["still tied"] = found.get("still tied") or (make is Tied and model.encoder.weight is model.middle.weight)
-    return {"deferred": found, "warnings": keep.messages}
+    return {"deferred": found, "meta": on_meta()}
+
+
+def same(model, whole):
+    """Whether a sharded model has the values of rank 0's whole one, buffers that are not saved included."""
+    ours, theirs = (
+        {name: gathered(value) for name, value in [*one.named_parameters(), *one.named_buffers()]}
+        for one in (model, whole)
+    )
+    theirs = comm.broadcast_object(theirs)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+class Angles(nn.Module):
+    """Has a buffer that is not saved."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(6))
+        self.register_buffer("angles", torch.empty(6), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self):
+        nn.init.normal_(self.scale)
+        self.angles = torch.arange(6.0)
+
+
+class Forgets(Angles):
+    def reset_parameters(self):
+        nn.init.ones_(self.scale)
+
+
+class Peeks(nn.Linear):
+    def __init__(self):
+        super().__init__(6, 6)
+        self.first = self.weight[0, 0].item()
+
+
+def on_meta():
+    """Models that are built on the meta device."""
+
+    def make():
+        return nn.Sequential(Tied(), Angles(), nn.BatchNorm1d(6), GPT(width=32, depth=2, heads=2, tie_weights=True))
+
+    found, models = {}, []
+    cpu = torch.device("cpu")
+    plan = {"3.blocks.*.mlp": "colwise", "3.blocks.*.mlp_proj": "rowwise", "3.tokens": "rowwise"}
+    split = {"tensor": 2, "plan": {**plan, "3.head": "colwise->replicate"}}
+    sharded, copied, split = FSDP2(init="meta"), Mesh(2, 1, init="meta"), Mesh(1, 1, **split, init="meta")
+    for strategy in (sharded, copied, split):
+        torch.manual_seed(comm.get_rank())
+        state = torch.get_rng_state()
+        models.append(build_wrapped(make, strategy, cpu))
+        found["generators are left"] = torch.equal(torch.get_rng_state(), state)
+    values = [{name: gathered(value) for name, value in model.state_dict().items()} for model in models]
+    found["same on every mesh"] = all(same(one, other) for one, other in pairwise(models))
+    found["same on all ranks"] = all(same(model, model) for model in models)
+    found["tied"] = all(
+        tied.encoder.weight is tied.middle.weight and gpt.head.weight is gpt.tokens.weight for tied, _, _, gpt in models
+    )
+    found["angles"] = models[0][1].angles.tolist()
+    std = {name: value.std().item() for name, value in values[0].items() if value.dim() == 2 and name.startswith("3")}
+    found["std"] = {name.removeprefix("3."): round(value, 3) for name, value in std.items()}
+    for cls in (Forgets, Peeks, nn.MultiheadAttention):
+        try:
+            build_wrapped(lambda cls=cls: nn.Sequential(cls(6, 2) if "Multi" in cls.__name__ else cls()), sharded, cpu)
+        except ConfigError as error:
+            found[cls.__name__] = str(error)
+    return found
 
 
 def small_gpt():
