@@ -1,8 +1,8 @@
 """Reads the tensors in a folder of torch.distributed.checkpoint (DCP), without running code in it.
 
-DCP keeps its metadata in a pickle and unpickles it without restriction. Here the pickle is read once, into records
-that do nothing. Torch's classes are then built from checked values, and DCP's reader is given that object. DCP itself
-unpickles nothing: tensors are read with ``weights_only=True``, and other entries are never read.
+DCP keeps its metadata in a pickle and unpickles it without restriction. Here the pickle is read once, by an unpickler
+that knows only torch's records, and DCP's reader is given the checked result. DCP itself unpickles nothing: tensors are
+read with ``weights_only=True``, and other entries are never read.
 """
 
 import collections
@@ -41,24 +41,28 @@ def read_metadata(path: str) -> Metadata:
         path: the folder.
 
     Returns:
-        Torch's record, built from checked values. It names only files in the folder that hold as many bytes.
+        Torch's record. It names only files in the folder that hold as many bytes.
 
     Raises:
         ConfigError: the metadata is damaged, or holds anything but such a record.
     """
     try:
-        _check_is_file(path, ".metadata")
-        with open(os.path.join(path, ".metadata"), "rb") as file:
-            return _checked(_MetadataUnpickler(file).load(), path)
+        file_name = os.path.join(path, ".metadata")
+        if not os.path.isfile(file_name):  # reading a pipe would wait
+            raise ValueError("there is no such file")
+        with open(file_name, "rb") as file:
+            metadata: Metadata = _MetadataUnpickler(file).load()
+        _check(metadata, path)
     except Exception as error:  # damaged bytes can cause any error
         raise ConfigError(f"{path}: its .metadata is damaged ({first_line(error)})") from error
+    return metadata
 
 
 def tensor_places(metadata: Metadata) -> dict[tuple[str, ...], tuple[str, TensorStorageMetadata]]:
     """Return DCP's name and record for each tensor, by the keys under which it was saved."""
     places = metadata.planner_data or {}
     return {
-        places.get(name, (name,)): (name, entry)
+        tuple(map(str, places.get(name, (name,)))): (name, entry)
         for name, entry in metadata.state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }
@@ -139,58 +143,16 @@ class _Planner(dcp.DefaultLoadPlanner):
         raise ValueError(f"'{read_item.dest_index.fqn}' is not a tensor")
 
 
-# ---------------------------------------------------------------------------- from the pickle to records
+# ---------------------------------------------------------------------------- the metadata
 
 
-class _Record:
-    """Stands in for a class: keeps the state that the pickle holds, and does nothing.
-
-    The pickle cannot change the stand-in itself: for that it would call ``__setstate__`` without an instance.
-    """
-
-    state: Any = None
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-    def fields(self) -> dict[str, Any]:
-        if not isinstance(self.state, dict):
-            raise ValueError(f"a {type(self).__name__} without fields")
-        return self.state
-
-
-class _Metadata(_Record):
-    pass
-
-
-class _Tensor(_Record):
-    pass
-
-
-class _Bytes(_Record):
-    pass
-
-
-class _Properties(_Record):
-    pass
-
-
-class _Chunk(_Record):
-    pass
-
-
-class _Index(_Record):
-    pass
-
-
-class _Info(_Record):
-    pass
-
-
-class _Ignored(_Record):
+class _Ignored:
     """Stands in for what is not needed to read tensors, such as the folder's former path."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
         pass
 
 
@@ -198,7 +160,7 @@ class _MemoryFormat(_Ignored):
     pass
 
 
-class _Getattr(_Record):
+class _Getattr(_Ignored):
     """Stands in for ``getattr``, which some versions of Python use to pickle members of enumerations."""
 
     def __new__(cls, source: Any, name: Any) -> Any:
@@ -207,31 +169,43 @@ class _Getattr(_Record):
         return _MemoryFormat()
 
 
+class _Properties(TensorProperties):
+    def __setstate__(self, state: Any) -> None:
+        self.__class__ = TensorProperties  # type: ignore[assignment]
+        self.__init__(dtype=state[0])  # type: ignore[misc]
+
+
+def _sealed(cls: type) -> type:
+    """Return a subclass whose instances become those of the class when they get their fields.
+
+    The pickle cannot change the class itself: for that it would call ``__setstate__`` without an instance.
+    """
+
+    def set_fields(self: Any, state: Any) -> None:
+        object.__setattr__(self, "__class__", cls)
+        vars(self).update(state)  # frozen ones too
+
+    return type(cls.__name__, (cls,), {"__setstate__": set_fields})
+
+
+_RECORDS = (Metadata, TensorStorageMetadata, BytesStorageMetadata, ChunkStorageMetadata, MetadataIndex, _StorageInfo)
 _METADATA = "torch.distributed.checkpoint.metadata"
 _ALLOWED: dict[tuple[str, str], Any] = {
-    (_METADATA, "Metadata"): _Metadata,
-    (_METADATA, "TensorStorageMetadata"): _Tensor,
-    (_METADATA, "BytesStorageMetadata"): _Bytes,
+    **{(cls.__module__, cls.__name__): _sealed(cls) for cls in _RECORDS},
     (_METADATA, "TensorProperties"): _Properties,
-    (_METADATA, "ChunkStorageMetadata"): _Chunk,
-    (_METADATA, "MetadataIndex"): _Index,
     (_METADATA, "StorageMeta"): _Ignored,
     (_METADATA, "_MEM_FORMAT_ENCODING"): _MemoryFormat,
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Info,
     ("torch.serialization", "_get_layout"): _Ignored,
     ("torch", "Size"): torch.Size,
     ("collections", "OrderedDict"): collections.OrderedDict,
     ("builtins", "getattr"): _Getattr,
-    ("pathlib", "PosixPath"): _Ignored,
-    ("pathlib", "WindowsPath"): _Ignored,
-    ("pathlib._local", "PosixPath"): _Ignored,
-    ("pathlib._local", "WindowsPath"): _Ignored,
+    **{(module, f"{kind}Path"): _Ignored for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")},
     **{("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
 }
 
 
 class _MetadataUnpickler(pickle.Unpickler):
-    """Reads torch's records of tensors into stand-ins, and refuses everything else."""
+    """Reads torch's records of tensors, and refuses everything else."""
 
     def find_class(self, module: str, name: str) -> Any:
         try:
@@ -240,85 +214,21 @@ class _MetadataUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"it holds an object of {module}.{name}") from None
 
 
-# ---------------------------------------------------------------------------- from records to torch's classes
-
-
-def _checked(record: Any, folder: str) -> Metadata:
-    fields = _of(record, _Metadata).fields()
-    entries = {_text(name): _entry(entry) for name, entry in _of(fields.get("state_dict_metadata"), dict).items()}
-    places = {_text(name): _keys(keys) for name, keys in _of(fields.get("planner_data") or {}, dict).items()}
-    storage = {_index(key): _info(info) for key, info in _of(fields.get("storage_data") or {}, dict).items()}
-    sizes = {name: _check_is_file(folder, name) for name in {info.relative_path for info in storage.values()}}
-    for info in storage.values():
-        if info.offset + info.length > sizes[info.relative_path]:
-            raise ValueError(f"{info.relative_path} is cut short")
-    tensors = [entry for entry in entries.values() if isinstance(entry, TensorStorageMetadata)]
+def _check(metadata: Any, folder: str) -> None:
+    """Check that a record names only bytes of files in the folder, and tensors that fit into them."""
+    if type(metadata) is not Metadata:
+        raise ValueError(f"it is a {type(metadata).__name__}, not a record of tensors")
+    sizes: dict[str, int] = {}
+    for info in (metadata.storage_data or {}).values():
+        name = info.relative_path
+        path = os.path.join(folder, name)
+        if os.path.basename(name) != name or not os.path.isfile(path):
+            raise ValueError(f"there is no file {name!r}")
+        sizes[name] = os.path.getsize(path)
+        if min(info.offset, info.length) < 0 or info.offset + info.length > sizes[name]:
+            raise ValueError(f"{name} is cut short")
+    tensors = [entry for entry in metadata.state_dict_metadata.values() if isinstance(entry, TensorStorageMetadata)]
+    if any(length < 0 for entry in tensors for length in entry.size):
+        raise ValueError("a negative size")
     if sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in tensors) > sum(sizes.values()):
         raise ValueError("its tensors are larger than all its files")
-    return Metadata(state_dict_metadata=entries, planner_data=places, storage_data=storage)
-
-
-def _entry(record: Any) -> TensorStorageMetadata | BytesStorageMetadata:
-    if type(record) is _Bytes:
-        return BytesStorageMetadata()
-    fields = _of(record, _Tensor).fields()
-    dtype = _of(_of(fields.get("properties"), _Properties).state, tuple)[0]
-    chunks = [_of(chunk, _Chunk).fields() for chunk in _of(fields.get("chunks"), list)]
-    return TensorStorageMetadata(
-        properties=TensorProperties(dtype=_of(dtype, torch.dtype)),
-        size=_size(fields.get("size")),
-        chunks=[ChunkStorageMetadata(_size(chunk.get("offsets")), _size(chunk.get("sizes"))) for chunk in chunks],
-    )
-
-
-def _index(record: Any) -> MetadataIndex:
-    fields = _of(record, _Index).fields()
-    offset, index = fields.get("offset"), fields.get("index")
-    return MetadataIndex(
-        _text(fields.get("fqn")),
-        None if offset is None else _size(offset),
-        None if index is None else _of(index, int),
-    )
-
-
-def _info(record: Any) -> _StorageInfo:
-    fields = _of(record, _Info).fields()
-    if fields.get("transform_descriptors"):
-        raise ValueError("its files are compressed; save it without DCP's extensions")
-    offset, length = _of(fields.get("offset"), int), _of(fields.get("length"), int)
-    if offset < 0 or length < 0:
-        raise ValueError("a part of a file with a negative position")
-    return _StorageInfo(_text(fields.get("relative_path")), offset, length)
-
-
-def _keys(value: Any) -> tuple[str, ...]:
-    keys = tuple(_of(value, tuple))
-    if not keys or not all(type(key) in (str, int) for key in keys):
-        raise ValueError("keys that are neither text nor numbers")
-    return tuple(map(str, keys))
-
-
-def _size(value: Any) -> torch.Size:
-    size = _of(value, torch.Size)
-    if any(length < 0 for length in size):
-        raise ValueError("a negative size")
-    return size
-
-
-def _text(value: Any) -> str:
-    return _of(value, str)
-
-
-def _of(value: Any, kind: Any) -> Any:
-    """Return the value if its type is exactly ``kind``; dicts may be ordered."""
-    if type(value) is kind or (kind is dict and type(value) is collections.OrderedDict):
-        return value
-    raise ValueError(f"a {type(value).__name__} in place of a {kind.__name__}")
-
-
-def _check_is_file(folder: str, name: str) -> int:
-    """Check that a name is that of a file directly in the folder, and return its size."""
-    path = os.path.join(folder, name)
-    if os.path.basename(name) != name or not os.path.isfile(path):
-        raise ValueError(f"there is no file {name!r}")
-    return os.path.getsize(path)

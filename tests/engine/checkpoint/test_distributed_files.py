@@ -157,6 +157,16 @@ def test_metadata_may_hold_only_records_of_tensors(folder, what):
         read_metadata(folder)
 
 
+@pytest.mark.parametrize("name", ["Metadata", "TensorProperties", "MetadataIndex", "StorageMeta"])
+def test_metadata_cannot_change_a_class(folder, name):
+    content = pickle.dumps((None, {"alien": 1}), protocol=2)[2:-1]  # new attributes, for the opcode BUILD, "b"
+    with open(os.path.join(folder, ".metadata"), "wb") as file:
+        file.write(b"ctorch.distributed.checkpoint.metadata\n" + name.encode() + b"\n" + content + b"b.")
+    with pytest.raises(ConfigError, match=r"metadata is damaged"):
+        read_metadata(folder)
+    assert not hasattr(getattr(dcp_metadata, name), "alien")
+
+
 @pytest.mark.parametrize("content", [b"", b"garbage", pickle.dumps({"a": 1})])
 def test_invalid_metadata_is_refused(folder, content):
     with open(os.path.join(folder, ".metadata"), "wb") as file:
