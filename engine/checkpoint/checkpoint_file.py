@@ -1,8 +1,8 @@
 """The file of a checkpoint: a file of ``torch.save`` with a checksum of every byte in the zip archive's comment.
 
-The checksum is computed while the file is written. It does not depend on how torch lays out its archive. Torch's own
-CRC32s are switched off (the zip records hold 0): they take about as long as writing the file. ``torch.load`` ignores
-them; zip tools can list and extract the file, but report wrong checksums.
+The checksum is a CRC32, computed while the file is written. It does not depend on how torch lays out its archive.
+Torch's own CRC32s are switched off (the zip records hold 0). ``torch.load`` ignores them; zip tools can list and
+extract the file, but report wrong checksums.
 
 The comment is the archive's end, so the file stays an ordinary zip archive: the last two bytes that torch wrote, the
 comment's length of 0, become the new length, and the comment follows.
@@ -13,13 +13,11 @@ import re
 import struct
 import zipfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from typing import IO, Any
 
 import torch
 
 from ...config.errors import ConfigError, first_line, printable
-from .disk_writer import BlockChecksum, DiskWriter
 
 __all__ = ["verify_checkpoint", "write_checkpoint"]
 
@@ -27,11 +25,7 @@ _COMMENT = b"hookline checksum %08x"
 _LENGTH = struct.pack("<H", len(_COMMENT % 0))
 _END = re.compile(re.escape(_LENGTH) + rb"hookline checksum ([0-9a-f]{8})")
 _END_LENGTH = len(_LENGTH + _COMMENT % 0)
-# hookline 0.1 wrote this comment, and the CRC32 of each record.
-_COMMENT_0_1 = b"hookline crc32 "
-
 _CHUNK = 1 << 20
-_MAX_THREADS = 4
 
 
 def write_checkpoint(file: IO[bytes], data: Any) -> None:
@@ -44,30 +38,57 @@ def write_checkpoint(file: IO[bytes], data: Any) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    writer = DiskWriter(file)
+    writer = _Writer(file)
     before = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
         torch.save(data, writer)  # type: ignore[arg-type]
-        checksum = writer.finish()
     except BaseException:
         if writer.error is not None:  # torch raises another error, which does not name the cause
             raise writer.error from None
         raise
     finally:
         torch.serialization.set_crc32_options(before)
-        writer.close()
     file.seek(-2, os.SEEK_END)
-    file.write(_LENGTH + _COMMENT % checksum)
+    file.write(_LENGTH + _COMMENT % writer.crc)
     file.flush()
     os.fsync(file.fileno())
+
+
+class _Writer:
+    """A file object for ``torch.save``.
+
+    Attributes:
+        crc: the CRC32 of what was written.
+        error: the first error; nothing is written after it.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.crc = 0
+        self.error: OSError | None = None
+
+    def write(self, content: Any) -> int:
+        if self.error is not None:  # torch writes the archive's end even after an error
+            raise self.error
+        view = memoryview(content).cast("B")
+        self.crc = zlib.crc32(view, self.crc)
+        try:
+            self._file.write(view)
+        except OSError as error:
+            self.error = error
+            raise
+        return len(view)
+
+    def flush(self) -> None:
+        """Do nothing: the whole file is flushed at its end."""
 
 
 def verify_checkpoint(path: str) -> None:
     """Check that a local file is unchanged since it was written.
 
-    In files of :func:`write_checkpoint` every byte is checked. In others, by ``torch.save`` or hookline 0.1, the
-    CRC32 of each record is checked, if it has one.
+    In files of :func:`write_checkpoint` every byte is checked. In others, by ``torch.save``, the CRC32 of each record
+    is checked, if it has one.
 
     Raises:
         ConfigError: the file is damaged or not a checkpoint; the message names the file and the problem.
@@ -107,8 +128,8 @@ def _problem_in_archive(path: str, archive: zipfile.ZipFile) -> str:
         file.seek(end)
         tail = file.read()
     if match := _END.fullmatch(tail):
-        return "" if _checksum(path, end) == int(match[1], 16) else "damaged: the checksum of the file is wrong"
-    if archive.comment and not archive.comment.startswith(_COMMENT_0_1):
+        return "" if _crc(path, end) == int(match[1], 16) else "damaged: the checksum of the file is wrong"
+    if archive.comment:
         return "damaged: its checksum cannot be read"
     if not any(record.CRC for record in records):  # torch.save wrote no CRC32
         return ""
@@ -116,29 +137,12 @@ def _problem_in_archive(path: str, archive: zipfile.ZipFile) -> str:
     return f"damaged: the checksum of {printable(wrong)} is wrong" if wrong else ""
 
 
-def _checksum(path: str, end: int) -> int:
-    """Return the checksum of what torch wrote: the file up to ``end``, and a comment length of 0."""
-    whole = end // BlockChecksum.BLOCK
-    with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
-        blocks = pool.map(lambda index: _block_crc(path, index), range(whole))
-        checksum = BlockChecksum(blocks)
-    with open(path, "rb") as file:
-        file.seek(whole * BlockChecksum.BLOCK)
-        checksum.update(file.read(end - file.tell()))
-    checksum.update(b"\0\0")
-    return checksum.value()
-
-
-def _block_crc(path: str, index: int) -> int:
-    # Read, not mapped: a disk error in mapped memory would kill the process.
-    crc, left = 0, BlockChecksum.BLOCK
+def _crc(path: str, end: int) -> int:
+    """Return the CRC32 of what torch wrote: the file up to ``end``, and a comment length of 0."""
+    crc = 0
     buffer = memoryview(bytearray(_CHUNK))
-    with open(path, "rb", buffering=0) as file:
-        file.seek(index * BlockChecksum.BLOCK)
-        while left:
-            count = file.readinto(buffer[: min(left, _CHUNK)])
-            if not count:
-                raise EOFError("it ends too early")
+    with open(path, "rb", buffering=0) as file:  # read, not mapped: a disk error in mapped memory kills the process
+        while end and (count := file.readinto(buffer[: min(end, _CHUNK)])):
             crc = zlib.crc32(buffer[:count], crc)
-            left -= count
-    return crc
+            end -= count
+    return zlib.crc32(b"\0\0", crc)

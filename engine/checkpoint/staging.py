@@ -1,18 +1,12 @@
 """Copies of a run's state in memory: smaller ones for the file, and one to write while training continues."""
 
-import logging
-import mmap
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import torch
 
 __all__ = ["MemoryKey", "Staging", "compact", "memory_of", "replace_tensors", "tensors_in"]
 
-logger = logging.getLogger(__name__)
-
-_ALIGNMENT = 64
 # A tensor is copied when more than this part of its memory is unused.
 _WASTE = 0.1
 
@@ -105,7 +99,7 @@ class Staging:
     """
 
     def __init__(self) -> None:
-        self._memory: _Memory | None = None
+        self._kept: dict[Any, torch.Tensor] = {}
         self._pending: list[torch.cuda.Event] = []
 
     def copy(self, data: Any) -> Any:
@@ -113,33 +107,26 @@ class Staging:
 
         Tensors that share memory share it in the copy too.
         """
-        tensors = tensors_in(data)
-        devices = {tensor.device for tensor in tensors if tensor.is_cuda}
-        sizes: dict[MemoryKey, int] = {}
-        for tensor in tensors:
-            key = memory_of(tensor)
-            if key is not None:
-                sizes[key] = _room(tensor.untyped_storage())
-        memory = self._reserve(sum(sizes.values()), pinned=bool(devices))
+        earlier, self._kept = self._kept, {}
         copies: dict[MemoryKey, torch.UntypedStorage] = {}
-        used = 0
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
-            nonlocal used
             key = memory_of(tensor)
             if key is None:
                 return tensor.to("cpu", copy=True)
             if key not in copies:
                 content = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
-                place = memory.tensor(used, len(content))
-                place.copy_(content, non_blocking=tensor.is_cuda)
-                copies[key] = place.untyped_storage()
-                used += sizes[key]
+                place = len(copies), len(content), tensor.is_cuda
+                room = earlier.pop(place, None)
+                if room is None:
+                    room = torch.empty(len(content), dtype=torch.uint8, pin_memory=tensor.is_cuda)
+                self._kept[place] = room.copy_(content, non_blocking=tensor.is_cuda)
+                copies[key] = room.untyped_storage()
             same = torch.empty(0, dtype=tensor.dtype)
             return same.set_(copies[key], tensor.storage_offset(), tensor.size(), tensor.stride())
 
         data = replace_tensors(data, copied)
-        for device in devices:
+        for device in {device for device, _ in copies if device.type == "cuda"}:
             event = torch.cuda.Event()
             event.record(torch.cuda.current_stream(device))
             self._pending.append(event)
@@ -154,59 +141,4 @@ class Staging:
     def free(self) -> None:
         """Free the memory; no copy must be in use."""
         self.wait()
-        if self._memory is not None:
-            self._memory.unpin()
-            self._memory = None
-
-    def _reserve(self, size: int, pinned: bool) -> "_Memory":
-        memory = self._memory
-        if memory is None or not size <= memory.size <= 2 * size or memory.pinned < pinned:
-            self.free()
-            memory = self._memory = _Memory(max(size, _ALIGNMENT), pinned)
-        return memory
-
-
-class _Memory:
-    """A block of host memory for tensors that each have their own storage.
-
-    Args:
-        size: in bytes.
-        pinned: pin it, so that GPUs copy to it directly.
-    """
-
-    def __init__(self, size: int, pinned: bool) -> None:
-        self.size = size
-        self.pinned = pinned
-        self._buffer = _allocate(size)
-        self._registered = False
-        if pinned:
-            status = int(torch.cuda.cudart().cudaHostRegister(self.tensor(0, 1).data_ptr(), size, 1))
-            self._registered = status == 0
-            if status:
-                logger.warning("Cannot pin %d MB of memory (CUDA error %d): saving will be slower", size >> 20, status)
-
-    def tensor(self, offset: int, size: int) -> torch.Tensor:
-        """Return a uint8 tensor of shape (size,) that starts at ``offset``."""
-        return torch.frombuffer(self._buffer, dtype=torch.uint8, count=size, offset=offset)
-
-    def unpin(self) -> None:
-        if self._registered:
-            torch.cuda.cudart().cudaHostUnregister(self.tensor(0, 1).data_ptr())
-            self._registered = False
-
-
-def _allocate(size: int) -> Any:
-    if not hasattr(mmap, "MADV_DONTFORK"):
-        return mmap.mmap(-1, size)
-    # Large pages make the first copy four times faster. Loader workers must not inherit the memory: each page that
-    # changes after they start would be duplicated.
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_DONTFORK)
-    with suppress(AttributeError, OSError):  # not supported by the system
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
-
-
-def _room(storage: torch.UntypedStorage) -> int:
-    """Return the size of a copy, rounded up so that the next one is aligned."""
-    return -(-storage.nbytes() // _ALIGNMENT) * _ALIGNMENT
+        self._kept.clear()

@@ -7,9 +7,7 @@ import pytest
 import torch
 
 from hookline.config import ConfigError
-from hookline.engine.checkpoint import disk_writer
 from hookline.engine.checkpoint.checkpoint_file import verify_checkpoint, write_checkpoint
-from hookline.engine.checkpoint.disk_writer import BlockChecksum
 
 STATE = {"model": {"weight": torch.arange(7.0), "empty": torch.empty(0)}, "iteration": 3}
 
@@ -26,15 +24,6 @@ def path(tmp_path):
     return path
 
 
-@pytest.fixture
-def small_blocks(monkeypatch):
-    """Treat small files like large ones."""
-    monkeypatch.setattr(disk_writer, "_LARGE", 1 << 12)
-    monkeypatch.setattr(disk_writer, "_PIECE", 1 << 14)
-    monkeypatch.setattr(disk_writer, "_STEP", 1 << 15)
-    monkeypatch.setattr(BlockChecksum, "BLOCK", 1 << 13)
-
-
 @pytest.mark.parametrize("mmap", [False, True])
 def test_torch_load_reads_the_file(path, mmap):
     loaded = torch.load(path, weights_only=True, mmap=mmap)
@@ -43,32 +32,13 @@ def test_torch_load_reads_the_file(path, mmap):
 
 
 @pytest.mark.parametrize("size", [10, 3_000, 50_000])
-def test_a_file_of_several_blocks_verifies_and_is_a_zip_archive(tmp_path, small_blocks, size):
+def test_a_file_of_several_tensors_verifies_and_is_a_zip_archive(tmp_path, size):
     path = tmp_path / "model.pth"
     write(path, [torch.randn(size), torch.randn(5), torch.randn(size)])
     verify_checkpoint(str(path))
     assert [len(tensor) for tensor in torch.load(path, weights_only=True)] == [size, 5, size]
     with zipfile.ZipFile(path) as archive:
         assert archive.comment.startswith(b"hookline checksum ")
-
-
-@pytest.fixture
-def file_of_0_1(tmp_path):
-    """hookline 0.1 wrote the CRC32 of each record, and a comment."""
-    path = tmp_path / "model.pth"
-    torch.save(STATE, path)
-    comment = b"hookline crc32 %08x" % 0x1234
-    path.write_bytes(path.read_bytes()[:-2] + struct.pack("<H", len(comment)) + comment)
-    return path
-
-
-def test_files_of_version_0_1_are_read_and_verified(file_of_0_1):
-    verify_checkpoint(str(file_of_0_1))
-    whole = file_of_0_1.read_bytes()
-    start = whole.index(STATE["model"]["weight"].numpy().tobytes())
-    file_of_0_1.write_bytes(whole[: start + 5] + bytes([whole[start + 5] ^ 1]) + whole[start + 6 :])
-    with pytest.raises(ConfigError, match=r"damaged: the checksum of .*data/0 is wrong"):
-        verify_checkpoint(str(file_of_0_1))
 
 
 def test_torchs_checksum_option_is_restored(path):
@@ -83,7 +53,7 @@ def test_any_flipped_bit_is_detected(path):
             verify_checkpoint(str(path))
 
 
-def test_a_flipped_bit_in_a_large_file_is_detected(tmp_path, small_blocks):
+def test_a_flipped_bit_in_a_large_file_is_detected(tmp_path):
     path = tmp_path / "model.pth"
     write(path, [torch.randn(3_000_000), torch.randn(9)])
     whole = bytearray(path.read_bytes())
