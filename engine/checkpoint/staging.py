@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 __all__ = ["MemoryKey", "Staging", "compact", "memory_of", "replace_tensors", "tensors_in"]
 
@@ -17,31 +18,12 @@ MemoryKey = tuple[torch.device, int]
 
 def tensors_in(data: Any) -> list[torch.Tensor]:
     """Return all tensors in plain data, in order."""
-    found: list[torch.Tensor] = []
-
-    def collect(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            found.append(value)
-        elif isinstance(value, dict):
-            for item in value.values():
-                collect(item)
-        elif isinstance(value, list | tuple):
-            for item in value:
-                collect(item)
-
-    collect(data)
-    return found
+    return [leaf for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)]
 
 
 def replace_tensors(data: Any, function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     """Return a copy of plain data with ``function(tensor)`` in place of each tensor."""
-    if isinstance(data, torch.Tensor):
-        return function(data)
-    if isinstance(data, dict):
-        return {key: replace_tensors(item, function) for key, item in data.items()}
-    if type(data) in (list, tuple):  # torch.Size is a tuple too, without tensors
-        return type(data)(replace_tensors(item, function) for item in data)
-    return data
+    return tree_map_only(torch.Tensor, function, data)
 
 
 def memory_of(tensor: torch.Tensor) -> MemoryKey | None:
