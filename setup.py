@@ -95,7 +95,6 @@ setup(
     package_data={
         "hookline": ["py.typed"],
         "hookline.cli": ["project/*"],
-        "hookline.config": ["*.pyi", "schema/*.json"],
         "hookline.configs": ["*.yaml", "*/*.yaml"],
     },
     install_requires=[

@@ -329,7 +329,7 @@ _C.register_renamed_key("MODEL.META_ARCHITECTURE", "MODEL.NAME")
 _C.register_renamed_key("SOLVER.IMS_PER_BATCH", "DATALOADER.BATCH_SIZE")
 
 declare_defaults(_C)
-Config = CN  # for annotations: defaults.pyi declares its keys
+Config = CN  # for annotations
 
 
 def get_cfg() -> CN:

@@ -65,14 +65,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel, tree):
         names = {name for name in archive.namelist() if ".dist-info/" not in name}
     expected = modules(tree / "src/hookline", "hookline") | {
         "hookline/cli/project/config.yaml",
-        "hookline/config/defaults.pyi",
-        "hookline/config/schema/hookline.schema.json",
         "hookline/py.typed",
     }
     for folder in ("config", "hooks", "engine", "configs"):
         expected |= modules(tree / folder, f"hookline/{folder}")
     expected |= {f"hookline/{path.relative_to(tree).as_posix()}" for path in (tree / "configs").rglob("*.yaml")}
-    expected |= {"hookline/config/defaults.pyi", "hookline/config/schema/hookline.schema.json"}
     assert names == expected
     assert "hookline/engine/data/build.py" in names
 

@@ -1,6 +1,7 @@
 """Explain, compare and check configs."""
 
 import argparse
+import json
 import shutil
 
 from hookline.command_line import add_options
@@ -12,7 +13,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of each of the five tools."""
     tools = parser.add_subparsers(dest="tool", required=True, metavar="explain|diff|check|list|schema")
     explain = tools.add_parser("explain", help="what a key, a section or a component means")
-    explain.add_argument("key", nargs="?", metavar="KEY", help="such as SOLVER.BASE_LR, SOLVER, EMA; default: all")
+    explain.add_argument(
+        "key", nargs="?", default="", metavar="KEY", help="such as SOLVER.BASE_LR, SOLVER, EMA; default: all"
+    )
     diff = tools.add_parser("diff", help="the keys in which two configs differ, old → new")
     diff.add_argument("old", metavar="OLD", help="a config file, or the folder of a run")
     diff.add_argument("new", metavar="NEW", help="the other one")
@@ -37,30 +40,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Run one tool."""
     width = min(shutil.get_terminal_size().columns, 120)
-    if args.tool == "explain":
-        from hookline.config.schema.explain import explain, explain_all
-
-        print(explain(args.key, width) if args.key else explain_all(width))
-    elif args.tool == "list":
-        from hookline.config.schema.explain import list_components, list_registries
-
-        print(list_components(args.registry, width) if args.registry else list_registries(width))
-    elif args.tool == "diff":
+    if args.tool == "diff":
         from hookline.config.compare import differences, resolved
 
         print(differences(resolved(args.old), resolved(args.new), width) or "The configs are equal.")
     elif args.tool == "check":
         _check(args)
     else:
-        from hookline.config.schema.file import PATH, text_of
+        _describe(args, width)
 
-        if args.modules:
-            from hookline.config.registry import import_module
-            from hookline.engine.setup.schema import schema_of_configs
 
-            for module in args.modules:
-                import_module(module)
-        print(text_of(schema_of_configs()) if args.modules else PATH.read_text(encoding="utf-8"), end="")
+def _describe(args: argparse.Namespace, width: int) -> None:
+    from hookline.config.explain import explain, list_components, list_registries
+    from hookline.config.registry import import_module
+    from hookline.engine.setup.schema import SLOTS, schema_of_configs
+
+    if args.tool == "explain":
+        print(explain(args.key, SLOTS, width))
+    elif args.tool == "list":
+        print(list_components(args.registry, SLOTS, width) if args.registry else list_registries(SLOTS, width))
+    else:
+        for module in args.modules:
+            import_module(module)
+        print(json.dumps(schema_of_configs(), indent=1, ensure_ascii=False))
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -1,9 +1,52 @@
-"""Explanations and lists, as ``hookline config`` prints them."""
+"""Explanations and lists, as ``hookline config`` prints them, and the comments in config/defaults.py that they show."""
+
+from functools import partial
 
 import pytest
 
 from hookline.config import UnknownKeyError, get_cfg
-from hookline.config.schema.explain import explain, explain_all, list_components, list_registries
+from hookline.config import explain as texts
+from hookline.config.explain import key_comments
+from hookline.engine.setup.schema import SLOTS
+
+explain = partial(texts.explain, slots=SLOTS)
+list_components = partial(texts.list_components, slots=SLOTS)
+list_registries = partial(texts.list_registries, slots=SLOTS)
+SOURCE = """
+# Two lines
+# about A.
+_C.A = 1
+_C.B = 2
+
+_C.C = 3
+# ---------------------------- section
+_C.S = CN()
+# A section's comment.
+_C.S.T = CN()
+_C.S.T.NAME = ""
+# Of a long value.
+_C.S.D = Typed(
+    1, int)
+_C.S.E = 1
+"""
+
+
+def test_a_comment_is_of_the_key_below_and_of_those_that_follow():
+    assert key_comments(SOURCE) == {
+        "A": "Two lines about A.",
+        "B": "Two lines about A.",
+        "S.T": "A section's comment.",
+        "S.T.NAME": "A section's comment.",
+        "S.D": "Of a long value.",
+        "S.E": "Of a long value.",
+    }
+
+
+def test_every_key_has_a_comment():
+    comments = key_comments()
+    assert [key for key in get_cfg().flatten() if key not in comments] == []
+    assert comments["SOLVER.AMP.DTYPE"].startswith("Mixed precision")
+    assert comments["SOLVER.BASE_LR"].startswith("The learning rate")
 
 
 def test_a_key_is_explained():
@@ -11,10 +54,10 @@ def test_a_key_is_explained():
         "SOLVER.CHECKPOINT_PERIOD\n"
         "  Period of checkpoints: a duration.\n"
         "  default: 5000\n"
-        "  type: integer, at least 0 or '500it', '2ep', '45s', '30min', '2h'"
+        "  type: an int (iterations), '500it', '2ep', '45s', '30min' or '2h'"
     )
     assert '  type: "raise", "skip", "stop"' in explain("solver.nonfinite_loss")
-    assert "  type: number, at least 0 or None" in explain("SOLVER.WEIGHT_DECAY_NORM")
+    assert "  type: float, at least 0 or None" in explain("SOLVER.WEIGHT_DECAY_NORM")
 
 
 def test_a_key_of_a_component_lists_the_names():
@@ -31,7 +74,7 @@ def test_a_section_lists_its_keys():
 def test_a_component_is_explained():
     text = explain("EMA")
     assert text.startswith("EMA: hook\n")
-    assert "  decay: number = 0.999\n" in text
+    assert "  decay: float = 0.999\n" in text
 
 
 @pytest.mark.parametrize(
@@ -54,6 +97,6 @@ def test_registries_and_their_components_are_listed():
 
 
 def test_texts_fit_the_width():
-    texts = [explain_all(), list_registries(), *map(explain, get_cfg().full_keys())]
+    texts = [explain(""), list_registries(), *map(explain, get_cfg().full_keys())]
     texts += [list_components(line.split()[0]) for line in list_registries().splitlines() if line[0] != " "]
     assert max(len(line) for text in texts for line in text.splitlines()) <= 80
