@@ -1,7 +1,4 @@
-"""Reads the imports of config/, hooks/ and engine/ and draws the rooms in docs/architecture.md.
-
-    python docs/rooms.py            # rewrite the picture
-    python docs/rooms.py --check    # exit with 1 if the picture is out of date
+"""Reads the imports of config/, hooks/ and engine/, for tests/test_architecture.py and the site.
 
 A room is a folder. The files at the root of ``hooks/`` and ``engine/`` are rooms of their own.
 """
@@ -9,12 +6,9 @@ A room is a folder. The files at the root of ``hooks/`` and ``engine/`` are room
 import ast
 from pathlib import Path
 
-from written import write_or_check
-
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "architecture.md"
 LAYERS = ("config", "hooks", "engine")
-BEGIN, END = "<!-- rooms: made by docs/rooms.py -->\n", "<!-- end of rooms -->\n"
 
 
 def modules() -> dict[str, Path]:
@@ -87,36 +81,12 @@ def _reach(arrows: dict[str, set[str]], start: str) -> set[str]:
     return seen
 
 
-def picture() -> str:
-    """Return the rooms as a Mermaid graph, without the arrows that follow from others."""
+def table() -> str:
+    """Return the rooms and what they import from, without ``config`` and what follows from others, as Markdown."""
     arrows = {name: {t for t in targets if t not in LAYERS} for name, targets in room_arrows().items()}
-    arrows = {name: targets for name, targets in arrows.items() if name not in ("hooks", "engine")}
-    arrows["config"] = set()
-    lines = ["```mermaid", "graph LR"]
-    for layer in reversed(LAYERS):
-        lines.append(f"  subgraph {layer}/")
-        lines += [f"    {_key(name)}[{_label(name)}]" for name in sorted(arrows) if name.split("/")[0] == layer]
-        lines.append("  end")
-    for name in sorted(arrows):
-        direct = arrows[name]
-        implied = {far for target in direct for far in _reach(arrows, target)}
-        lines += [f"  {_key(name)} --> {_key(target)}" for target in sorted(direct - implied)]
-    return "\n".join([*lines, "```", ""])
-
-
-def _key(name: str) -> str:
-    return name.replace("/", "_").removesuffix(".py")
-
-
-def _label(name: str) -> str:
-    return name.split("/", 1)[-1]
-
-
-def _page() -> str:
-    text = PAGE.read_text()
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + picture() + END + rest.split(END)[1]
-
-
-if __name__ == "__main__":
-    write_or_check({PAGE: _page()})
+    lines = ["| room | imports from |", "|---|---|"]
+    for name in sorted(arrows.keys() - set(LAYERS)):
+        implied = {far for target in arrows[name] for far in _reach(arrows, target)}
+        if direct := sorted(arrows[name] - implied):
+            lines.append(f"| `{name}` | {', '.join(f'`{target}`' for target in direct)} |")
+    return "\n".join([*lines, ""])

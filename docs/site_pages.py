@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import rooms
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
@@ -33,7 +34,6 @@ ELSEWHERE = {
 }
 PACKAGE = tempfile.TemporaryDirectory()
 FENCES = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
-MERMAID = re.compile(r"^```mermaid\n(.*?)^```\n", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)#\s:]+)(?=[)#])")
 
 
@@ -68,13 +68,12 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links between files of the repository into links between pages, and the picture of rooms into a table."""
+    """Turn links between files of the repository into links between pages, and add the table of imports."""
     here = page.file.src_uri
     if here.startswith(("source/", "reference/")):
         return markdown
-    markdown = re.sub(
-        r"^```mermaid\n(.*?)^```\n", lambda match: arrows(match[1]), markdown, flags=re.MULTILINE | re.DOTALL
-    )
+    if here == "architecture.md":
+        markdown = markdown.replace("<!-- table of imports -->\n", rooms.table())
 
     def link(match: re.Match) -> str:
         return posixpath.relpath(page_of(repository_path(here, match[1])), posixpath.dirname(here) or ".")
@@ -116,15 +115,6 @@ def source_page(path: str) -> str:
     """Return a page that shows a file."""
     language = {".py": "python", ".yaml": "yaml", ".yml": "yaml", ".sh": "bash"}.get(os.path.splitext(path)[1], "text")
     return f"# {path}\n\n~~~~{language}\n{(ROOT / path).read_text()}\n~~~~\n"
-
-
-def arrows(graph: str) -> str:
-    """Return the arrows of a mermaid graph as a table."""
-    imports: dict[str, list[str]] = {}
-    for one, other in re.findall(r"(\w+) --> (\w+)", graph):
-        imports.setdefault(one.replace("_", "/", 1), []).append(f"`{other.replace('_', '/', 1)}`")
-    rows = [f"| `{one}` | {', '.join(others)} |" for one, others in imports.items()]
-    return "\n".join(["| room | imports from |", "|---|---|", *rows, ""])
 
 
 def reference_page(module: str) -> str:

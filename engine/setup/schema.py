@@ -32,7 +32,12 @@ SLOTS = (
 )
 _TEXT_LIST = {"type": "string", "pattern": r"^\s*[(\[].*[)\]]\s*$"}  # (1, 2) is a tuple in our YAML, text in others
 _COUNT = {"type": "integer", "minimum": 0}
-_TYPES: dict[type, dict[str, Any]] = {bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"}, str: {"type": "string"}}
+_TYPES: dict[type, dict[str, Any]] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+}
 _TYPES |= {kind: {"anyOf": [{"type": "array"}, _TEXT_LIST]} for kind in (list, tuple)}
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Blocks in these languages are not run: output, sessions at a prompt, other formats, programs for other libraries (py).
 RUN = {"python", "bash", "yaml"}
-SAMPLES = {"text", "console", "json", "mermaid", "py"}
+SAMPLES = {"text", "console", "json", "py"}
 # Trainings are cut to this many iterations; each later one on a page gets as many more, so that a resume trains.
 SHORT = 30
 
