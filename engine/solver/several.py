@@ -74,7 +74,7 @@ class OptimizerList(_Named):
         return {"names": list(self.named), "optimizers": [optimizer.state_dict() for optimizer in self]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        states, names = state_dict["optimizers"], state_dict.get("names", list(self.named))
+        states, names = state_dict["optimizers"], state_dict["names"]
         if len(states) != len(self):
             raise ValueError(f"the state has {len(states)} optimizers, but this list has {len(self)}")
         if set(names) != set(self.named):
