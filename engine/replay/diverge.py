@@ -113,7 +113,7 @@ def _replays(report: Mapping[str, Any], start: int, last: int, trainer: Any, cfg
 
 def _different_rows(one: Mapping[str, Any], other: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the values of a step that differ, in the order in which the step computes them."""
-    samples = [[sample["index"] for sample in report["samples"]] for report in (one, other)]
+    samples: list[Any] = [[sample["index"] for sample in report["samples"]] for report in (one, other)]
     values = [dict(_values(report)) for report in (one, other)]
     for name, pair in [
         ("samples", samples),
