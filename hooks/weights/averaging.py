@@ -1,7 +1,7 @@
 """What hooks that average weights have in common."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,12 +10,168 @@ from torch import nn
 
 from ...config import ConfigError, Duration
 from ..base import HookBase
+from ..common.models import unwrap_model
 from ..every import Every
-from .weight_average import WeightAverage
 
-__all__ = ["WeightAveraging"]
+__all__ = ["WeightAverage", "WeightAveraging", "load_plain_weights"]
 
 logger = logging.getLogger(__name__)
+
+_HALF = (torch.float16, torch.bfloat16)
+
+Update = Callable[[list[torch.Tensor], list[torch.Tensor], int], None]
+"""A function such as torch's ``get_ema_multi_avg_fn`` returns: averages, weights, number of updates so far."""
+
+
+class WeightAverage:
+    """Averages the floating-point parameters of a model, and selected buffers, and can be swapped with them.
+
+    Updates are functions of :mod:`torch.optim.swa_utils`. Its ``AveragedModel`` is not used: it copies the model,
+    which FSDP2 refuses, and waits for the GPU at each update. Averages of half-precision weights are float32, so that
+    small updates are not lost.
+
+    Args:
+        model: the model; it may be wrapped for data-parallel training or compiled.
+        device: the device of the averages; None: that of each weight.
+        averages_buffer: called with a module and a buffer's name; returns whether to average the buffer. Buffers that
+            are not saved and integer buffers are never averaged.
+        begin_with: initial values by plain name; None: the model's.
+
+    Raises:
+        ConfigError: ``begin_with`` does not fit the model, or there is a ``device`` and the model is sharded (FSDP2).
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device | str | None = None,
+        averages_buffer: Callable[[nn.Module, str], bool] = lambda module, name: False,
+        begin_with: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        self.model = unwrap_model(model)
+        # FSDP2's modules. Importing their class takes a second, so they are recognized by their methods.
+        self._sharded: list[Any] = [m for m in self.model.modules() if hasattr(m, "reshard") and hasattr(m, "unshard")]
+        if self._sharded and device is not None:
+            raise ConfigError(f"the average of sharded weights is on their device; remove device={str(device)!r}")
+        # Weights are looked up in their modules at each use, since some code replaces buffers.
+        self._places: list[tuple[dict[str, Any], str]] = []
+        self._averages: list[torch.Tensor] = []
+        self._numbers: dict[str, int] = {}  # by plain name; tied weights have several names
+        self._backup: list[torch.Tensor] | None = None
+        self._reshard()
+        seen: dict[int, int] = {}
+        for prefix, module in self.model.named_modules(remove_duplicate=False):
+            hidden = module._non_persistent_buffers_set
+            places: list[tuple[dict[str, Any], str]] = [(module._parameters, key) for key in module._parameters]
+            places += [(module._buffers, k) for k in module._buffers if k not in hidden and averages_buffer(module, k)]
+            for owner, key in places:
+                weight = owner[key]
+                if weight is None or not (weight.is_floating_point() or weight.is_complex()):
+                    continue
+                name = _plain(f"{prefix}.{key}" if prefix else key)
+                if id(weight) not in seen:
+                    seen[id(weight)] = len(self._places)
+                    self._places.append((owner, key))
+                    self._averages.append(_average_of(name, weight, device, begin_with))
+                self._numbers[name] = seen[id(weight)]
+        pairs = zip(self._averages, self._weights(), strict=True)
+        self._converted = any((a.dtype, a.device) != (weight.dtype, weight.device) for a, weight in pairs)
+
+    def _weights(self) -> list[torch.Tensor]:
+        return [owner[key] for owner, key in self._places]
+
+    def _reshard(self) -> None:
+        """Reshard FSDP2 modules: after a forward pass they may hold gathered weights."""
+        for module in self._sharded:
+            module.reshard()
+
+    @torch.no_grad()
+    def update(self, function: Update, updates: int) -> None:
+        """Update the averages by a function of :mod:`torch.optim.swa_utils`; ``updates`` were made before."""
+        self._reshard()
+        weights = self._weights()
+        if self._converted:
+            weights = [weight.to(average) for weight, average in zip(weights, self._averages, strict=True)]
+        if weights:
+            function(self._averages, weights, updates)
+
+    @torch.no_grad()
+    def copy_buffers(self) -> None:
+        """Copy the model's buffers into their averages."""
+        for average, weight in zip(self._averages, self._weights(), strict=True):
+            if not isinstance(weight, nn.Parameter):
+                average.copy_(weight)
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether the model's tensors hold the averages."""
+        return self._backup is not None
+
+    @torch.no_grad()
+    def put(self) -> None:
+        """Copy the averages into the model's tensors, and keep a backup of its weights on the averages' device.
+
+        The model's tensors stay the same objects, so optimizers, compiled code, CUDA graphs and views remain valid.
+        """
+        self._reshard()
+        weights = self._weights()
+        if self._backup is None:
+            pairs = zip(weights, self._averages, strict=True)
+            self._backup = [weight.detach().to(average.device, copy=True) for weight, average in pairs]
+        _copy(weights, self._averages)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore the weights that :meth:`put` backed up, even if it was interrupted."""
+        if self._backup is not None:
+            self._reshard()
+            _copy(self._weights(), self._backup)
+            self._backup = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the model's state dict with plain names and the averages. Tensors are not copied."""
+        return self._with(self._averages)
+
+    def own_state_dict(self) -> dict[str, Any]:
+        """Return the same with the weights that :meth:`put` backed up."""
+        return self._with(self._backup or self._weights())
+
+    def _with(self, values: list[torch.Tensor]) -> dict[str, Any]:
+        weights = {_plain(name): value for name, value in self.model.state_dict().items()}
+        return weights | {name: values[number] for name, number in self._numbers.items() if name in weights}
+
+
+def _average_of(
+    name: str, weight: torch.Tensor, device: torch.device | str | None, values: Mapping[str, torch.Tensor] | None
+) -> torch.Tensor:
+    value = weight if values is None else values.get(name)
+    if value is None:
+        raise ConfigError(f"the averaged weights have no {name}: they were saved with another model")
+    if value.shape != weight.shape:
+        raise ConfigError(
+            f"the averaged {name} has shape {tuple(value.shape)}, the model's {tuple(weight.shape)}: it was saved with "
+            "another model"
+        )
+    dtype = torch.float32 if weight.dtype in _HALF else weight.dtype
+    average = torch.empty_like(weight, dtype=dtype, device=device or weight.device, requires_grad=False)
+    with torch.no_grad():
+        return average.copy_(value)
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    for target, source in zip(targets, sources, strict=True):  # _foreach_copy_ does not support sharded tensors
+        target.copy_(source)
+
+
+@torch.no_grad()
+def load_plain_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load a state dict with plain names into a model that may be wrapped or partly compiled."""
+    model = unwrap_model(model)
+    model.load_state_dict({name: weights[_plain(name)] for name in model.state_dict()})
+
+
+def _plain(name: str) -> str:
+    return name.replace("_orig_mod.", "")
 
 
 class WeightAveraging(HookBase):
@@ -66,7 +222,6 @@ class WeightAveraging(HookBase):
         self._seen: int | None = None
         self._first = 0
         self._begun_at: int | None = None
-        self._logged = False
         self._put_back_after_save = self._predicting = False
         self._replaced = False
 
@@ -133,17 +288,16 @@ class WeightAveraging(HookBase):
     def _begin(self) -> None:
         if self._seen is not None:
             self._begun_at = self._first
-        self.average = WeightAverage(self.trainer.model, self._device, self.averages_buffer, self._loaded)
+        try:
+            self.average = WeightAverage(self.trainer.model, self._device, self.averages_buffer, self._loaded)
+        except ConfigError as error:
+            raise ConfigError(f"{type(self).__name__}: {error}") from None
         self._loaded = None
 
     def _create_loaded(self) -> None:
         """Create the average from a loaded state, if there is one."""
-        if self._loaded is None:
-            return
-        try:
+        if self._loaded is not None:
             self._begin()
-        except ConfigError as error:
-            raise ConfigError(f"{type(self).__name__}: {error}") from None
 
     # ------------------------------------------------------------------ evaluation
 
@@ -152,13 +306,7 @@ class WeightAveraging(HookBase):
         self._create_loaded()
         if self.average is None or not self.evaluate or self._replaced:
             return
-        self._log_once()
         self.average.put()
-
-    def _log_once(self) -> None:
-        if not self._logged:
-            self._logged = True
-            logger.info("%s: evaluations use the averaged weights from now on", type(self).__name__)
 
     def on_eval_end(self) -> None:
         self._put_back_after_save = False
@@ -197,8 +345,11 @@ class WeightAveraging(HookBase):
         if self.average is None or self.average.is_in_use:
             yield
             return
-        with self.average.in_use():
+        try:
+            self.average.put()
             yield
+        finally:
+            self.average.restore()
 
     # ------------------------------------------------------------------ checkpoints
 

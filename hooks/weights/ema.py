@@ -4,12 +4,13 @@ import logging
 from typing import Literal
 
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY
 from ..common.models import unwrap_model
 from .averaging import WeightAveraging
-from .weight_average import has_shapes
 
 __all__ = ["EMA", "EMAHook"]
 
@@ -34,8 +35,8 @@ class EMA(WeightAveraging):
         start: a duration in iterations or epochs, or a fraction of the run between 0 and 1.
         buffers: "copy" uses the model's buffers, "average" averages them like weights. Integer buffers are always
             copied.
-        device: the device of the average; "cpu" saves GPU memory, at the cost of a copy per update. None: that of the
-            weights.
+        device: the device of the average; "cpu" saves GPU memory, but each update then waits for the GPU: use
+            ``every``. None: that of the weights.
         evaluate: whether evaluations use the average.
 
     Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992); warm-up as in
@@ -67,7 +68,10 @@ class EMA(WeightAveraging):
     def before_train(self) -> None:
         super().before_train()
         trainer = self.trainer
-        if self.average is None and trainer.start_iter >= self._first and has_shapes(unwrap_model(trainer.model)):
+        model = unwrap_model(trainer.model)
+        # Weights of lazy modules get their shape from the first batch.
+        lazy = any(is_lazy(weight) for weight in (*model.parameters(), *model.buffers()))
+        if self.average is None and trainer.start_iter >= self._first and not lazy:
             if trainer.start_iter:
                 logger.info("EMA: no average was loaded: it starts with the model's current weights")
             self._begin()
@@ -82,7 +86,7 @@ class EMA(WeightAveraging):
             return
         n = self.updates
         decay = min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay
-        self.average.update(1 - decay)
+        self.average.update(get_ema_multi_avg_fn(decay), n)
         self.updates = n + 1
 
 

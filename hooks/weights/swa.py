@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY
 from ..common.models import unwrap_model
-from .averaging import WeightAveraging
+from .averaging import WeightAveraging, load_plain_weights
 from .precise_bn import Loader, StatisticsData, batch_norms, cumulative_statistics
-from .weight_average import load_plain_weights
 
 __all__ = ["SWA"]
 
@@ -131,7 +131,7 @@ class SWA(WeightAveraging):
             self._begin()
             self.updates = 0
         assert self.average is not None
-        self.average.update(1 / (self.updates + 1))
+        self.average.update(get_swa_multi_avg_fn(), self.updates)
         self.average.copy_buffers()
         self.updates += 1
 
@@ -161,7 +161,6 @@ class SWA(WeightAveraging):
         last = self._seen is not None and self.trainer.completed
         if self.average is None or self._model_has_average or not (self.evaluate or last):
             return
-        self._log_once()
         self._put()
 
     def _put(self) -> None:

@@ -5,12 +5,13 @@ import torch
 from small_runs import config_trainer, kill_at, load
 from torch import nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.hooks import EMA, BestCheckpointer, CallbackHook, EvalHook, HookBase
-from hookline.hooks.weights import weight_average
-from hookline.hooks.weights.weight_average import WeightAverage
+from hookline.hooks.weights import averaging
+from hookline.hooks.weights.averaging import WeightAverage
 
 pytestmark = pytest.mark.usefixtures("log")
 
@@ -125,16 +126,17 @@ def test_half_precision_weights_are_averaged_in_float32():
     average = WeightAverage(model)
     with torch.no_grad():
         model.weight.zero_()
-        average.update(1.0)
+        average.update(get_ema_multi_avg_fn(0.0), 0)
         model.weight.fill_(1.0)
     for _ in range(100):
-        average.update(0.001)
+        average.update(get_ema_multi_avg_fn(0.999), 1)
     ours = average.state_dict()["weight"]
     assert ours.dtype == torch.float32
     torch.testing.assert_close(ours, torch.full((2, 2), 1 - 0.999**100))
-    with average.in_use():
-        assert model.weight.dtype == torch.bfloat16
-        torch.testing.assert_close(model.weight.float(), ours, atol=1e-3, rtol=0.01)
+    average.put()
+    assert model.weight.dtype == torch.bfloat16
+    torch.testing.assert_close(model.weight.float(), ours, atol=1e-3, rtol=0.01)
+    average.restore()
     assert torch.equal(model.weight, torch.ones(2, 2, dtype=torch.bfloat16))
 
 
@@ -262,16 +264,16 @@ def test_an_interrupt_during_the_swap_loses_nothing(monkeypatch):
     trainer.train(0, 4)
     before = weights_of(trainer.model)
     average = saved(ema)
-    real = weight_average._copy
+    real = averaging._copy
 
     def half(targets, sources):
         real(targets[:1], sources[:1])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(weight_average, "_copy", half)
+    monkeypatch.setattr(averaging, "_copy", half)
     with pytest.raises(KeyboardInterrupt), ema.averaged_weights():
         pass
-    monkeypatch.setattr(weight_average, "_copy", real)
+    monkeypatch.setattr(averaging, "_copy", real)
     ema.on_exception(KeyboardInterrupt())
     assert all(torch.equal(trainer.model.state_dict()[name], value) for name, value in before.items())
     assert all(torch.equal(saved(ema)[name], value) for name, value in average.items())
