@@ -311,8 +311,8 @@ _C.LOG.TRAIN_METRICS = Typed([], named_components)
 _C.LOG.GRAD_NORM = False
 # Lowest level of messages on the console: "DEBUG", "INFO", "WARNING" or "ERROR". log.txt has all of them.
 _C.LOG.LEVEL = Typed("INFO", one_of("DEBUG", "INFO", "WARNING", "ERROR"))
-# A progress bar in rank 0's terminal or notebook. "auto": if rich is installed. Output to a file or pipe has none.
-_C.LOG.PROGRESS_BAR = Typed("auto", one_of("auto", True, False))
+# A progress bar in rank 0's terminal or notebook. Output to a file or pipe has none.
+_C.LOG.PROGRESS_BAR = True
 # Draw curves.png at the end of a run. "auto": after a minute or more of training, with matplotlib, not in CI.
 _C.LOG.CURVES = Typed("auto", one_of("auto", True, False))
 # Components of WRITER_REGISTRY.

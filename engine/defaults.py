@@ -16,7 +16,6 @@ from ..hooks.checkpoints.adapter import adapt
 from ..hooks.common.rng import gpus_of
 from ..hooks.storage.metric import MeanWindow
 from ..hooks.storage.scratch import scratch_storage
-from ..hooks.writers.progress_bar import can_show_bar
 from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
 from .compat.ddp import create_ddp_model
@@ -220,7 +219,7 @@ class DefaultTrainer(ResumableTrainer):
             args = (best.PERIOD, self.checkpointer, metric, best.MODE)
             ret.append(hooks.BestCheckpointer(*args, keep=best.KEEP, load_at_end=cfg.CHECKPOINT.LOAD_BEST_AT_END))
         # After HOOKS, which may have a ProgressBar with other arguments: only the first one is shown.
-        if cfg.LOG.PROGRESS_BAR is True or (cfg.LOG.PROGRESS_BAR == "auto" and can_show_bar()):
+        if cfg.LOG.PROGRESS_BAR:
             ret.append(hooks.ProgressBar())
         # Writes after all hooks of the step, so that their metrics belong to the same row.
         writers = self.build_writers() if comm.is_main_process() else []

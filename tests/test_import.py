@@ -9,7 +9,7 @@ import pytest
 from snippets import ROOT
 
 HEAVY = (
-    *("tensorboard", "sklearn", "matplotlib", "rich", "torchmetrics", "torchvision", "sympy"),
+    *("tensorboard", "sklearn", "matplotlib", "torchmetrics", "torchvision", "sympy"),
     *(
         "torch.utils.tensorboard",
         "torch.distributed.checkpoint",

@@ -15,7 +15,6 @@ from ...hooks import (
     HOOK_REGISTRY,
     WRITER_REGISTRY,
     EarlyStopping,
-    ProgressBar,
     check_hooks,
 )
 from ...hooks.common.monitor import Monitor, names_function
@@ -218,9 +217,6 @@ def _check_output_dir(cfg: CfgNode) -> None:
 
 def _check_hooks(cfg: CfgNode) -> None:
     ours = []
-    if cfg.LOG.PROGRESS_BAR is True:
-        with errors_at("LOG.PROGRESS_BAR"):
-            ProgressBar()
     classes = HOOK_SLOT.check(cfg)
     for index, (name, args, key) in enumerate(HOOK_SLOT.entries(cfg)):
         if name in ("IterationTimer", "SignalHandler", "LRScheduler"):

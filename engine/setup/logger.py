@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, Any
 
-from ...hooks.writers.bar import bar_is_shown
 from ...hooks.writers.console import shortened
+from ...hooks.writers.progress_bar import bar_is_shown
 
 __all__ = [
     "LOGGERS",

@@ -12,24 +12,18 @@ from ...config import ConfigError
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.session import in_notebook
 from ..storage.event_storage import EventStorage
-from .notebook import Place
 
 __all__ = ["LivePlot", "draw_metrics"]
 
 logger = logging.getLogger(__name__)
-
-_WIDTH, _HEIGHT = 5.0, 3.2  # inches of a panel
-_POINTS = 200  # of a curve
-_SHARE = 10  # a drawing waits until the run has taken this many times as long as the last one
 
 
 @HOOK_REGISTRY.register()
 class LivePlot(HookBase):
     """Draws losses and metrics below the cell of a notebook, when metrics are written and at the end.
 
-    One panel has the losses, of training and of test sets; one has the other results of evaluations. Losses of every
-    step are shown as means of neighbours. Drawing takes about 0.1 s, and at most a tenth of the run's time. Outside of
-    a notebook it does nothing.
+    One panel has the losses, of training and of test sets; one has the other results of evaluations. Drawing takes
+    about 0.1 s. Outside of a notebook it does nothing.
 
     Args:
         metrics: names or patterns, such as ``["loss", "*/accuracy"]``, with a panel each. Default: as above.
@@ -39,6 +33,8 @@ class LivePlot(HookBase):
         ConfigError: matplotlib is not installed.
     """
 
+    _active = False
+
     def __init__(self, metrics: Sequence[str] | None = None, seconds: float = 2.0) -> None:
         if importlib.util.find_spec("matplotlib") is None:
             raise ConfigError("LivePlot needs the package matplotlib: pip install matplotlib (hookline's extra 'plot')")
@@ -46,34 +42,35 @@ class LivePlot(HookBase):
             raise ConfigError(f"LivePlot: metrics is a list of names or patterns, not {metrics!r}")
         self._metrics = metrics
         self._seconds = seconds
-        self._place: Place | None = None
-        self._next = 0.0
 
     def before_train(self) -> None:
-        self._place = Place() if self.trainer.comm.is_main_process() and in_notebook() else None
+        self._active = self.trainer.comm.is_main_process() and in_notebook()
+        self._place: Any = None  # IPython's handle of what the cell shows
         self._next = time.monotonic() + self._seconds
-        if self._place is None:
+        if not self._active:
             logger.debug("LivePlot draws only in a notebook")
 
     def after_write(self, metrics: Any) -> None:
-        if self._place is not None and time.monotonic() >= self._next:
-            self._draw(self._place)
+        if self._active and time.monotonic() >= self._next:
+            self._draw()
 
     def after_run(self) -> None:
-        if self._place is not None:
-            self._draw(self._place)
+        if self._active:
+            self._draw()
 
-    def _draw(self, place: Place) -> None:
-        begin = time.monotonic()
+    def _draw(self) -> None:
         figure = draw_metrics(self.trainer.storage, self._metrics)
-        if figure is not None:
-            from IPython.display import Image
+        if figure is None:
+            return
+        from IPython.display import Image, display
 
-            file = io.BytesIO()
-            figure.savefig(file, format="png", dpi=100)
-            place.show(Image(file.getvalue()))
-        end = time.monotonic()
-        self._next = end + max(self._seconds, _SHARE * (end - begin))
+        file = io.BytesIO()
+        figure.savefig(file, format="png", dpi=100)
+        if self._place is None:
+            self._place = display(Image(file.getvalue()), display_id=True)
+        else:
+            self._place.update(Image(file.getvalue()))
+        self._next = time.monotonic() + self._seconds
 
 
 def draw_metrics(storage: EventStorage, metrics: Sequence[str] | None = None) -> Any:
@@ -88,15 +85,10 @@ def draw_metrics(storage: EventStorage, metrics: Sequence[str] | None = None) ->
     panels = _panels(storage, metrics)
     if not panels:
         return None
-    figure = Figure(figsize=(_WIDTH * len(panels), _HEIGHT), layout="constrained")
+    figure = Figure(figsize=(5.0 * len(panels), 3.2), layout="constrained")
     for axes, (title, names) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
         for name in names:
             iterations, values = storage.history(name).arrays()
-            size = -(-len(values) // _POINTS)  # as many neighbours make a point
-            if size > 1:
-                count = len(values) // size
-                iterations = iterations[-count * size :].reshape(count, size)[:, -1]
-                values = values[-count * size :].reshape(count, size).mean(axis=1)
             axes.plot(iterations, values, label=name, marker="." if len(values) < 50 else None)
         axes.set_title(title)
         axes.set_xlabel("iteration")

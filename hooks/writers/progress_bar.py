@@ -1,110 +1,157 @@
-"""``ProgressBar``: a bar in a terminal or a notebook."""
+"""A progress bar in a terminal or a notebook, drawn by tqdm."""
 
-import importlib.util
+import contextlib
+import logging
+import os
+import sys
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 from ...config import ConfigError
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.session import in_notebook
-from .bar import METRICS, Bar
-from .notebook import NotebookBar
-from .terminal_bar import TerminalBar, is_terminal
 
-__all__ = ["ProgressBar", "can_show_bar"]
+__all__ = ["ProgressBar", "bar_is_shown"]
 
-
-def can_show_bar() -> bool:
-    """Return whether a bar needs no further package: rich is installed, or this is a notebook."""
-    return in_notebook() or importlib.util.find_spec("rich") is not None
+_FORMAT = "{desc}{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{remaining} left, {rate_fmt}{postfix}]"
 
 
 @HOOK_REGISTRY.register()
 class ProgressBar(HookBase):
-    """Shows a progress bar below the log: epoch, iterations, rate, time elapsed and left, and metrics.
+    """Shows a tqdm bar below the log: epoch, iterations, time left, rate, and metrics.
 
     The metrics are those that were last written: the loss, smoothed; the learning rate; the best value of
-    CHECKPOINT.BEST.METRIC; the share of the time that steps waited for data. A narrow terminal shows fewer columns.
+    CHECKPOINT.BEST.METRIC; the share of the time that steps waited for data. A narrow terminal cuts the line.
 
     Only rank 0 shows a bar, and only in a notebook or if ``sys.stdout`` is a terminal that can move the cursor. Files,
-    pipes and ``TERM=dumb`` get nothing. Log lines and prints appear above the bar; in a notebook below it. A process
-    shows one bar at a time.
+    pipes and ``TERM=dumb`` get nothing. Log lines and prints appear above the bar. A process shows one bar at a time.
 
-    Steps do no work for the bar: a thread reads ``trainer.iter`` a few times a second and redraws if it changed. The
-    rate is the mean over the last 30 seconds. During an evaluation the bar counts its batches. Puts nothing into the
-    storage, saves nothing.
+    Steps do no work for the bar: a thread reads ``trainer.iter`` a few times a second and redraws if it changed, so a
+    debugger's prompt stays readable. During an evaluation the bar counts its batches. Puts nothing into the storage,
+    saves nothing.
 
     Args:
         refresh_per_second: how often the bar is drawn at most.
 
     Raises:
-        ConfigError: rich is not installed and this is no notebook, or ``refresh_per_second`` is not positive.
+        ConfigError: ``refresh_per_second`` is not positive.
     """
 
+    _shown: "ProgressBar | None" = None  # of this process
+    _batches: int | None = None  # of the evaluation under way
+
     def __init__(self, refresh_per_second: float = 4.0) -> None:
-        if not can_show_bar():
-            raise ConfigError("a progress bar needs the package rich: pip install rich (hookline's extra 'rich')")
         if refresh_per_second <= 0:
             raise ConfigError(f"ProgressBar: refresh_per_second must be positive, not {refresh_per_second}")
         self._period = 1 / refresh_per_second
-        self._bar: Bar | None = None
-        self._evaluating = False
-        self._batches = 0
-        self._shown: dict[str, str] = {}
 
     def before_train(self) -> None:
-        self._evaluating = False
-        self._shown = {}
-        self._bar = None
-        if not self.trainer.comm.is_main_process() or Bar.shown is not None:
+        trainer = self.trainer
+        self._batches, self._metrics = None, dict[str, str]()
+        if not trainer.comm.is_main_process() or bar_is_shown() or not (in_notebook() or _is_terminal()):
             return
-        if in_notebook():
-            self._bar = NotebookBar(self, self._period)
-        elif is_terminal():
-            self._bar = TerminalBar(self, self._period)
-        if self._bar is not None:
-            self._bar.start()
+        from tqdm.auto import tqdm
+        from tqdm.contrib import DummyTqdmFile
+
+        ProgressBar._shown = self
+        self._streams = sys.stdout, sys.stderr
+        self._bar = tqdm(
+            total=max(trainer.max_iter, 1),
+            initial=trainer.iter,
+            file=sys.stdout,
+            bar_format=_FORMAT,
+            dynamic_ncols=True,
+            mininterval=0,
+            miniters=0,
+        )
+        sys.stdout, sys.stderr = map(DummyTqdmFile, self._streams)  # which write above the bar
+        above = dict(zip(self._streams, (sys.stdout, sys.stderr), strict=True))
+        loggers: list[Any] = [logging.root, *logging.root.manager.loggerDict.copy().values()]
+        handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
+        self._handlers = [(one, one.stream) for one in handlers if vars(one).get("stream") in above]
+        for handler, stream in self._handlers:
+            handler.stream = above[stream]
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._redraw, name="hookline-progress-bar", daemon=True)
+        self._thread.start()
 
     def before_eval(self) -> None:
-        self._batches, self._evaluating = 0, True
+        self._batches = 0
 
     def after_eval_step(self, batch: Any, outputs: Any) -> None:
-        self._batches += 1
+        self._batches = (self._batches or 0) + 1
 
     def on_eval_end(self) -> None:
-        self._evaluating = False
-
-    def after_run(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def progress(self) -> tuple[int, bool, int]:
-        """Return what the bar shows: the iteration, whether the run evaluates, and the batches evaluated."""
-        return self.trainer.iter, self._evaluating, self._batches
-
-    def state(self) -> str:
-        """Return what the run is doing: the epoch, or the batch of an evaluation."""
-        trainer = self.trainer
-        if self._evaluating:
-            return f"evaluating, batch {self._batches}"
-        if not trainer.iters_per_epoch:
-            return f"epoch {trainer.epoch + 1}" if trainer.epoch else ""
-        epochs = -(-max(trainer.max_iter, 1) // trainer.iters_per_epoch)
-        return f"epoch {min(trainer.epoch + 1, epochs)}/{epochs}"
+        self._batches = None
 
     def after_write(self, metrics: Mapping[str, float]) -> None:
         loss = metrics.get("total_loss", metrics.get("loss"))
         if loss is not None:
-            self._shown["loss"] = f"loss {loss:.4g}"
+            self._metrics["loss"] = f"{loss:.4g}"
         if "lr" in metrics:
-            self._shown["lr"] = f"lr {metrics['lr']:.3g}"
+            self._metrics["lr"] = f"{metrics['lr']:.3g}"
         if metrics.get("time") and "data_time" in metrics:
-            self._shown["data"] = f"data {min(metrics['data_time'] / metrics['time'], 1):.0%}"
+            self._metrics["data"] = f"{min(metrics['data_time'] / metrics['time'], 1):.0%}"
 
-    def metrics(self) -> dict[str, str]:
-        """Return what the bar shows of the metrics that were last written, by column."""
-        for hook in self.trainer.find_hooks("BestCheckpointer"):
+    def after_run(self) -> None:
+        if ProgressBar._shown is not self:
+            return
+        self._stopping.set()
+        self._thread.join()
+        with contextlib.suppress(OSError, ValueError):  # the terminal is closed
+            self._draw()
+            self._bar.close()
+        _restore_streams()
+
+    def _redraw(self) -> None:
+        drawn = None
+        with contextlib.suppress(OSError, ValueError, ReferenceError):  # terminal closed, or trainer gone
+            while not self._stopping.wait(self._period):
+                now = self.trainer.iter, self._batches
+                if now != drawn:
+                    drawn = now
+                    self._draw()
+
+    def _draw(self) -> None:
+        trainer, bar = self.trainer, self._bar
+        bar.total = max(trainer.max_iter, 1)
+        if self._batches is not None:
+            bar.set_description(f"evaluating, batch {self._batches}", refresh=False)
+        elif trainer.iters_per_epoch:
+            epochs = -(-bar.total // trainer.iters_per_epoch)
+            bar.set_description(f"epoch {min(trainer.epoch + 1, epochs)}/{epochs}", refresh=False)
+        else:
+            bar.set_description(f"epoch {trainer.epoch + 1}" if trainer.epoch else "", refresh=False)
+        for hook in trainer.find_hooks("BestCheckpointer"):
             if hook.best:
-                self._shown["best"] = f"best {hook.best_metric:.4g}"
-        return dict.fromkeys(METRICS, "") | self._shown
+                self._metrics["best"] = f"{hook.best_metric:.4g}"
+        shown = (name for name in ("loss", "lr", "best", "data") if name in self._metrics)
+        bar.set_postfix_str(", ".join(f"{name} {self._metrics[name]}" for name in shown), refresh=False)
+        bar.update(trainer.iter - bar.n)
+
+
+def bar_is_shown() -> bool:
+    """Return whether this process shows a progress bar."""
+    return ProgressBar._shown is not None
+
+
+def _is_terminal() -> bool:
+    """Return whether ``sys.stdout`` is a terminal of known width whose cursor moves."""
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns > 0 and os.environ.get("TERM") != "dumb"
+    except (AttributeError, OSError, ValueError):  # no stream, no file, or closed
+        return False
+
+
+def _restore_streams() -> None:
+    """Take the bar off the standard streams. In a forked process too: only the parent draws, and may hold the lock."""
+    if (bar := ProgressBar._shown) is not None:
+        sys.stdout, sys.stderr = bar._streams
+        for handler, stream in bar._handlers:
+            handler.stream = stream
+        ProgressBar._shown = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_restore_streams)

@@ -163,7 +163,6 @@ def test_each_log_has_only_its_own_run(tmp_path):
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize("bar", [True, False])
 def test_no_line_of_a_run_is_broken_within_a_word(monkeypatch, tmp_path, columns, bar):
-    pytest.importorskip("rich")
     monkeypatch.chdir(tmp_path)
     config = {"CHECKPOINT.BEST.METRIC": "test/accuracy", "LOG.PERIOD": 2, "LOG.PROGRESS_BAR": bar}
     with Terminal(columns) as terminal:
