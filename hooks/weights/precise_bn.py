@@ -138,11 +138,17 @@ def _repeat(loader: Iterable[Any]) -> Iterator[Any]:
 
 def batch_norms(model: nn.Module) -> list[Any]:
     """Return the batch norms that are in training mode and track statistics."""
-    return [module for module in model.modules() if _is_norm(module) and module.training and module.track_running_stats]
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    return [norm for norm in norms if norm.training and norm.track_running_stats]
 
 
-def _is_norm(module: Any) -> bool:
-    return isinstance(module, nn.modules.batchnorm._BatchNorm)
+class _Norms(nn.Module):
+    """What fvcore sees of a model: the batch norms to recompute, and a function that runs the model on a batch."""
+
+    def __init__(self, norms: list[Any], forward: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(norms)
+        self.forward = forward
 
 
 def precise_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any], count: int) -> None:
@@ -156,17 +162,8 @@ def precise_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any], c
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # importing fvcore.nn warns about torch.jit
         from fvcore.nn.precise_bn import update_bn_stats
-    untracked = [module for module in model.modules() if _is_norm(module) and not module.track_running_stats]
-    with _statistics_replaced(model), EventStorage(trainer.iter):
-        modes = [module.training for module in untracked]
-        try:
-            for module in untracked:  # fvcore does not support these; they work the same in both modes
-                module.eval()
-            update_bn_stats(_Forward(model, trainer), batches, count)
-        finally:
-            for module, training in zip(untracked, modes, strict=True):
-                module.training = training
-    _reduce_over_ranks(batch_norms(model))
+    with _statistics_replaced(trainer, model) as (norms, forward):
+        update_bn_stats(_Norms(norms, forward), batches, count)
 
 
 @torch.no_grad()
@@ -175,52 +172,36 @@ def cumulative_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any]
 
     Arguments as for :func:`precise_statistics`. Unlike torch's, it does not change batch norms in eval mode.
     """
-    forward = _Forward(model, trainer)
-    with _statistics_replaced(model) as norms, EventStorage(trainer.iter):
+    with _statistics_replaced(trainer, model) as (norms, forward):
         for norm in norms:
             norm.reset_running_stats()
             norm.momentum = None
         for batch in batches:
             forward(batch)
-    _reduce_over_ranks(norms)
-
-
-class _Forward(nn.Module):
-    """A model that gets batches the way its trainer passes them."""
-
-    def __init__(self, model: nn.Module, trainer: Any) -> None:
-        super().__init__()
-        self.model = model
-        is_trainers = unwrap_model(trainer.model) is unwrap_model(model)
-        self._call = getattr(trainer, "forward", model) if is_trainers else model
-
-    def forward(self, batch: Any) -> Any:
-        return self._call(batch)
 
 
 @contextmanager
-def _statistics_replaced(model: nn.Module) -> Iterator[list[Any]]:
-    """Keep only the new statistics that batch norms get within the context.
+def _statistics_replaced(trainer: Any, model: nn.Module) -> Iterator[tuple[list[Any], Callable[[Any], Any]]]:
+    """Give the batch norms, and a function that runs the model; keep only the new statistics, of all ranks.
 
     Buffers stay the same tensors. After an error everything is restored.
     """
-    norms: list[Any] = batch_norms(model)
-    own = [dict(norm._buffers) for norm in norms]
-    before = [{key: value.clone() for key, value in buffers.items() if value is not None} for buffers in own]
-    momenta = [norm.momentum for norm in norms]
-    forward_hooks = [set(norm._forward_pre_hooks) for norm in norms]
-    done = False
+    norms = batch_norms(model)
+    is_trainers = unwrap_model(trainer.model) is unwrap_model(model)
+    before = [(norm, norm.momentum, dict(norm._buffers), set(norm._forward_pre_hooks)) for norm in norms]
+    values = [{key: value.clone() for key, value in norm._buffers.items() if value is not None} for norm in norms]
     try:
-        yield norms
-        done = True
+        with EventStorage(trainer.iter):
+            yield norms, getattr(trainer, "forward", model) if is_trainers else model
+        for norm, value in zip(norms, values, strict=True):
+            value |= {"running_mean": norm.running_mean, "running_var": norm.running_var}
     finally:
-        for index, norm in enumerate(norms):
-            norm.momentum = momenta[index]
-            for key in norm._forward_pre_hooks.keys() - forward_hooks[index]:
+        for (norm, norm.momentum, buffers, hooks), value in zip(before, values, strict=True):
+            for key in norm._forward_pre_hooks.keys() - hooks:
                 del norm._forward_pre_hooks[key]
-            for key, old in before[index].items():
-                new = norm._buffers[key] if done and key != "num_batches_tracked" else old
-                norm._buffers[key] = own[index][key].copy_(new)
+            for key, new in value.items():
+                norm._buffers[key] = buffers[key].copy_(new)
+    _reduce_over_ranks(norms)
 
 
 @torch.no_grad()
