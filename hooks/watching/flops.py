@@ -1,10 +1,8 @@
 """FLOPs per second and model FLOPs utilization (MFU)."""
 
 import logging
-import math
 import re
-import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -43,11 +41,11 @@ _PEAK_FLOPS = (
 class FlopsCounter(HookBase):
     """Puts the floating-point operations per second of this process, and their share of the device's peak (MFU).
 
-    The operations of a step are counted once, on the first (micro-)batch. fvcore's ``FlopCountAnalysis`` traces the
-    forward pass, attention and loss included; a multiply-add is two operations. The backward pass counts as two
-    forward passes, so frozen layers are overcounted. A model that cannot be traced is run with torch's
-    ``FlopCounterMode`` (the reason is logged); if that fails too, nothing is counted. Recomputed activations do not
-    count (Chowdhery et al., "PaLM", 2022, appendix B). All batches are assumed to have the shape of the first.
+    The operations of a step are counted once, in a forward pass of the first (micro-)batch, by torch's
+    ``FlopCounterMode``: matrix products, convolutions and attention; a multiply-add is two operations. The backward
+    pass counts as two forward passes, so frozen layers are overcounted. If the forward pass fails, nothing is counted.
+    Recomputed activations do not count (Chowdhery et al., "PaLM", 2022, appendix B). All batches are assumed to have
+    the shape of the first.
 
     The counting forward pass has no side effects: buffers, attributes, random states and metrics are restored.
 
@@ -97,15 +95,14 @@ class FlopsCounter(HookBase):
         forward = getattr(trainer, "forward", trainer.model)
         parts = getattr(trainer, "accumulation_steps", 1)
         with _restored(trainer.model), EventStorage(trainer.iter):
-            found = _count_forward(trainer.model, lambda: forward(batch))
+            count = _count_forward(lambda: forward(batch))
         self._window.start(trainer.iter)  # the window does not include the counting
-        if found is None:
+        if count is None:
             return
-        count, how = found
         trained = any(parameter.requires_grad for parameter in trainer.model.parameters())
         self.flops = count * (3 if trained else 1) * parts
         peak = f"peak of the device: {self._peak:.3g}/s" if self._peak else "no MFU: give peak_flops"
-        logger.info("One step takes %.4g FLOPs (counted by %s; %s)", self.flops, how, peak)
+        logger.info("One step takes %.4g FLOPs (%s)", self.flops, peak)
 
     def before_write(self) -> None:
         if self.flops is None:
@@ -149,63 +146,24 @@ def known_peak(device: torch.device) -> float | None:
     return next((peak for words, peak in _PEAK_FLOPS if re.search(rf"\b{words}\b", name)), None)
 
 
-def _count_forward(model: nn.Module, forward: Callable[[], Any]) -> tuple[float, str] | None:
-    """Return the operations of ``forward()`` and the counter's name; None, with a warning, if counting fails."""
-    # No gradients: DDP would wait for a backward pass. No compiled code: it cannot be traced or counted.
-    with torch.no_grad(), torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return _count_by_fvcore(model, forward), "fvcore"
-        except Exception as error:
-            logger.info("fvcore cannot count the model's FLOPs (%s): using torch's counter", _brief(error))
-        try:
-            from torch.utils.flop_counter import FlopCounterMode
+def _count_forward(forward: Callable[[], Any]) -> int | None:
+    """Return the operations of ``forward()``; None, with a warning, if it fails."""
+    from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-            with FlopCounterMode(display=False) as counter:
+    def attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+        return sdpa_flop_count(query, key, value)
+
+    missing = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention}
+    # No gradients: DDP would wait for a backward pass. No compiled code: it cannot be counted.
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        try:
+            with FlopCounterMode(display=False, custom_mapping=missing) as counter:
                 forward()
-            return float(counter.get_total_flops()), "torch"
         except Exception as error:
-            logger.warning("The model's FLOPs cannot be counted: %s", _brief(error))
+            reason = next(iter(str(error).splitlines()), "")
+            logger.warning("The model's FLOPs cannot be counted: %s: %s", type(error).__name__, reason)
             return None
-
-
-def _brief(error: Exception) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-
-
-class _Traced(nn.Module):
-    """The forward pass as a module without inputs, so that a batch may have any type."""
-
-    def __init__(self, model: nn.Module, forward: Callable[[], Any]) -> None:
-        super().__init__()
-        self.model = model
-        self._call = forward
-
-    def forward(self) -> tuple[torch.Tensor, ...]:
-        outputs = self._call()
-        outputs = outputs.values() if isinstance(outputs, Mapping) else [outputs]
-        return tuple(output for output in outputs if isinstance(output, torch.Tensor))
-
-
-# fvcore counts a multiply-add of these as one operation.
-_MULTIPLY_ADDS = {"addmm", "attention", "baddbmm", "bmm", "conv", "einsum", "linear", "matmul", "mm"}
-
-
-def _count_by_fvcore(model: nn.Module, forward: Callable[[], Any]) -> float:
-    from fvcore.nn import FlopCountAnalysis
-
-    analysis = FlopCountAnalysis(_Traced(model, forward), ())
-    analysis.unsupported_ops_warnings(False).uncalled_modules_warnings(False).tracer_warnings("none")
-    analysis.set_op_handle("aten::scaled_dot_product_attention", _attention_flops)
-    operators = analysis.by_operator()
-    logger.debug("FLOPs are not counted for %s", dict(analysis.unsupported_ops()))
-    return float(sum(count * (2 if name in _MULTIPLY_ADDS else 1) for name, count in operators.items()))
-
-
-def _attention_flops(inputs: list[Any], outputs: list[Any]) -> dict[str, int]:
-    """Count the multiply-adds of attention. A causal mask does not reduce them."""
-    query, key, value = (item.type().sizes() for item in inputs[:3])
-    return {"attention": math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])}
+    return counter.get_total_flops()
 
 
 @contextmanager

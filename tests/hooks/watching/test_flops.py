@@ -121,11 +121,7 @@ def test_without_a_known_peak_there_is_no_mfu_and_one_log_line(log):
     assert log.text.count("no MFU: give peak_flops") == 1
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_counting_does_not_change_the_run(fails, monkeypatch, log):
-    if fails:
-        monkeypatch.setattr("fvcore.nn.FlopCountAnalysis", None)
-
+def test_counting_does_not_change_the_run():
     def run(*hooks):
         for seed in (random.seed, np.random.seed, torch.manual_seed):
             seed(0)
@@ -145,7 +141,6 @@ def test_counting_does_not_change_the_run(fails, monkeypatch, log):
     assert losses == expected_losses
     for name, value in expected.state_dict().items():
         assert torch.equal(model.state_dict()[name], value), name
-    assert ("using torch's counter" in log.text) == fails
 
 
 def test_a_model_in_eval_mode_stays_in_it():
@@ -161,19 +156,6 @@ def test_a_model_in_eval_mode_stays_in_it():
     model.register_forward_pre_hook(lambda module, args: seen.append(module.training))
     trainer.train(0, 1)
     assert seen == [False, False]
-
-
-def test_a_model_that_cannot_be_traced_is_counted_by_torch(log):
-    class Untraceable(Linear):
-        def forward(self, batch):
-            if torch.jit.is_tracing():
-                raise ValueError("not for tracing\nby anyone")
-            return super().forward(batch)
-
-    hook = FlopsCounter()
-    make(Untraceable(), [torch.randn(8, 16)], hook).train(0, 2)
-    assert hook.flops == 3 * 2 * 8 * 16 * 32
-    assert "cannot count the model's FLOPs (ValueError: not for tracing)" in log.text
 
 
 def test_a_model_that_cannot_be_counted_is_trained(log):
