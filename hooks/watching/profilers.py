@@ -18,68 +18,8 @@ __all__ = ["AutogradProfiler", "TorchProfiler"]
 logger = logging.getLogger(__name__)
 
 
-class _StepProfiler(HookBase):
-    """Profiles selected steps separately. A subclass creates the profiler."""
-
-    def __init__(
-        self,
-        enable_predicate: Callable[[Any], bool] | None,
-        output_dir: str,
-        start: int | None,
-        steps: int | None,
-    ) -> None:
-        if enable_predicate is not None and (start is not None or steps is not None):
-            raise ConfigError(f"{type(self).__name__} takes enable_predicate, or start and steps, not both")
-        self._enable_predicate = enable_predicate
-        self._output_dir = output_dir
-        self._start = 10 if start is None else start
-        self._steps = 3 if steps is None else steps
-        self._first = self._end = 0
-        self._profiler: Any = None
-
-    def before_train(self) -> None:
-        self._first = self.trainer.start_iter + self._start
-        self._end = self._first + self._steps
-
-    def before_step(self) -> None:
-        trainer, predicate = self.trainer, self._enable_predicate
-        if self._first <= trainer.iter < self._end if predicate is None else predicate(trainer):
-            self._profiler = self._make()
-            self._profiler.__enter__()
-
-    def after_step(self) -> None:
-        if self._profiler is not None:
-            profiler, self._profiler = self._profiler, None
-            profiler.__exit__(None, None, None)
-            path = self._write(profiler)
-            logger.info("Profile of iteration %d written to %s", self.trainer.iter, path)
-
-    def after_train(self) -> None:
-        if self._profiler is not None:  # the step failed
-            profiler, self._profiler = self._profiler, None
-            profiler.__exit__(None, None, None)
-
-    def _path(self, prefix: str, suffix: str = "") -> str:
-        rank = self.trainer.comm.get_rank()
-        base = str(Path(self._output_dir) / f"{prefix}-iter{self.trainer.iter}")
-        if suffix:
-            for other in range(1, self.trainer.comm.get_world_size()):
-                claim(f"{base}-rank{other}{suffix}")
-        path = base + (f"-rank{rank}" if rank and suffix else "") + suffix
-        claim(path)
-        return path
-
-    def _make(self) -> Any:
-        """Return a profiler, a context manager for the step."""
-        raise NotImplementedError
-
-    def _write(self, profiler: Any) -> str:
-        """Write the profile and return its path."""
-        raise NotImplementedError
-
-
 @HOOK_REGISTRY.register()
-class TorchProfiler(_StepProfiler):
+class TorchProfiler(HookBase):
     """Profiles steps with :class:`torch.profiler.profile`, each separately.
 
     Writes a folder ``profiler-tensorboard-iter<iteration>`` for TensorBoard's profiler plugin, or a file
@@ -99,6 +39,8 @@ class TorchProfiler(_StepProfiler):
     Example: ``TorchProfiler(lambda trainer: 10 < trainer.iter < 20, "./output")``
     """
 
+    _trace = "profiler-trace"
+
     def __init__(
         self,
         enable_predicate: Callable[[Any], bool] | None = None,
@@ -109,9 +51,34 @@ class TorchProfiler(_StepProfiler):
         start: int | None = None,
         steps: int | None = None,
     ) -> None:
-        super().__init__(enable_predicate, output_dir, start, steps)
+        if enable_predicate is not None and (start is not None or steps is not None):
+            raise ConfigError(f"{type(self).__name__} takes enable_predicate, or start and steps, not both")
+        self._enable_predicate = enable_predicate
+        self._output_dir = output_dir
         self._activities = None if activities is None else [_activity(one) for one in activities]
         self._save_tensorboard = save_tensorboard
+        self._start = 10 if start is None else start
+        self._steps = 3 if steps is None else steps
+        self._profiler: Any = None
+
+    def before_step(self) -> None:
+        trainer, predicate = self.trainer, self._enable_predicate
+        first = trainer.start_iter + self._start
+        if first <= trainer.iter < first + self._steps if predicate is None else predicate(trainer):
+            self._profiler = self._make()
+            self._profiler.__enter__()
+
+    def after_step(self) -> None:
+        if self._profiler is not None:
+            profiler, self._profiler = self._profiler, None
+            profiler.__exit__(None, None, None)
+            path = self._write(profiler)
+            logger.info("Profile of iteration %d written to %s", self.trainer.iter, path)
+
+    def after_train(self) -> None:
+        if self._profiler is not None:  # the step failed
+            profiler, self._profiler = self._profiler, None
+            profiler.__exit__(None, None, None)
 
     def _make(self) -> Any:
         return torch.profiler.profile(
@@ -119,15 +86,22 @@ class TorchProfiler(_StepProfiler):
         )
 
     def _write(self, profiler: Any) -> str:
+        """Write the profile and return its path."""
+        rank = self.trainer.comm.get_rank()
         if self._save_tensorboard:
-            folder = self._path("profiler-tensorboard")
-            worker = f"worker{self.trainer.comm.get_rank()}"
-            torch.profiler.tensorboard_trace_handler(folder, worker)(profiler)
+            folder = str(Path(self._output_dir) / f"profiler-tensorboard-iter{self.trainer.iter}")
+            claim(folder)
+            torch.profiler.tensorboard_trace_handler(folder, f"worker{rank}")(profiler)
             return folder
-        path = self._path("profiler-trace", ".json")
+        base = str(Path(self._output_dir) / f"{self._trace}-iter{self.trainer.iter}")
+        paths = [
+            f"{base}-rank{one}.json" if one else f"{base}.json" for one in range(self.trainer.comm.get_world_size())
+        ]
+        for path in paths:
+            claim(path)
         os.makedirs(self._output_dir, exist_ok=True)
-        profiler.export_chrome_trace(path)
-        return path
+        profiler.export_chrome_trace(paths[rank])
+        return paths[rank]
 
 
 def _activity(name: ProfilerActivity | str) -> ProfilerActivity:
@@ -140,7 +114,7 @@ def _activity(name: ProfilerActivity | str) -> ProfilerActivity:
 
 
 @HOOK_REGISTRY.register()
-class AutogradProfiler(_StepProfiler):
+class AutogradProfiler(TorchProfiler):
     """Profiles the operators of steps with :class:`torch.autograd.profiler.profile`.
 
     Writes ``autograd-trace-iter<iteration>.json`` for Perfetto and chrome://tracing. It acts like
@@ -151,6 +125,8 @@ class AutogradProfiler(_StepProfiler):
         use_cuda: whether to profile the GPU too, if there is one.
     """
 
+    _trace = "autograd-trace"
+
     def __init__(
         self,
         enable_predicate: Callable[[Any], bool] | None = None,
@@ -160,15 +136,9 @@ class AutogradProfiler(_StepProfiler):
         start: int | None = None,
         steps: int | None = None,
     ) -> None:
-        super().__init__(enable_predicate, output_dir, start, steps)
+        super().__init__(enable_predicate, output_dir, save_tensorboard=False, start=start, steps=steps)
         self._use_cuda = use_cuda
 
     def _make(self) -> Any:
         device = "cuda" if self._use_cuda and torch.cuda.is_available() else None
         return torch.autograd.profiler.profile(use_device=device)
-
-    def _write(self, profiler: Any) -> str:
-        path = self._path("autograd-trace", ".json")
-        os.makedirs(self._output_dir, exist_ok=True)
-        profiler.export_chrome_trace(path)
-        return path
