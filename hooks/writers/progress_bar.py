@@ -52,7 +52,6 @@ class ProgressBar(HookBase):
         if not trainer.comm.is_main_process() or bar_is_shown() or not (in_notebook() or _is_terminal()):
             return
         from tqdm.auto import tqdm
-        from tqdm.contrib import DummyTqdmFile
 
         ProgressBar._shown = self
         self._streams = sys.stdout, sys.stderr
@@ -65,7 +64,7 @@ class ProgressBar(HookBase):
             mininterval=0,
             miniters=0,
         )
-        sys.stdout, sys.stderr = map(DummyTqdmFile, self._streams)  # which write above the bar
+        sys.stdout, sys.stderr = (_AboveBar(stream, self._bar) for stream in self._streams)
         above = dict(zip(self._streams, (sys.stdout, sys.stderr), strict=True))
         loggers: list[Any] = [logging.root, *logging.root.manager.loggerDict.copy().values()]
         handlers = [handler for logger in loggers for handler in getattr(logger, "handlers", ())]
@@ -100,6 +99,8 @@ class ProgressBar(HookBase):
         self._stopping.set()
         self._thread.join()
         with contextlib.suppress(OSError, ValueError):  # the terminal is closed
+            sys.stdout.flush()
+            sys.stderr.flush()
             self._draw()
             self._bar.close()
         _restore_streams()
@@ -129,6 +130,27 @@ class ProgressBar(HookBase):
         shown = (name for name in ("loss", "lr", "best", "data") if name in self._metrics)
         bar.set_postfix_str(", ".join(f"{name} {self._metrics[name]}" for name in shown), refresh=False)
         bar.update(trainer.iter - bar.n)
+
+
+class _AboveBar:
+    """A stream whose lines appear above a bar, each when it is complete or flushed (a debugger's prompt)."""
+
+    def __init__(self, stream: Any, bar: Any) -> None:
+        self._stream, self._bar, self._line = stream, bar, ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        lines, newline, self._line = (self._line + text).rpartition("\n")
+        if newline:
+            self._bar.write(lines, file=self._stream)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._line:
+            self.write("\n")
+        self._stream.flush()
 
 
 def bar_is_shown() -> bool:

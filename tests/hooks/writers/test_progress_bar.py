@@ -240,6 +240,16 @@ def test_log_lines_and_prints_appear_above_the_bar_and_the_log_file_is_plain(ter
     assert "█" not in text
 
 
+def test_a_prompt_is_shown_on_a_line_of_its_own(terminal):
+    def ask(trainer):
+        if trainer.iter == 5:
+            print("(Pdb) ", end="", flush=True)
+            terminal.until(r"^\(Pdb\)\n")
+
+    terminal.take_output()
+    train(bar(), CallbackHook(before_step=ask))
+
+
 @pytest.mark.parametrize("error", [ValueError("the real error"), KeyboardInterrupt()])
 def test_a_failure_shows_the_full_traceback_and_restores_the_terminal(terminal, log, error):
     terminal.take_output()
