@@ -22,13 +22,13 @@ from .evaluation.predictions import outputs_of
 from .modeling.adapters import ModelAdapter
 from .parallel.base import Strategy, check_same_weights, own_method
 from .run_state import OPEN_STORAGE
+from .step.fused_step import FusedStep
 from .step.nonfinite import NonFinitePolicy
 from .step.old_methods import adapt_old_methods, split_data_time
 from .step.random_state import RandomState
 from .step.scheduled_step import ScheduledStep
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .step.turns import Turns
-from .step.whole_step import WholeStep
 from .train_loop import TrainerBase, TrainResult
 
 __all__ = ["ModelTrainer"]
@@ -67,7 +67,7 @@ class ModelTrainer(TrainerBase):
     gather_metric_period: int
     _averaging_ranks: int
     _step_begun = False  # by a subclass's own before_step: see old_methods.py
-    _whole_step: WholeStep | ScheduledStep | Turns | None = None
+    _whole_step: FusedStep | ScheduledStep | Turns | None = None
     batch = KeptForHooks()
     outputs = KeptForHooks()
 

@@ -35,7 +35,7 @@ from ..solver import check_solver
 from ..solver.build import OPTIMIZER_SLOT
 from ..solver.parts import solver_parts
 from ..solver.scheduling import SCHEDULE_SLOT, plateau_metric
-from ..step.step_config import check_step_config
+from ..step.choice import check_step_config
 
 __all__ = ["HOOK_SLOT", "WRITER_SLOT", "best_metric", "check_config", "overridden_builders", "unknown_parts"]
 

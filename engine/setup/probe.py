@@ -14,8 +14,8 @@ from ...hooks.common.models import unwrap_model
 from ...hooks.common.rng import capture_rng, restore_rng
 from ..data.epoch_iterator import EpochIterator
 from ..model_trainer import ModelTrainer
+from ..step.fused_step import FusedStep
 from ..step.nonfinite import NonFinitePolicy
-from ..step.whole_step import WholeStep
 
 __all__ = ["probing"]
 
@@ -53,7 +53,7 @@ def probing(trainer: Any, data_loader: Iterable[Any] | None = None) -> Iterator[
     probe._batches = EpochIterator(probe.data_loader, length, weakref.proxy(probe), trainer.device)
     probe.nonfinite = NonFinitePolicy("stop" if trainer._device_type() == "cpu" else "raise")
     probe.gather_metric_period = 1
-    if isinstance(probe._whole_step, WholeStep):
+    if isinstance(probe._whole_step, FusedStep):
         probe._whole_step = None
     if trainer.grad_scaler is not None:
         probe.grad_scaler = torch.amp.GradScaler(trainer._device_type())

@@ -1,23 +1,26 @@
-"""Chooses how a trainer's steps run."""
+"""Chooses how a trainer's steps run, and checks what a config says about it."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...config import ConfigError
+from ...config import CfgNode, ConfigError, component
+from ...hooks.base import HOOK_REGISTRY, HookBase
+from .. import comm
+from ..modeling import check_compile, resolve_device
 from ..parallel.base import own_method
 from .compiled_step import CompiledStep
 from .cuda_graph import GraphedStep
+from .fused_step import INSIDE_EVENTS, FusedStep
 from .scheduled_step import ScheduledStep
 from .turns import Turns, takes_turns
-from .whole_step import WholeStep
 
-__all__ = ["whole_step"]
+__all__ = ["check_step_config", "whole_step"]
 
 
 def whole_step(
     compile_step: bool | Mapping[str, Any], cuda_graph: bool, trainer: Any
-) -> WholeStep | ScheduledStep | Turns | None:
-    """Return what runs a step as one unit, by a schedule or in turns; None if its parts run one by one.
+) -> FusedStep | ScheduledStep | Turns | None:
+    """Return what runs a step as one function, by a schedule or in turns; None if its parts run one by one.
 
     Args:
         compile_step: whether a step is compiled; a dict has the arguments of ``torch.compile``.
@@ -27,9 +30,7 @@ def whole_step(
     Raises:
         ConfigError: both keys are set, or the strategy's own methods do not work with them.
     """
-    if compile_step is not False and cuda_graph:
-        raise ConfigError("SOLVER.COMPILE_STEP and SOLVER.CUDA_GRAPH are two ways to run a step: choose one")
-    key = "SOLVER.CUDA_GRAPH" if cuda_graph else "" if compile_step is False else "SOLVER.COMPILE_STEP"
+    key = _key(compile_step is not False, cuda_graph)
     strategy = trainer.strategy
     own = [name for name in ("forward_backward", "backward", "step") if own_method(strategy, name)]
     if own and key:
@@ -52,3 +53,46 @@ def whole_step(
     if cuda_graph:
         return GraphedStep()
     return CompiledStep({} if isinstance(compile_step, bool) else compile_step)
+
+
+def check_step_config(cfg: CfgNode) -> None:
+    """Check what a config says about compiled and captured steps, before anything is built.
+
+    Raises:
+        ConfigError: SOLVER.COMPILE_STEP or SOLVER.CUDA_GRAPH does not work with another setting.
+    """
+    solver, args = cfg.SOLVER, cfg.SOLVER.COMPILE_STEP_ARGS
+    check_compile("SOLVER.COMPILE_STEP_ARGS", args, ask_for_backends=solver.COMPILE_STEP)
+    for name in ("fullgraph", "disable"):
+        if name in args:
+            raise ConfigError(f"SOLVER.COMPILE_STEP_ARGS.{name}: the step is always one graph; leave it out")
+    if args.get("mode") in ("reduce-overhead", "max-autotune"):  # the outputs of their graphs are overwritten
+        raise ConfigError(
+            f"SOLVER.COMPILE_STEP_ARGS.mode: {args.mode} captures CUDA graphs by itself, which is not supported: use "
+            "max-autotune-no-cudagraphs, or SOLVER.CUDA_GRAPH"
+        )
+    key = _key(solver.COMPILE_STEP, solver.CUDA_GRAPH)
+    for problem in _problems(cfg) if key else ():
+        raise ConfigError(f"{key}: {problem}; or set {key} to False")
+
+
+def _key(compile_step: bool, cuda_graph: bool) -> str:
+    if compile_step and cuda_graph:
+        raise ConfigError("SOLVER.COMPILE_STEP and SOLVER.CUDA_GRAPH are two ways to run a step: choose one")
+    return "SOLVER.COMPILE_STEP" if compile_step else "SOLVER.CUDA_GRAPH" if cuda_graph else ""
+
+
+def _problems(cfg: CfgNode) -> Iterator[str]:
+    device = resolve_device(cfg.MODEL.DEVICE)
+    if cfg.SOLVER.CUDA_GRAPH and device.type != "cuda":
+        yield f"needs a CUDA device, and MODEL.DEVICE {cfg.MODEL.DEVICE!r} is {device}"
+    if comm.get_world_size() > 1:
+        yield f"works in one process only, and there are {comm.get_world_size()}"
+    if cfg.SOLVER.AMP.ENABLED and cfg.SOLVER.AMP.DTYPE == "float16":
+        yield "does not work with SOLVER.AMP.DTYPE float16; use bfloat16"
+    for index, entry in enumerate(cfg.HOOKS):
+        name, _ = component(entry)
+        cls = HOOK_REGISTRY.get(name, f"HOOKS[{index}]")
+        for event in INSIDE_EVENTS if isinstance(cls, type) else ():
+            if getattr(cls, event, None) is not getattr(HookBase, event):
+                yield f"HOOKS[{index}]: {name} listens to {event}, in the middle of the step: remove the hook"

@@ -45,7 +45,7 @@ class NonFinitePolicy:
     Attributes:
         policy, limit: the arguments.
         skip_update: whether the trainer must skip the update of the present step.
-        found: in a step that ran as one unit, the flag it returned; otherwise None.
+        found: in a compiled or captured step, the flag it returned; otherwise None.
         steps: number of skipped updates.
         in_a_row: number of iterations without an update since the last one that had one.
     """
