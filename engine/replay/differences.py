@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...runs.reading import Curve, read_run
-from ...runs.selection import is_measured
+from ...runs.reading import Curve, is_measured, read_run
 
 __all__ = ["compare_curves", "curves_of", "environment_of"]
 

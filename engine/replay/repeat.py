@@ -15,8 +15,7 @@ from ...config import CfgNode, ConfigError
 from ...config.literals import spell
 from ...config.tree import MISSING
 from ...hooks.base import HookBase
-from ...runs.output import claim_files
-from ...runs.reading import Curve
+from ...runs.reading import Curve, claim_files
 from .. import comm
 from ..checkpoint import Checkpointer
 from ..checkpoint.candidates import check_resumable, config_in, iteration_of, newest_first

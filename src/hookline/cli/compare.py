@@ -1,8 +1,6 @@
 """Compare runs: config differences, final and best metrics."""
 
 import argparse
-import shutil
-import sys
 
 EXAMPLE = "hookline compare output/sweep --sort digits_test/accuracy"
 
@@ -23,10 +21,5 @@ def main(args: argparse.Namespace) -> None:
     """Print the table."""
     from hookline.runs import compare_runs, read_runs
 
-    runs = read_runs(args.runs)
-    table = compare_runs(runs, args.metrics, args.sort)
-    if args.format == "text":
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        print(table.text(width), end="")
-    else:
-        print(table.csv() if args.format == "csv" else table.markdown(), end="")
+    table = compare_runs(read_runs(args.runs), args.metrics, args.sort)
+    print({"text": table.text, "csv": table.csv, "markdown": table.markdown}[args.format](), end="")

@@ -31,6 +31,6 @@ def main(args: argparse.Namespace) -> None:
         from hookline.runs.reading import read_runs
 
         runs, out = read_runs(args.runs), args.out
-    from hookline.runs.output import write_curves
+    from hookline.runs.figure import write_curves
 
     print(f"Wrote {write_curves(runs, out, args.metrics, axis=args.x, smoothing=args.smoothing, log=args.log)}")

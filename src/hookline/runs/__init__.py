@@ -1,10 +1,8 @@
 """Finished and running runs: read their folders, draw and compare them. Does not import torch."""
 
 from .comparison import Comparison, compare_runs
-from .figure import draw_curves
-from .output import write_curves
-from .reading import Curve, Run, read_run, read_runs
-from .selection import select_metrics
+from .figure import draw_curves, write_curves
+from .reading import Curve, Run, read_run, read_runs, select_metrics
 
 __all__ = [
     "Comparison",

@@ -3,22 +3,45 @@
 import math
 import os
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
 from ..config.errors import ConfigError
 from ..config.files.atomic import replace_file
-from .reading import Run
-from .selection import COLORS, charts_over
+from .reading import AXES, Run, claim_files, select_metrics
 
-__all__ = ["NO_MATPLOTLIB", "draw_curves", "smooth"]
+__all__ = ["NO_MATPLOTLIB", "draw_curves", "smooth", "write_curves"]
 
 NO_MATPLOTLIB = "an image needs matplotlib: pip install 'hookline[plot]'"
 
-_STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
-_UNITS = {"iteration": "iteration", "epoch": "epoch", "time": "training time (s)"}
-_MAX_LEGEND = 12
+
+def write_curves(
+    runs: Sequence[Run],
+    out: str = "",
+    metrics: Iterable[str] = (),
+    *,
+    axis: str = "iteration",
+    smoothing: float = 0.0,
+    log: bool = False,
+) -> str:
+    """Write the metrics of runs as an image.
+
+    Args:
+        runs, metrics, axis, smoothing, log: as for :func:`draw_curves`.
+        out: a file that ends with the name of an image format. Empty: ``curves.png`` in the folder of the run, or in
+            the current folder for several runs.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: see :func:`draw_curves`.
+    """
+    file = out or (os.path.join(runs[0].path, "curves.png") if len(runs) == 1 else "curves.png")
+    if not out and len(runs) == 1:
+        claim_files(runs[0].path, ["curves.png"])
+    draw_curves(runs, file, metrics, axis=axis, smoothing=smoothing, log=log)
+    return file
 
 
 def draw_curves(
@@ -33,39 +56,47 @@ def draw_curves(
     """Draw the metrics of runs into an image file.
 
     Args:
-        runs: the runs. Each has a color; the metrics of one chart differ in the style of their lines.
+        runs: the runs.
         path: the file, whose ending names the format, such as ``.png``.
-        metrics: see :func:`~hookline.runs.select_metrics`.
-        axis: "iteration", "epoch" or "time".
+        metrics: see :func:`~hookline.runs.select_metrics`. Names with the same last part share a chart.
+        axis: "iteration", "epoch" or "time" (seconds of training).
         smoothing: weight of a running average, in [0, 1). The values themselves are then drawn pale.
         log: whether the values have a logarithmic scale.
 
     Raises:
         ConfigError: matplotlib is missing, a pattern matches nothing, or no run has this axis.
     """
-    charts = charts_over(runs, metrics, axis)
-    figure = _figure(len(charts))
-    for place, (title, names) in zip(figure.axes, charts.items(), strict=False):
-        for i, run in enumerate(runs):
-            own = run.name if len(runs) > 1 else ""  # the legend names a run once
-            for j, name in enumerate(names):
-                if name not in run.curves or not run.has_axis(axis):
-                    continue
-                x, y = run.along(axis, run.curves[name].iterations), run.curves[name].values
-                color = COLORS[(i if len(runs) > 1 else j) % len(COLORS)]
-                style = _STYLES[j % len(_STYLES)] if len(runs) > 1 else "-"
-                marker = "." if np.isfinite(y).sum() < 2 else ""
-                if smoothing:
-                    place.plot(x, y, color=color, alpha=0.25, linewidth=1)
-                    y = smooth(y, smoothing)
-                label = name if len(runs) == 1 else own or "_"
-                place.plot(x, y, color=color, linestyle=style, marker=marker, linewidth=1.5, label=label)
-                own = ""
-        _finish(place, title, names, many=len(runs) > 1, axis=axis, log=log)
-    low, high = zip(*(place.get_xlim() for place in figure.axes), strict=True)
-    for place in figure.axes:
-        place.set_xlim(min(low), max(high))
-    _save(figure, path)
+    if not 0 <= smoothing < 1:
+        raise ConfigError(f"smoothing must be at least 0 and less than 1, not {smoothing}")
+    charts = _charts(runs, metrics, axis)
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ConfigError(NO_MATPLOTLIB) from error
+    columns = min(len(charts), 3)
+    lines = math.ceil(len(charts) / columns)
+    figure = Figure(figsize=(5 * columns, 3.2 * lines), layout="constrained")
+    kind = os.path.splitext(path)[1][1:].lower()
+    if kind not in figure.canvas.get_supported_filetypes():
+        raise ConfigError(f"{path}: the file must end with .png, .svg or .pdf")
+    for number, (title, names) in enumerate(charts.items(), 1):
+        place = figure.add_subplot(lines, columns, number, title=title, xlabel=axis)
+        place.grid(alpha=0.25)
+        if log:
+            place.set_yscale("log", nonpositive="mask")
+        found = [(run, name) for name in names for run in runs if name in run.curves and run.has_axis(axis)]
+        for run, name in found:
+            x, y = run.along(axis, run.curves[name].iterations), run.curves[name].values
+            label = name if len(runs) == 1 else f"{run.name} {name}" if len(names) > 1 else run.name
+            (line,) = place.plot(x, smooth(y, smoothing), marker="." if len(x) == 1 else "", label=label)
+            if smoothing:
+                place.plot(x, y, color=line.get_color(), alpha=0.25)
+        if len(found) > 1:
+            place.legend(fontsize=8)
+    try:
+        replace_file(path, lambda file: figure.savefig(file, format=kind, dpi=110))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error}") from error
 
 
 def smooth(values: np.ndarray, weight: float) -> np.ndarray:
@@ -79,38 +110,17 @@ def smooth(values: np.ndarray, weight: float) -> np.ndarray:
     return out
 
 
-def _figure(charts: int) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError(NO_MATPLOTLIB) from error
-    columns = min(charts, 3 if charts != 4 else 2)
-    lines = math.ceil(charts / columns)
-    figure = Figure(figsize=(5 * columns, 3.2 * lines), layout="constrained")
-    for place in figure.subplots(lines, columns, squeeze=False).flat[charts:]:
-        place.remove()
-    return figure
-
-
-def _finish(place: Any, title: str, names: Sequence[str], *, many: bool, axis: str, log: bool) -> None:
-    place.set_title(title, fontsize=11)
-    place.set_xlabel(_UNITS[axis])
-    place.grid(alpha=0.25)
-    place.spines[["top", "right"]].set_visible(False)
-    if log:
-        place.set_yscale("log", nonpositive="mask")
-    handles, labels = place.get_legend_handles_labels()
-    if len(handles) > 1:
-        place.legend(handles[:_MAX_LEGEND], labels[:_MAX_LEGEND], fontsize=8)
-    if many and len(names) > 1:
-        place.set_title(f"{title}  ({', '.join(names)})", fontsize=9)
-
-
-def _save(figure: Any, path: str) -> None:
-    kind = os.path.splitext(path)[1][1:]
-    if kind.lower() not in figure.canvas.get_supported_filetypes():
-        raise ConfigError(f"{path}: the file must end with .png, .svg or .pdf")
-    try:
-        replace_file(path, lambda file: figure.savefig(file, format=kind.lower(), dpi=110))
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be written: {error}") from error
+def _charts(runs: Sequence[Run], patterns: Iterable[str], axis: str) -> dict[str, list[str]]:
+    """Return the metrics of each chart, by its title: the last part of the names, such as ``loss``."""
+    if axis not in AXES:
+        raise ConfigError(f"x must be one of {', '.join(AXES)}, not {axis!r}")
+    charts: dict[str, list[str]] = {}
+    for name in select_metrics(runs, patterns):
+        title = "lr" if name.startswith(("lr/", "lr ")) else name.rpartition("/")[2]
+        charts.setdefault(title, []).append(name)
+    if not charts:
+        raise ConfigError(f"{', '.join(run.path for run in runs)}: there are no metrics yet")
+    if not any(run.has_axis(axis) for run in runs):
+        what = "the length of an epoch is not in log.txt" if axis == "epoch" else "there is no metric named time"
+        raise ConfigError(f"{runs[0].path} cannot be drawn by {axis}: {what}; draw it by iteration")
+    return {names[0] if len(names) == 1 else title: names for title, names in charts.items()}

@@ -4,16 +4,29 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from glob import escape, glob
 from typing import Any
 
 import numpy as np
 
-from ..config.errors import ConfigError, suggest_file
+from ..config.errors import ConfigError, suggest, suggest_file
+from ..config.files.run_folder import RECORDS, run_folder
 from ..config.yaml_files import load_text
 
-__all__ = ["AXES", "Curve", "Run", "check_output", "flat", "read_run", "read_runs"]
+__all__ = [
+    "AXES",
+    "Curve",
+    "Run",
+    "check_output",
+    "claim_files",
+    "is_measured",
+    "read_run",
+    "read_runs",
+    "select_metrics",
+]
 
 AXES = ("iteration", "epoch", "time")
 """What curves can be drawn over. "time" is the time of training steps, in seconds, without evaluations."""
@@ -22,6 +35,11 @@ AXES = ("iteration", "epoch", "time")
 _KEPT = re.compile(
     r"config\.yaml|metrics\.(json|csv)|last_checkpoint|(rolling_\d{7,}|model_(\d{7,}|final|exception|best\w*))\.pth"
 )
+_MEASURED = {  # those that hookline puts: a project's own "time_to_event" or "aux_mem" may be a result
+    *("time", "data_time", "forward_time", "time_p95", "time_max", "samples_per_s", "items_per_s", "flops_per_s"),
+    *("mfu", "eval_time", "eval_samples_per_s", "rss_mem", "max_mem", "reserved_mem", "eta_seconds"),
+    "slowest_rank",
+}
 _DEPTH = 3  # folders below the given one in which runs are looked for
 
 
@@ -42,6 +60,18 @@ def check_output(path: str, source: str = "") -> None:
     folder, name = os.path.split(os.path.abspath(path))
     if _KEPT.fullmatch(name) and os.path.isfile(os.path.join(folder, "config.yaml")):
         raise ConfigError(f"{path}: is a file of the run in {folder}, which needs it; give the output another name")
+
+
+def claim_files(path: str, names: Iterable[str]) -> None:
+    """Record files as those of a run, so that the next run in its folder moves them away with the others."""
+    if os.path.isdir(os.path.join(path, RECORDS)):
+        try:
+            folder = run_folder(path)
+            folder.join()
+            for name in names:
+                folder.claim(name)
+        except OSError as error:
+            raise ConfigError(f"{path} is not writable ({error}); name a file elsewhere by --out") from error
 
 
 @dataclass(frozen=True)
@@ -109,7 +139,8 @@ def read_runs(paths: Iterable[str]) -> list[Run]:
     """
     folders: list[str] = []
     for path in paths:
-        folders += [folder for folder in _folders(str(path)) if os.path.realpath(folder) not in _real(folders)]
+        known = {os.path.realpath(folder) for folder in folders}
+        folders += [folder for folder in _folders(str(path)) if os.path.realpath(folder) not in known]
     if not folders:
         raise ConfigError(
             "no run is given; name its folder before the options, as in: hookline plot output/digits_convnet --log"
@@ -141,8 +172,43 @@ def read_run(path: str, name: str | None = None) -> Run:
     return Run(path, name, curves, config, length, max_iter, best if os.path.exists(best) else "")
 
 
-def _real(folders: list[str]) -> set[str]:
-    return {os.path.realpath(folder) for folder in folders}
+def is_measured(name: str) -> bool:
+    """Return whether a metric is a time, a speed or an amount of memory of hookline, which differs in each run."""
+    return name in _MEASURED
+
+
+def select_metrics(runs: Sequence[Run], patterns: Iterable[str] = ()) -> list[str]:
+    """Return the names of metrics of the runs.
+
+    Args:
+        runs: the runs.
+        patterns: names, or patterns such as ``"*/accuracy"``. None: all metrics except ``eta_seconds``, and except
+            ``total_loss`` in runs whose only loss is ``loss``.
+
+    Raises:
+        ConfigError: a pattern matches no metric.
+    """
+    names = sorted({name for run in runs for name in run.curves})
+    chosen: list[str] = []
+    for pattern in patterns:
+        found = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+        if not found:
+            there = ", ".join(names) or "none"
+            raise ConfigError(f"no metric matches {pattern!r} (there are: {there}){suggest(pattern, names)}")
+        chosen += [name for name in found if name not in chosen]
+    left_out = {"eta_seconds"} | ({"total_loss"} if all(map(_has_one_loss, runs)) else set())
+    return chosen or sorted((name for name in names if name not in left_out), key=_place)
+
+
+def _has_one_loss(run: Run) -> bool:
+    total, loss = run.curves.get("total_loss"), run.curves.get("loss")
+    return total is None or (loss is not None and np.array_equal(total.values, loss.values, equal_nan=True))
+
+
+def _place(name: str) -> tuple[bool, bool, str]:
+    """Losses come first, measurements last, and names with the same last part are neighbours."""
+    last = name.rpartition("/")[2]
+    return is_measured(name), "loss" not in last, f"{last} {name}"
 
 
 def _folders(path: str, below: bool = True) -> list[str]:
@@ -156,7 +222,11 @@ def _folders(path: str, below: bool = True) -> list[str]:
     path = path.rstrip(os.sep) or path
     if os.path.isfile(os.path.join(path, "metrics.json")):
         return [path]
-    found = _runs_below(path, _DEPTH) if below else []
+    found: list[str] = []
+    depths = range(1, _DEPTH + 1) if below else ()
+    for file in sorted(file for depth in depths for file in glob(f"{escape(path)}/{'*/' * depth}metrics.json")):
+        if not any(file.startswith(run + os.sep) for run in found):  # such as previous_001 of a run
+            found.append(os.path.dirname(file))
     if not found:
         what = "no run, since no metrics.json, is in it or below it" if below else "it has no metrics.json"
         hint = ""
@@ -166,25 +236,12 @@ def _folders(path: str, below: bool = True) -> list[str]:
     return found
 
 
-def _runs_below(path: str, depth: int) -> list[str]:
-    found: list[str] = []
-    try:
-        with os.scandir(path) as entries:
-            folders = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    except PermissionError:
-        return found
-    for name in folders:
-        folder = os.path.join(path, name)
-        if os.path.isfile(os.path.join(folder, "metrics.json")):
-            found.append(folder)
-        elif depth > 1 and not re.fullmatch(r"previous_\d+", name):
-            found += _runs_below(folder, depth - 1)
-    return found
-
-
 def _read_metrics(path: str) -> dict[str, Curve]:
-    """Return the curves of a ``metrics.json``. A last line without its end is ignored: a run is writing it."""
-    points: dict[str, tuple[list[int], list[float]]] = {}
+    """Return the curves of a ``metrics.json``. A last line without its end is ignored: a run is writing it.
+
+    A file of detectron2 has an iteration twice after a resume: the later value counts.
+    """
+    points: dict[str, dict[int, float]] = {}
     with open(path, "rb") as file:
         for line_number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
@@ -196,17 +253,15 @@ def _read_metrics(path: str) -> dict[str, Curve]:
                 iteration = row.pop("iteration")
                 if type(iteration) is not int or abs(iteration) >> 62:
                     raise ValueError(f"iteration is {iteration!r}")
-                numbers = [(name, _number(value)) for name, value in row.items() if _is_number(value)]
+                numbers = {name: _number(value) for name, value in row.items() if _is_number(value)}
             except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
                 raise ConfigError(
                     f"{path}: line {line_number} is damaged: {line[:60]!r} is not a row of metrics, such as "
                     '{"iteration": 19, "loss": 0.5}; remove the line'
                 ) from None
-            for name, number in numbers:
-                iterations, values = points.setdefault(name, ([], []))
-                iterations.append(iteration)
-                values.append(number)
-    return {name: _curve(*lists) for name, lists in points.items()}
+            for name, number in numbers.items():
+                points.setdefault(name, {})[iteration] = number
+    return {name: Curve(*map(np.array, zip(*sorted(rows.items()), strict=True))) for name, rows in points.items()}
 
 
 def _is_number(value: Any) -> bool:
@@ -217,30 +272,19 @@ def _number(value: float | None) -> float:
     return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
-def _curve(iterations: list[int], values: list[float]) -> Curve:
-    """A file of detectron2 has an iteration twice after a resume: the later value counts."""
-    x, y = np.array(iterations), np.array(values)
-    if len(x) > 1 and not (np.diff(x) > 0).all():
-        order = np.argsort(x, kind="stable")
-        x, y = x[order], y[order]
-        last = np.append(np.diff(x) > 0, True)
-        x, y = x[last], y[last]
-    return Curve(x, y)
-
-
 def _read_config(path: str) -> dict[str, Any]:
     if not os.path.isfile(path):
         return {}
     with open(path, encoding="utf-8", errors="replace") as file:
-        return flat(load_text(file.read(), path))
+        return _flat(load_text(file.read(), path))
 
 
-def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """Return the values of a config by full key."""
     values: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            values |= flat(value, f"{prefix}{key}.")
+            values |= _flat(value, f"{prefix}{key}.")
         else:
             values[f"{prefix}{key}"] = value
     return values
