@@ -3,6 +3,7 @@
 No rank holds more than a batch. Each rank writes its rows to a part beside the file; the main rank merges the parts.
 """
 
+import codecs
 import csv
 import dataclasses
 import json
@@ -125,25 +126,26 @@ def write_predictions(outputs: Iterable[Any], folder: str, *, format: str = "jso
     base = comm.on_main_process(begin)
     part = _part(base, comm.get_rank())
     os.makedirs(part)
+    write, merge = _FORMATS[format]
     try:
-        with _Part(part, format) as writer:
-            for batch in outputs:
-                writer.write(_columns(batch))
+        rows = write(Path(part), map(_columns, outputs))
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
-    counts: list[int] = comm.all_gather(writer.rows)  # all parts are written
-    if comm.is_main_process():
-        parts = [_part(base, rank) for rank in range(len(counts))]
+    counts: list[int] = comm.all_gather(rows)  # all parts are written
+    parts = [Path(_part(base, rank)) for rank in range(len(counts))]
+
+    def end() -> None:
         for rank, one in enumerate(parts):
-            if not os.path.isdir(one):
+            if not one.is_dir():
                 raise ConfigError(f"{one} of rank {rank} is not here: {folder} must be one folder of all machines")
         try:
-            replace_file(path, lambda file: _MERGE[format](file, parts, counts))
+            replace_file(path, lambda file: merge(file, parts, counts))
         finally:
             for one in parts:
                 shutil.rmtree(one)
-    comm.synchronize()
+
+    comm.on_main_process(end)
     return path, sum(counts)
 
 
@@ -151,87 +153,48 @@ def _part(base: str, rank: int) -> str:
     return f"{base}.part{rank}"
 
 
-# ---------------------------------------------------------------------------- writing a part
+# ---------------------------------------------------------------------------- writing a part: a folder
 
 
-class _Part:
-    """A folder with the rows of one rank: JSON lines, a table, or a binary file per column.
+def _write_lines(folder: Path, batches: Iterable[Columns]) -> int:
+    """Write a JSON object for each sample, and return their number."""
+    rows = 0
+    with (folder / _ROWS).open("w", encoding="utf-8") as file:
+        for columns in batches:
+            lists = [values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values()]
+            for row in zip(*lists, strict=True):
+                try:
+                    file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
+                except TypeError as error:
+                    raise ConfigError(f"a prediction cannot be written as JSON ({error})") from error
+                rows += 1
+    return rows
 
-    Merging the parts copies text and bytes. The rows of a table of further ranks are lists in JSON, since their index
-    changes.
-    """
 
-    def __init__(self, folder: str, format: str) -> None:
-        self.rows = 0
-        self._write = {"jsonl": self._write_lines, "csv": self._write_table, "npz": self._write_arrays}[format]
-        self._folder = folder
-        self._files = ExitStack()
-        self._columns: dict[str, tuple[str, list[int]]] = {}
-        self._open: dict[str, IO[bytes]] = {}
-        self._text: IO[str] | None = None
-        self._row: Callable[[list[Any]], Any] | None = None
-        self._header: list[str] = []
-
-    def __enter__(self) -> "_Part":
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._files.close()
-        if error[0] is None:
-            self._path("columns.json").write_text(json.dumps(list(self._columns.items())), encoding="utf-8")
-
-    def _path(self, name: str) -> Path:
-        return Path(self._folder, name)
-
-    def write(self, columns: Columns) -> None:
-        lengths = {name: len(values) for name, values in columns.items()}
-        if len(set(lengths.values())) > 1:
-            raise ConfigError(f"the outputs of a batch must have one value per sample, but their lengths are {lengths}")
-        self._write(columns)
-        self.rows += next(iter(lengths.values()))
-
-    def _rows_file(self) -> IO[str]:
-        if self._text is None:
-            path = self._path(_ROWS)
-            self._text = self._files.enter_context(path.open("w", encoding="utf-8", newline=""))
-        return self._text
-
-    def _write_lines(self, columns: Columns) -> None:
-        file = self._rows_file()
-        lists = [values.tolist() if isinstance(values, np.ndarray) else values for values in columns.values()]
-        for row in zip(*lists, strict=True):
-            try:
-                file.write(json.dumps(dict(zip(columns, row, strict=True))) + "\n")
-            except TypeError as error:
-                raise ConfigError(f"a prediction cannot be written as JSON ({error})") from error
-
-    def _write_table(self, columns: Columns) -> None:
-        if self._row is None:
-            file = self._rows_file()
-            self._row = _row_writer(file) if comm.is_main_process() else lambda row: file.write(json.dumps(row) + "\n")
-        cells = [_cells(name, values) for name, values in columns.items()]
-        for index, parts in enumerate(zip(*cells, strict=True), self.rows):
-            names = [name for part, _ in parts for name in part]
-            if not self._header:
-                self._header = names
-                self._row(["index", *names])
-            if names != self._header:
-                raise _other_columns(index, names, self._header)
-            self._row([index, *(value for _, part in parts for value in part)])
-
-    def _write_arrays(self, columns: Columns) -> None:
-        for index, (name, values) in enumerate(columns.items()):
-            array = np.ascontiguousarray(values)
-            if array.dtype.hasobject:
-                raise ConfigError(f"the output {name!r} is not of numbers of one shape: npz cannot hold it; use jsonl")
-            kind = array.dtype.str, list(array.shape[1:])
-            if name not in self._columns:
-                self._columns[name] = kind
-                self._open[name] = self._files.enter_context(self._path(f"{index}.bin").open("wb"))
-            _same_kind(name, self._columns[name], kind)
-            self._open[name].write(array.data)
-        if columns.keys() != self._columns.keys():
-            raise ConfigError(f"a batch has the outputs {list(columns)}, one before had {list(self._columns)}")
+def _write_arrays(folder: Path, batches: Iterable[Columns]) -> int:
+    """Write the bytes of each output to a file, and their types to ``columns.json``. Return the number of samples."""
+    rows = 0
+    kinds: dict[str, tuple[str, list[int]]] = {}
+    with ExitStack() as files:
+        opened: dict[str, IO[bytes]] = {}
+        for columns in batches:
+            for index, (name, values) in enumerate(columns.items()):
+                array = np.ascontiguousarray(values)
+                if array.dtype.hasobject:
+                    raise ConfigError(
+                        f"the output {name!r} is not of numbers of one shape: npz cannot hold it; use jsonl"
+                    )
+                kind = array.dtype.str, list(array.shape[1:])
+                if name not in kinds:
+                    kinds[name] = kind
+                    opened[name] = files.enter_context((folder / f"{index}.bin").open("wb"))
+                _same_kind(name, kinds[name], kind)
+                opened[name].write(array.data)
+            if columns.keys() != kinds.keys():
+                raise ConfigError(f"a batch has the outputs {list(columns)}, one before had {list(kinds)}")
+            rows += len(array)
+    (folder / "columns.json").write_text(json.dumps(kinds), encoding="utf-8")
+    return rows
 
 
 def _same_kind(name: str, kind: Any, other: Any) -> None:
@@ -257,6 +220,9 @@ def _columns(outputs: Any) -> Columns:
         raise ConfigError("the model's outputs are empty: there is nothing to write")
     if "index" in columns:
         raise ConfigError('an output is named "index", which is the column of the sample\'s index; rename it')
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise ConfigError(f"the outputs of a batch must have one value per sample, but their lengths are {lengths}")
     return columns
 
 
@@ -272,96 +238,54 @@ def _values(name: str, value: Any) -> Any:
     raise ConfigError(f"the output {name!r} is a {what}, not a tensor or list with a value for each sample")
 
 
-def _cells(name: str, values: Any) -> Iterator[tuple[list[str], list[Any]]]:
-    """Yield the names and the numbers of each sample's columns in a table."""
-    if isinstance(values, np.ndarray):
-        names = [name + "".join(f"_{i}" for i in place) for place in np.ndindex(values.shape[1:])]
-        for row in values.reshape(len(values), len(names)).tolist():
-            yield names, row
-        return
-    for value in values:
-        flat = dict(_flat(value, name))
-        yield list(flat), list(flat.values())
-
-
-def _row_writer(file: Any) -> Callable[[list[Any]], Any]:
-    """Return a function that writes a row of a table."""
-    plain = csv.writer(file, lineterminator="\n").writerow
-    # Python 3.11 does not quote a carriage return, which readers take for the end of a row.
-    quoted = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).writerow
-    return lambda row: (quoted if any(type(cell) is str and "\r" in cell for cell in row) else plain)(row)
-
-
-def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        pairs: Iterable[tuple[Any, Any]] = value.items()
-    elif isinstance(value, list | tuple):
-        pairs = enumerate(value)
-    elif value is None or isinstance(value, str | float | int):
-        yield name, value
-        return
-    else:
-        raise ConfigError(f"a prediction cannot be written to a table: {name} is of type {type(value).__name__}")
-    for key, item in pairs:
-        yield from _flat(item, f"{name}_{key}")
-
-
-def _other_columns(index: int, names: list[str], header: list[str]) -> ConfigError:
-    return ConfigError(f"sample {index} has the columns {names[:9]}, and the first one {header[:9]}; use jsonl")
-
-
 # ---------------------------------------------------------------------------- merging the parts
 
 
-def _merge_lines(file: IO[bytes], parts: list[str], counts: list[int]) -> None:
+def _merge_lines(file: IO[bytes], parts: list[Path], counts: list[int]) -> None:
     index = 0
-    for part, count in zip(parts, counts, strict=True):
-        if count:
-            with open(os.path.join(part, _ROWS), "rb") as rows:
-                for line in rows:
-                    file.write(b'{"index": %d, ' % index + line[1:])
-                    index += 1
+    for part in parts:
+        with (part / _ROWS).open("rb") as rows:
+            for line in rows:
+                file.write(b'{"index": %d, ' % index + line[1:])
+                index += 1
 
 
-def _merge_table(file: IO[bytes], parts: list[str], counts: list[int]) -> None:
+def _merge_table(file: IO[bytes], parts: list[Path], counts: list[int]) -> None:
     header: list[str] = []
-    write = _row_writer(_Encoded(file))
-    for rank, part in enumerate(parts):
-        if not counts[rank]:
-            continue
-        start, path = sum(counts[:rank]), os.path.join(part, _ROWS)
-        with open(path, encoding="utf-8", newline="") as rows:
-            if rank == 0:
-                header = next(csv.reader(rows))
-                with open(path, "rb") as content:
-                    shutil.copyfileobj(content, file, 1 << 22)
-                continue
-            own = json.loads(next(rows))
-            if not header:
-                header = own
-                write(header)
-            if own != header:
-                raise _other_columns(start, own[1:], header[1:])
-            for index, *values in map(json.loads, rows):
-                write([start + index, *values])
+    text = codecs.getwriter("utf-8")(file)
+    plain = csv.writer(text, lineterminator="\n").writerow
+    # Python 3.11 does not quote a carriage return, which readers take for the end of a row.
+    quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC).writerow
+    index = 0
+    for part in parts:
+        with (part / _ROWS).open("rb") as rows:
+            for line in rows:
+                cells = {"index": index, **dict(_flat(json.loads(line), ""))}
+                if not header:
+                    header = list(cells)
+                    plain(header)
+                if list(cells) != header:
+                    raise ConfigError(
+                        f"sample {index} has the columns {list(cells)[1:9]}, and the first one {header[1:9]}; use jsonl"
+                    )
+                row = list(cells.values())
+                (quoted if any(type(cell) is str and "\r" in cell for cell in row) else plain)(row)
+                index += 1
 
 
-class _Encoded:
-    """A text file for csv that writes to a binary file."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-
-    def write(self, text: str) -> None:
-        self._file.write(text.encode())
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict | list):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _flat(item, f"{name}_{key}" if name else key)
+    else:
+        yield name, value
 
 
-def _merge_arrays(file: IO[bytes], parts: list[str], counts: list[int]) -> None:
+def _merge_arrays(file: IO[bytes], parts: list[Path], counts: list[int]) -> None:
     kinds: dict[str, Any] = {}
     holders = []
     for part in parts:
-        with open(os.path.join(part, "columns.json"), encoding="utf-8") as columns:
-            own = dict(json.load(columns))
+        own = json.loads((part / "columns.json").read_text(encoding="utf-8"))
         if not own:
             continue
         for name, kind in own.items():
@@ -375,12 +299,13 @@ def _merge_arrays(file: IO[bytes], parts: list[str], counts: list[int]) -> None:
                 header = {"descr": dtype, "fortran_order": False, "shape": (sum(counts), *shape)}
                 np.lib.format.write_array_header_1_0(entry, header)
                 for part, names in holders:
-                    with open(os.path.join(part, f"{names.index(name)}.bin"), "rb") as column:
+                    with (part / f"{names.index(name)}.bin").open("rb") as column:
                         shutil.copyfileobj(column, entry, 1 << 22)
 
 
-_MERGE: dict[str, Callable[[IO[bytes], list[str], list[int]], None]] = {
-    "jsonl": _merge_lines,
-    "csv": _merge_table,
-    "npz": _merge_arrays,
+_FORMATS: dict[str, tuple[Callable[[Path, Iterable[Columns]], int], Callable[[IO[bytes], list[Path], list[int]], None]]]
+_FORMATS = {
+    "jsonl": (_write_lines, _merge_lines),
+    "csv": (_write_lines, _merge_table),
+    "npz": (_write_arrays, _merge_arrays),
 }
