@@ -1,19 +1,22 @@
-"""Describes the content of a checkpoint, and the differences between two."""
+"""Describes the content of a checkpoint, and the differences between two, for people and as JSON."""
 
 import hashlib
+import json
 import os
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ...config import CfgNode, ConfigError, get_cfg
+from ...config.errors import printable
 from ..checkpoint.weights import averaged_weights, choose_weights, find_checkpoint, read_checkpoint
 
-__all__ = ["compare_checkpoints", "hash_weights", "inspect_checkpoint"]
+__all__ = ["compare_checkpoints", "hash_weights", "inspect_checkpoint", "report"]
 
 _MEGABYTE = 1e6
+_SHOWN = 20  # lines of each list
 
 
 def hash_weights(weights: Mapping[str, Any]) -> str:
@@ -49,9 +52,8 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
     Returns:
         A dict for JSON: ``file``; ``megabytes`` on disk; ``iteration`` and ``epoch`` (None if unknown); ``weights``
         and ``averaged`` (see below; None if there are none); ``optimizer`` (kind, state tensors, megabytes; or None);
-        ``hooks`` (the keys of each hook's state); ``config`` (default and value of each changed key); ``other``
-        (names of other entries). Weights are described by count, elements, megabytes, dtypes, sha256, and count and
-        megabytes of each top-level module.
+        ``hooks`` (the keys of each hook's state); ``config`` (default and value of each changed key). Weights are
+        described by count, elements, megabytes, dtypes and sha256.
 
     Raises:
         ConfigError: there is no such file, it is damaged, or it is not a checkpoint.
@@ -75,16 +77,12 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
             str(key): sorted(map(str, state)) if isinstance(state, Mapping) else []
             for key, state in (hooks.items() if isinstance(hooks, Mapping) else ())
         },
-        "config": _config_changes(cfg),
-        "other": sorted(str(key) for key in {**checkpoint, **trainer} if key not in _DESCRIBED),
+        "config": {} if cfg is None else _pairs(cfg.diff(get_cfg())),
     }
 
 
 def _number(value: Any) -> int | None:
     return value if type(value) is int else None
-
-
-_DESCRIBED = {"model", "trainer", "iteration", "optimizer", "hooks"}
 
 
 def _size(path: str) -> int:
@@ -95,16 +93,12 @@ def _size(path: str) -> int:
 
 def _describe_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
     tensors = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
-    modules: dict[str, list[torch.Tensor]] = defaultdict(list)
-    for name, value in tensors.items():
-        modules[name.split(".")[0]].append(value)
     return {
         "count": len(tensors),
         "elements": sum(value.numel() for value in tensors.values()),
         "megabytes": _megabytes(tensors.values()),
         "dtypes": sorted({str(value.dtype).removeprefix("torch.") for value in tensors.values()}),
         "sha256": hash_weights(tensors),
-        "modules": {name: {"count": len(values), "megabytes": _megabytes(values)} for name, values in modules.items()},
     }
 
 
@@ -116,24 +110,12 @@ def _describe_optimizer(state: Any, config: CfgNode | None) -> dict[str, Any] | 
     if not isinstance(state, Mapping):
         return None
     states = [one.get("state", {}) for one in state.get("optimizers", [state])]
-    tensors = [value for _, value in _leaves(states) if isinstance(value, torch.Tensor)]
+    tensors = [value for value in tree_leaves(states) if isinstance(value, torch.Tensor)]
     kind = None if config is None else config.SOLVER.OPTIMIZER
     kind = kind.NAME if isinstance(kind, CfgNode) else kind
     if "names" in state:  # an OptimizerList
         kind = " and ".join(state["names"])
     return {"kind": kind, "tensors": len(tensors), "megabytes": _megabytes(tensors)}
-
-
-def _leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of nested dicts and lists with their place."""
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from _leaves(item, f"{where}.{key}" if where else str(key))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _leaves(item, f"{where}[{index}]")
-    else:
-        yield where, value
 
 
 def _config(checkpoint: Mapping[str, Any], path: str) -> CfgNode | None:
@@ -150,10 +132,6 @@ def _config(checkpoint: Mapping[str, Any], path: str) -> CfgNode | None:
     except ConfigError as error:
         raise ConfigError(f"{path}: its config cannot be read: {error}") from error
     return cfg
-
-
-def _config_changes(cfg: CfgNode | None) -> dict[str, list[Any]]:
-    return {} if cfg is None else _pairs(cfg.diff(get_cfg()))
 
 
 def _pairs(differences: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -178,14 +156,14 @@ def compare_checkpoints(path: str, other: str, *, weights_from: str = "model") -
         A dict for JSON: ``equal``: whether the weights are equal bit for bit; ``added`` and ``missing``: names of
         weights that only the second or only the first has; ``shapes`` and ``dtypes``: both, where they differ;
         ``changed``: (name, largest and mean absolute difference), largest first; ``same``: how many are equal;
-        ``config``: both values of each key that differs; ``state``: places that differ in the trainers' state.
+        ``config``: both values of each key that differs.
 
     Raises:
         ConfigError: one of them cannot be read.
     """
     first, second = (_read(one, weights_from) for one in (path, other))
     old, new = first.pop("model"), second.pop("model")
-    report: dict[str, Any] = {
+    found: dict[str, Any] = {
         "files": [path, other],
         "added": sorted(new.keys() - old.keys()),
         "missing": sorted(old.keys() - new.keys()),
@@ -197,22 +175,19 @@ def compare_checkpoints(path: str, other: str, *, weights_from: str = "model") -
     for name in (name for name in old if name in new):
         a, b = old[name], new[name]
         if a.shape != b.shape:
-            report["shapes"][name] = [list(a.shape), list(b.shape)]
-            continue
-        if a.dtype != b.dtype:
-            report["dtypes"][name] = [str(value.dtype).removeprefix("torch.") for value in (a, b)]
+            found["shapes"][name] = [list(a.shape), list(b.shape)]
+        elif a.dtype != b.dtype:
+            found["dtypes"][name] = [str(value.dtype).removeprefix("torch.") for value in (a, b)]
         elif torch.equal(_bits(a), _bits(b)):
-            report["same"] += 1
-            continue
-        changed.append([name, *_distance(a, b)])
+            found["same"] += 1
+        else:
+            changed.append([name, *_distance(a, b)])
     # NaN counts as the largest difference.
-    report["changed"] = sorted(changed, key=lambda one: -one[1] if one[1] == one[1] else float("-inf"))
-    report["equal"] = not any(report[key] for key in ("added", "missing", "shapes", "dtypes", "changed"))
+    found["changed"] = sorted(changed, key=lambda one: -one[1] if one[1] == one[1] else float("-inf"))
+    found["equal"] = not any(found[key] for key in ("added", "missing", "shapes", "dtypes", "changed"))
     cfg, other_cfg = _config(first, path), _config(second, other)
-    report["config"] = _pairs(other_cfg.diff(cfg)) if cfg is not None and other_cfg is not None else {}
-    both_runs = "trainer" in first and "trainer" in second
-    report["state"] = _differing_places(first["trainer"], second["trainer"]) if both_runs else []
-    return report
+    found["config"] = _pairs(other_cfg.diff(cfg)) if cfg is not None and other_cfg is not None else {}
+    return found
 
 
 def _read(path: str, weights_from: str) -> dict[str, Any]:
@@ -234,14 +209,87 @@ def _distance(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
     return float(difference.max()), float(difference.mean())
 
 
-def _differing_places(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
-    old, new = dict(_leaves(first)), dict(_leaves(second))
-    places = [place for place in old if place not in new] + [place for place in new if place not in old]
-    places += [place for place in old if place in new and not _same(old[place], new[place])]
-    return sorted(places)
+# ---------------------------------------------------------------------------- text
 
 
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_bits(a), _bits(b))
-    return type(a) is type(b) and (a == b or a != a)
+def report(checkpoint: str, other: str | None, weights_from: str, as_json: bool) -> tuple[bool, str]:
+    """Verify and describe a checkpoint, or compare two.
+
+    Args:
+        checkpoint: a file or folder.
+        other: a second one, or None.
+        weights_from: "model" or "averaged", the weights to compare.
+        as_json: return JSON.
+
+    Returns:
+        Whether all is well (undamaged, or equal weights), and the text.
+
+    Raises:
+        ConfigError: a path does not exist.
+    """
+    for path in filter(None, (checkpoint, other)):
+        find_checkpoint(path)  # a missing path is bad input; one that cannot be read is damaged
+    try:
+        if other:
+            found = compare_checkpoints(checkpoint, other, weights_from=weights_from)
+        else:
+            found = inspect_checkpoint(checkpoint)
+    except ConfigError as error:
+        if as_json:
+            return False, json.dumps({"whole": False, "problem": str(error)})
+        return False, "\n".join(map(printable, str(error).splitlines()))
+    text = json.dumps(found, indent=1) if as_json else _comparison_text(found) if other else _text(found)
+    return found.get("equal", True), text
+
+
+def _text(report: dict[str, Any]) -> str:
+    """Format a report of inspect_checkpoint()."""
+    lines = [f"{report['file']}: undamaged, {report['megabytes']:.3g} MB"]
+    lines += [f"{name}: {report[name]}" for name in ("iteration", "epoch") if report[name] is not None]
+    for name in ("weights", "averaged"):
+        if report[name]:
+            lines += _weights_text("averaged weights" if name == "averaged" else name, report[name])
+    if report["optimizer"]:
+        optimizer = report["optimizer"]
+        lines.append(
+            f"optimizer: {optimizer['kind'] or 'unknown kind'}, "
+            f"{optimizer['tensors']} tensors, {optimizer['megabytes']:.3g} MB"
+        )
+    if report["hooks"]:
+        lines.append("states of hooks:")
+        lines += [f"  {name}: {', '.join(entries) or 'empty'}" for name, entries in report["hooks"].items()]
+    if report["config"]:
+        lines.append("config, where it differs from the defaults:")
+        lines += [f"  {key} = {value!r}" for key, (_, value) in report["config"].items()]
+    return "\n".join(map(printable, lines))
+
+
+def _weights_text(title: str, weights: dict[str, Any]) -> list[str]:
+    return [
+        f"{title}: {weights['count']} ({weights['elements']:,} numbers, {weights['megabytes']:.3g} MB, "
+        f"{', '.join(weights['dtypes'])})",
+        f"  sha256 {weights['sha256']}",
+    ]
+
+
+def _comparison_text(report: dict[str, Any]) -> str:
+    """Format a report of compare_checkpoints()."""
+    first, second = report["files"]
+    lines = [f"weights of {first} and {second}: {'equal, bit for bit' if report['equal'] else 'different'}"]
+    lines += _list(f"only in {second}", report["added"])
+    lines += _list(f"only in {first}", report["missing"])
+    lines += _list("other shape", [f"{name}: {tuple(a)}, {tuple(b)}" for name, (a, b) in report["shapes"].items()])
+    lines += _list("other dtype", [f"{name}: {a}, {b}" for name, (a, b) in report["dtypes"].items()])
+    differences = [f"{name}: {largest:.3g}, {mean:.3g}" for name, largest, mean in report["changed"]]
+    lines += _list("other values, with the largest and mean absolute difference", differences)
+    lines.append(f"equal: {report['same']}")
+    lines += _list("config", [f"{key}: {a!r}, {b!r}" for key, (a, b) in report["config"].items()])
+    return "\n".join(map(printable, lines))
+
+
+def _list(title: str, items: list[str]) -> list[str]:
+    """Format a title with the number of items, and the first items."""
+    if not items:
+        return []
+    rest = [f"  ... and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
+    return [f"{title} ({len(items)}):", *(f"  {item}" for item in items[:_SHOWN]), *rest]

@@ -24,7 +24,7 @@ def main(args: argparse.Namespace) -> int:
     """Print the report."""
     with slow_imports():
         from hookline.engine import config_errors_exit
-        from hookline.engine.export.reports import report
+        from hookline.engine.export.inspection import report
     with config_errors_exit():
         whole, text = report(args.checkpoint, args.other, weights_from=args.weights, as_json=args.json)
         print(text)
