@@ -4,7 +4,7 @@ import gc
 import logging
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,29 +26,32 @@ def find_batch_size(trainer: Any, memory: int | str | None = None, most: int | N
     """Return the largest ``DATALOADER.BATCH_SIZE`` whose steps fit into memory.
 
     Sizes are tried from ``DATALOADER.BATCH_SIZE`` on: doubled until a step runs out of memory, then halved in between,
-    to about 6 %. Model, optimizer, data and
-    random generators are as before afterwards. Hooks are not called, and nothing is written.
+    to about 6 %. Model, optimizer, data and random generators are as before afterwards. Hooks are not called, and
+    nothing is written.
 
     Args:
         trainer: a DefaultTrainer that is not training, in one process.
-        memory: on the CPU: how much the process may use, as bytes or "4GB". Default: what is free now. On a GPU the
-            limit is its memory.
+        memory: on the CPU: how much the process may use, as bytes or "4GB". On a GPU the limit is its memory.
         most: the largest size to try. Default: the number of samples.
         steps: steps with each size. The first creates the optimizer's state, so at least 2.
 
     Raises:
-        ConfigError: not even one sample fits, or the trainer has no config or several processes.
+        ConfigError: not even one sample fits, memory is not given on the CPU, or the trainer has no config or several
+            processes.
     """
     if getattr(trainer, "cfg", None) is None:
         raise ConfigError(f"find_batch_size: {type(trainer).__name__} has no config to build a loader from")
     if comm.get_world_size() > 1:
         raise ConfigError("find_batch_size: use one process; multiply the result by the number of ranks")
     on_cpu = trainer._device_type() == "cpu"
-    if memory is not None and not on_cpu:
-        raise ConfigError("find_batch_size: memory is for the CPU; on a GPU its own memory is the limit")
-    samples = _number_of_samples(trainer.data_loader)
-    most = min(size for size in (most, samples, 2**20) if size is not None)
-    if not on_cpu:
+    if (memory is not None) != on_cpu:
+        raise ConfigError("find_batch_size: memory (--memory 4GB) is for the CPU, and is needed there")
+    try:
+        samples = len(trainer.data_loader.dataset)
+    except (AttributeError, TypeError):
+        samples = 2**20
+    most = min(samples, 2**20 if most is None else most)
+    if memory is None:
         return _search(trainer, most, steps)
     model = [*trainer.model.parameters(), *trainer.model.buffers()]
     with _address_space(parse_memory(memory), extra=sum(tensor.nbytes for tensor in model)):
@@ -94,14 +97,12 @@ def _is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, MemoryError | torch.OutOfMemoryError) or any(part in str(error) for part in _OUT_OF_MEMORY)
 
 
-def parse_memory(memory: int | str | None) -> int | None:
+def parse_memory(memory: int | str) -> int:
     """Return a number of bytes from ``"4GB"``, ``"500M"`` or an int.
 
     Raises:
         ConfigError: it is none of these.
     """
-    if memory is None or (isinstance(memory, int) and not isinstance(memory, bool) and memory > 0):
-        return memory
     match = re.fullmatch(r"\s*(\d+\.?\d*)\s*([KMGT]?)(?:i?B)?\s*", str(memory), re.IGNORECASE)
     if match is None or not float(match[1]):
         raise ConfigError(f"{memory!r} is not an amount of memory; write bytes, '500MB' or '4GB'")
@@ -109,54 +110,21 @@ def parse_memory(memory: int | str | None) -> int | None:
 
 
 @contextmanager
-def _address_space(memory: int | None, extra: int) -> Iterator[None]:
-    """Limit the memory that this process can allocate, to ``memory`` or to what is free now.
-
-    Args:
-        memory: bytes.
-        extra: bytes for the copy that restores the model.
-    """
+def _address_space(memory: int, extra: int) -> Iterator[None]:
+    """Limit the memory that this process can allocate to ``memory`` bytes, and ``extra`` for what is kept."""
     try:
         import resource
 
-        status = Path("/proc/self/status").read_text()
+        pages = Path("/proc/self/statm").read_text().split()
     except (ImportError, OSError) as error:
         raise ConfigError("find_batch_size: memory can be limited on Linux only") from error
-    virtual, resident = _kilobytes(status, "VmSize"), _kilobytes(status, "VmRSS")
-    budget = available_memory() if memory is None else memory - resident
-    if budget <= 0:
+    virtual, resident = (int(number) * resource.getpagesize() for number in pages[:2])
+    if memory <= resident:
         raise ConfigError(f"find_batch_size: the process uses {resident / 2**20:.0f} MB already; allow it more memory")
     before = resource.getrlimit(resource.RLIMIT_AS)
-    new = virtual + budget + extra
-    if before[1] != resource.RLIM_INFINITY:
-        new = min(new, before[1])
-    resource.setrlimit(resource.RLIMIT_AS, (new, before[1]))
+    limit = virtual + memory - resident + extra
+    resource.setrlimit(resource.RLIMIT_AS, (min(limit, before[1]) if before[1] > 0 else limit, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def available_memory() -> int:
-    """Return the free memory of the machine, or of the container if that is less, in bytes.
-
-    Raises:
-        OSError: it is known on Linux only.
-    """
-    free = _kilobytes(Path("/proc/meminfo").read_text(), "MemAvailable")
-    group = Path("/sys/fs/cgroup")
-    with suppress(OSError, ValueError):  # no limit
-        free = min(free, int((group / "memory.max").read_text()) - int((group / "memory.current").read_text()))
-    return free
-
-
-def _kilobytes(text: str, name: str) -> int:
-    match = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
-    return int(match[1]) * 1024 if match else 0
-
-
-def _number_of_samples(loader: Any) -> int | None:
-    try:
-        return len(loader.dataset)
-    except (AttributeError, TypeError):
-        return None

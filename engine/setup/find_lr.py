@@ -5,8 +5,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ...config import ConfigError
-from ...hooks.base import HookBase
+from ...hooks import CallbackHook
+from .. import comm
 from .probe import probing
 
 __all__ = ["LRSweep", "find_lr"]
@@ -91,57 +94,37 @@ def find_lr(
         raise ConfigError(
             f"find_lr: num_iter must be at least 3 and smoothing in [0, 1); got {num_iter} and {smoothing}"
         )
+    rates = [min_lr * (max_lr / min_lr) ** (i / (num_iter - 1)) for i in range(num_iter)]
+    lrs: list[float] = []
+    losses: list[float] = []
+    smoothed: list[float] = []
+    factors: list[float] = []
+
+    def set_rate(probe: Any) -> None:
+        for group, factor in zip(probe.optimizer.param_groups, factors, strict=True):
+            group["lr"] = rates[probe.iter] * factor
+
+    def keep_loss(probe: Any) -> None:
+        loss = float(np.mean(comm.all_gather(probe.storage.history("total_loss").latest())))
+        if not math.isfinite(loss):
+            probe.request_stop("the loss is not finite", everywhere=True)
+            return
+        before = smoothed[-1] * (1 - smoothing ** len(losses)) if losses else 0.0  # without the correction
+        lrs.append(rates[probe.iter])
+        losses.append(loss)
+        smoothed.append((smoothing * before + (1 - smoothing) * loss) / (1 - smoothing ** len(losses)))
+        if stop_factor is not None and smoothed[-1] > stop_factor * min(smoothed):
+            probe.request_stop("the loss has risen", everywhere=True)
+
     with probing(trainer) as probe:
-        sweep = _Sweep(min_lr, max_lr, num_iter, smoothing, stop_factor)
-        probe.register_hooks([sweep])
+        own = [float(group.get("initial_lr", group["lr"])) for group in probe.optimizer.param_groups]
+        cfg = getattr(trainer, "cfg", None)
+        base = own[0] if cfg is None else cfg.SOLVER.BASE_LR
+        factors = [rate / base if base else 1.0 for rate in own]
+        probe.register_hooks([CallbackHook(before_step=set_rate, after_step=keep_loss)])
         with suppress(FloatingPointError):  # on a GPU
             probe._train(0, num_iter)
-    return LRSweep(sweep.lrs, sweep.losses, sweep.smoothed, _steepest(sweep.lrs, sweep.smoothed))
-
-
-class _Sweep(HookBase):
-    """Sets the rates of each step, and stops when the loss explodes."""
-
-    def __init__(
-        self, min_lr: float, max_lr: float, num_iter: int, smoothing: float, stop_factor: float | None
-    ) -> None:
-        ratio = max_lr / min_lr
-        self._rates = [min_lr * ratio ** (i / (num_iter - 1)) for i in range(num_iter)]
-        self._smoothing = smoothing
-        self._stop_factor = stop_factor
-        self._average = 0.0
-        self.lrs: list[float] = []
-        self.losses: list[float] = []
-        self.smoothed: list[float] = []
-
-    def before_train(self) -> None:
-        groups = self.trainer.optimizer.param_groups
-        rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
-        cfg = getattr(self.trainer, "cfg", None)
-        base = cfg.SOLVER.BASE_LR if cfg is not None else rates[0]
-        self._factors = [rate / base if base else 1.0 for rate in rates]
-
-    def before_step(self) -> None:
-        rate = self._rates[self.trainer.iter]
-        for group, factor in zip(self.trainer.optimizer.param_groups, self._factors, strict=True):
-            group["lr"] = rate * factor
-
-    def after_step(self) -> None:
-        trainer = self.trainer
-        loss = float(trainer.storage.history("total_loss").latest())
-        if trainer.comm.get_world_size() > 1:
-            losses = trainer.comm.all_gather(loss)
-            loss = sum(losses) / len(losses)
-        if not math.isfinite(loss):
-            trainer.request_stop("the loss is not finite", everywhere=True)
-            return
-        self._average = self._smoothing * self._average + (1 - self._smoothing) * loss
-        self.lrs.append(self._rates[trainer.iter])
-        self.losses.append(loss)
-        self.smoothed.append(self._average / (1 - self._smoothing ** len(self.losses)))
-        factor = self._stop_factor
-        if factor is not None and len(self.losses) > 1 and self.smoothed[-1] > factor * min(self.smoothed):
-            trainer.request_stop("the loss has risen", everywhere=True)
+    return LRSweep(lrs, losses, smoothed, _steepest(lrs, smoothed))
 
 
 def _steepest(lrs: list[float], losses: list[float]) -> float | None:

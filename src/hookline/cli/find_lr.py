@@ -23,10 +23,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> None:
     """Print some of the losses, and the suggestion."""
     with slow_imports():
-        from hookline.engine import config_errors_exit
-        from hookline.engine.program.probes import probe_lr
+        from hookline.engine import DefaultTrainer, config_errors_exit
+        from hookline.engine.options import set_up_probe
+        from hookline.engine.setup.find_lr import find_lr
     with config_errors_exit():
-        sweep, text = probe_lr(args, args.min_lr, args.max_lr, args.num_iter)
-        print(text)
+        trainer = DefaultTrainer(set_up_probe(args))
+        trainer.resume_or_load(resume=False)  # MODEL.WEIGHTS
+        sweep = find_lr(trainer, args.min_lr, args.max_lr, args.num_iter)
+        print(f"{'lr':>10}  {'loss':>10}  {'smoothed':>10}")
+        rows = list(zip(sweep.lrs, sweep.losses, sweep.smoothed, strict=True))
+        for row in rows[:: max(1, len(rows) // 20)]:
+            print("  ".join(f"{value:10.4g}" for value in row))
+        if sweep.suggestion is None:
+            print("No suggestion: the loss did not fall. Try more steps (--num-iter) or another range")
+        elif trainer.cfg.SOLVER.OPTIMIZERS:
+            factor = sweep.suggestion / trainer.cfg.SOLVER.BASE_LR
+            print(f"Suggestion: multiply SOLVER.BASE_LR and the BASE_LR of each optimizer by {factor:.3g}")
+        else:
+            print(f"Suggestion: SOLVER.BASE_LR {sweep.suggestion:.3g}")
         if args.plot:
             sweep.plot(args.plot)

@@ -227,6 +227,11 @@ def test_amounts_of_memory():
             parse_memory(bad)
 
 
+def test_memory_must_be_given_on_the_cpu(tmp_path):
+    with pytest.raises(ConfigError, match="--memory 4GB"):
+        find_batch_size(make(tmp_path))
+
+
 def test_a_trainer_without_a_config_is_refused():
     with pytest.raises(ConfigError, match="has no config"):
         find_batch_size(quadratic())
