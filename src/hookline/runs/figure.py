@@ -80,7 +80,7 @@ def draw_curves(
     if kind not in figure.canvas.get_supported_filetypes():
         raise ConfigError(f"{path}: the file must end with .png, .svg or .pdf")
     for number, (title, names) in enumerate(charts.items(), 1):
-        place = figure.add_subplot(lines, columns, number, title=title, xlabel=axis)
+        place = figure.add_subplot(lines, columns, number, title=title, xlabel="time (s)" if axis == "time" else axis)
         place.grid(alpha=0.25)
         if log:
             place.set_yscale("log", nonpositive="mask")
