@@ -1,37 +1,16 @@
-"""The command ``hookline``: one module per subcommand, imported when the subcommand runs."""
+"""The command ``hookline``. Its subcommands import what takes time when they run."""
 
 import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib import import_module
-from types import ModuleType
 
 import hookline
-from hookline.command_line import ArgumentParser
+from hookline.command_line import ArgumentParser, slow_imports
+
+from .commands import COMMANDS, Command
 
 __all__ = ["COMMANDS", "main", "parser_of"]
-
-COMMANDS = {
-    "train": "train",
-    "eval": "eval",
-    "predict": "predict",
-    "export": "export",
-    "inspect": "inspect",
-    "plot": "plot",
-    "compare": "compare",
-    "replay": "replay",
-    "samples": "samples",
-    "diverge": "diverge",
-    "config": "config",
-    "tokenize": "tokenize",
-    "check-data": "check_data",
-    "find-lr": "find_lr",
-    "find-batch-size": "find_batch_size",
-    "new": "new",
-    "completion": "completion",
-}
-"""Subcommands, and the names of their modules."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,10 +36,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = suggest(words[0], COMMANDS) or "; hookline --help lists the commands"
         sys.stderr.write(f"error: unknown {what} '{words[0]}'{hint}\n")
         return 2
-    module = _module(words[0])
-    args = parser_of(words[0], module).parse_args(words[1:])
+    args = parser_of(words[0]).parse_args(words[1:])
     try:
-        code = module.main(args) or 0
+        code = _run(COMMANDS[words[0]], args) or 0
         sys.stdout.flush()
         return code
     except ValueError as error:
@@ -78,16 +56,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def parser_of(command: str, module: ModuleType | None = None) -> argparse.ArgumentParser:
+def _run(command: Command, args: argparse.Namespace) -> int | None:
+    if not command.torch:
+        return command.run(args)
+    with slow_imports():
+        from hookline.engine import config_errors_exit
+    with config_errors_exit():
+        return command.run(args)
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
     """Return the parser of a subcommand."""
-    module = module or _module(command)
+    command = COMMANDS[name]
     parser = ArgumentParser(
-        prog=f"hookline {command}",
-        description=module.__doc__,
-        epilog=f"example:\n  {module.EXAMPLE}",
+        prog=f"hookline {name}",
+        description=command.help,
+        epilog=f"example:\n  {command.example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    module.add_arguments(parser)
+    command.add_arguments(parser)
     words = [_usage(action) for action in parser._actions if not action.option_strings]
     parser.usage = " ".join(["%(prog)s [OPTIONS]", *words])  # short, so that the help fits a screen
     return parser
@@ -98,12 +85,7 @@ def _usage(action: argparse.Action) -> str:
     return {"?": f"[{name}]", "*": f"[{name} ...]", "+": f"{name} ..."}.get(str(action.nargs), name)
 
 
-def _module(command: str) -> ModuleType:
-    return import_module(f"{__name__}.{COMMANDS[command]}")
-
-
 def _overview() -> str:
     lines = ["usage: hookline COMMAND [OPTIONS]", ""]
-    for command in COMMANDS:
-        lines.append(f"  {command:<16}  {(_module(command).__doc__ or '').splitlines()[0]}")
+    lines += [f"  {name:<16}  {command.help.splitlines()[0]}" for name, command in COMMANDS.items()]
     return "\n".join([*lines, "", "hookline COMMAND --help shows the options of a command and an example."])
