@@ -276,7 +276,7 @@ def _merge_table(file: IO[bytes], parts: list[Path], counts: list[int]) -> None:
 def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict | list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _flat(item, f"{name}_{key}" if name else key)
+            yield from _flat(item, f"{name}_{key}" if name else str(key))
     else:
         yield name, value
 

@@ -90,7 +90,7 @@ def program_of(args: Any) -> Program | None:
     else:
         return None
     processes = max(getattr(args, "num_gpus", 1) or 1, int(os.environ.get("LOCAL_WORLD_SIZE", 1)))  # of torchrun
-    options = ("--num-gpus", str(processes)) if processes > 1 else ()
+    options: tuple[str, ...] = ("--num-gpus", str(processes)) if processes > 1 else ()
     if getattr(args, "trainer", ""):
         options += ("--trainer", str(args.trainer))
     return Program(words, options, getattr(args, "handled", False), is_hookline, module == _PORTED)
