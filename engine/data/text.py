@@ -1,18 +1,15 @@
 """Text: lines of a file, blocks of tokens, and Python's language reference as bytes."""
 
 import functools
-from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
+import os
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
 
-from ...config import ConfigError, locate
+from ...config import ConfigError, locate, suggest_file
 from .datasets import DATASET_REGISTRY, ArrayDataset
-from .token_files import token_files
 
 __all__ = ["TextLines", "Tokens", "python_docs_test", "python_docs_train"]
 
@@ -89,64 +86,47 @@ class TextLines(Dataset[Any]):
 
 
 @DATASET_REGISTRY.register()
-class Tokens(Dataset[Any]):
-    """Files of tokens, split into blocks for a language model. The files are mapped into memory, not read.
+class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A file of tokens, split into blocks for a language model. It is mapped into memory, not read.
 
-    Samples are pairs of inputs and targets (block_size,) int64; the targets are the tokens that follow each input. The
-    documents of a folder follow each other without padding. With ``documents`` the inputs are a dict: "tokens", and
-    "documents", the number of each token's document in the sample, from 0, so that a model can keep documents apart;
-    the target of a document's last token is -100, which losses ignore. What is left at the end of a file is dropped.
+    Samples are pairs of inputs and targets (block_size,) int64; the targets are the tokens that follow each input.
+    What is left at the end of the file is dropped.
 
     Args:
-        path: a folder of ``hookline tokenize``, or a file: numbers of one type without a header, or any text with
-            ``dtype`` "uint8", its bytes. A list, or a glob pattern (``"data/part*"``), is read as one set.
+        path: numbers of one type without a header, as of NumPy's ``tofile``; or any text with ``dtype`` "uint8": its
+            bytes.
         block_size: tokens per sample.
-        dtype: type of the numbers in files without a header.
-        documents: tell which document each token is from. Needs folders of ``hookline tokenize``.
+        dtype: type of the numbers.
 
     Raises:
-        ConfigError: a file is missing, damaged, too short for one block, or has no documents.
+        ConfigError: the file is missing, cut, or too short for one block.
     """
 
     deterministic = True
 
     def __init__(
-        self,
-        path: str | Sequence[str],
-        block_size: int,
-        dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = "uint16",
-        documents: bool = False,
+        self, path: str, block_size: int, dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = "uint16"
     ) -> None:
         if block_size < 1:
             raise ConfigError(f"block_size: must be at least 1, not {block_size}")
-        self._files = token_files(path, dtype)
-        for file in self._files:
-            if len(file.tokens) <= block_size:
-                size, kind = len(file.tokens), file.tokens.dtype
-                raise ConfigError(f"{file.path} has {size} tokens of type {kind}, too few for a block of {block_size}")
-            if documents and file.ends is None:
-                raise ConfigError(
-                    f"documents: {file.path} is a file without documents; make a folder of them: hookline tokenize"
-                )
+        if not os.path.isfile(path):
+            raise ConfigError(f"there is no file {path}{suggest_file(path)}")
+        size, rest = divmod(os.path.getsize(path), np.dtype(dtype).itemsize)
+        if rest:
+            raise ConfigError(f"{path} does not end with a whole {dtype}: it was cut, or its dtype is another")
+        if size <= block_size:
+            raise ConfigError(f"{path} has {size} tokens of type {dtype}, too few for a block of {block_size}")
+        self._args = path, block_size, dtype
+        self._tokens = np.memmap(path, dtype=dtype, mode="r")
         self._block_size = block_size
-        self._documents = documents
-        # The number of samples up to the end of each file.
-        self._ends = list(accumulate((len(file.tokens) - 1) // block_size for file in self._files))
+
+    def __reduce__(self) -> Any:
+        return type(self), self._args  # a worker maps the file again; a copied map would be read whole
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return (len(self._tokens) - 1) // self._block_size
 
-    def __getitem__(self, index: int) -> tuple[Any, torch.Tensor]:
-        index = range(len(self))[index]  # IndexError at the end
-        number = bisect_right(self._ends, index)
-        file = self._files[number]
-        start = (index - (self._ends[number - 1] if number else 0)) * self._block_size
-        stop = start + self._block_size
-        block = torch.from_numpy(file.tokens[start : stop + 1].astype(np.int64))
-        if not self._documents:
-            return block[:-1], block[1:]
-        ends = file.ends_in(start, stop)
-        targets = block[1:].clone()
-        targets[ends - 1] = -100
-        documents = torch.from_numpy(np.searchsorted(ends, np.arange(self._block_size), side="right"))
-        return {"tokens": block[:-1], "documents": documents}, targets
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start = range(len(self))[index] * self._block_size  # IndexError at the end
+        block = torch.from_numpy(self._tokens[start : start + self._block_size + 1].astype(np.int64))
+        return block[:-1], block[1:]

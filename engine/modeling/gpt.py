@@ -11,7 +11,7 @@ from .build import MODEL_REGISTRY
 
 __all__ = ["GPT", "TransformerBlock"]
 
-# (cosines, sines) of shape (N or 1, 1, T, head size), or None.
+# (cosines, sines) of shape (T, head size), or None.
 _Rotation = tuple[torch.Tensor, torch.Tensor] | None
 
 
@@ -43,12 +43,8 @@ class GPT(nn.Module):
         tie_weights: use the embedding's weights as those of the output layer.
 
     Shapes:
-        tokens (N, T) int64, T <= block_size; documents (N, T) int64, the number of the document at each position, or
-        None; output (N, vocab_size, T): scores for the token after each position, with the classes in the dimension
-        where ``CrossEntropyLoss`` and ``Accuracy`` expect them.
-
-    With ``documents``, texts hold several documents one after another. A token attends only to its own document, and
-    positions start at 0 in each.
+        tokens (N, T) int64, T <= block_size; output (N, vocab_size, T): scores for the token after each position, with
+        the classes in the dimension where ``CrossEntropyLoss`` and ``Accuracy`` expect them.
 
     Raises:
         ValueError: sizes do not fit together, or the text is too long.
@@ -120,11 +116,11 @@ class GPT(nn.Module):
             plan["blocks.*.attention_proj"] = "rowwise"
         return plan
 
-    def forward(self, tokens: torch.Tensor, documents: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         length = tokens.shape[1]
         if length > self.block_size:
             raise ValueError(f"a text of {length} tokens is longer than block_size, {self.block_size}")
-        places, mask = _places_and_mask(tokens, documents)
+        places = torch.arange(length, device=tokens.device)
         x, rotation = self.tokens(tokens), None
         if self.positions is not None:
             x = x + self.positions(places)
@@ -132,7 +128,7 @@ class GPT(nn.Module):
             rotation = _rotation(places, self.width // self.heads, self.rotary_base)
         x = self.dropout(x)
         for block in self.blocks:
-            x = block(x, rotation, mask)
+            x = block(x, rotation)
         # Not a view, so that wrappers such as FSDP2 can register hooks on the output.
         return self.head(self.norm(x)).transpose(1, 2).contiguous()
 
@@ -151,8 +147,7 @@ class TransformerBlock(nn.Module):
         bias: whether linear layers have biases.
 
     Shapes:
-        input and output (N, T, width); rotation: two tensors (N or 1, 1, T, width / heads), or None; mask (N, 1, T, T),
-        True where a position attends to another, or None: to all before it and itself.
+        input and output (N, T, width); rotation: two tensors (T, width / heads), or None.
     """
 
     def __init__(
@@ -183,13 +178,13 @@ class TransformerBlock(nn.Module):
         self.mlp_proj = nn.Linear(mlp_width, width, bias)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: torch.Tensor, rotation: _Rotation = None, mask: torch.Tensor | None = None) -> torch.Tensor:
-        x = x + self.dropout(self.attention_proj(self._attend(self.norm1(x), rotation, mask)))
+    def forward(self, x: torch.Tensor, rotation: _Rotation = None) -> torch.Tensor:
+        x = x + self.dropout(self.attention_proj(self._attend(self.norm1(x), rotation)))
         y = self.norm2(x)
         hidden = F.gelu(self.mlp(y)) if self.gate is None else F.silu(self.gate(y)) * self.mlp(y)
         return x + self.dropout(self.mlp_proj(hidden))
 
-    def _attend(self, x: torch.Tensor, rotation: _Rotation, mask: torch.Tensor | None) -> torch.Tensor:
+    def _attend(self, x: torch.Tensor, rotation: _Rotation) -> torch.Tensor:
         n, length, _ = x.shape
         if self.qkv is not None:
             qkv = self.qkv(x).view(n, length, 3, -1, self.head_size)
@@ -202,7 +197,7 @@ class TransformerBlock(nn.Module):
         if rotation is not None:
             query, key = _rotate(query, *rotation), _rotate(key, *rotation)
         groups: dict[str, Any] = {"enable_gqa": True} if key.shape[1] != query.shape[1] else {}
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, **groups)
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, **groups)
         return attended.transpose(1, 2).reshape(n, length, -1)
 
 
@@ -224,27 +219,11 @@ def _check(name: str, size: int, **divisors: int) -> None:
             raise ValueError(f"{name} must be a multiple of {divisor}, {value}, not {size}")
 
 
-def _places_and_mask(tokens: torch.Tensor, documents: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return positions (T,) or (N, T), which start at 0 in each document, and the mask (N, 1, T, T) or None."""
-    places = torch.arange(tokens.shape[1], device=tokens.device)
-    if documents is None:
-        return places, None
-    if documents.shape != tokens.shape:
-        raise ValueError(
-            f"documents must have the shape of tokens, {tuple(tokens.shape)}, not {tuple(documents.shape)}"
-        )
-    begins = F.pad(documents[:, 1:] != documents[:, :-1], (1, 0))
-    starts = torch.where(begins, places, 0).cummax(dim=1).values
-    # The same start means the same document, even if a number is used twice.
-    mask = (starts[:, :, None] == starts[:, None, :]) & (places[:, None] >= places)
-    return places - starts, mask[:, None]
-
-
 def _rotation(places: torch.Tensor, size: int, base: float) -> _Rotation:
     """Return cosines and sines of the angles at each position, for heads of this size."""
     wavelengths = base ** (torch.arange(0, size, 2, device=places.device) / size)
     angles = places[..., None] / wavelengths
-    angles = torch.cat((angles, angles), dim=-1).view(-1, 1, places.shape[-1], size)
+    angles = torch.cat((angles, angles), dim=-1)
     return angles.cos(), angles.sin()
 
 

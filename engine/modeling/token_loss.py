@@ -18,8 +18,8 @@ logger = logging.getLogger(__name__)
 class TokenCrossEntropyLoss(nn.CrossEntropyLoss):
     """The cross entropy over the tokens that count, and their number.
 
-    Batches on different ranks, and micro-batches, may have different numbers of such tokens: padding and the ends of
-    packed documents do not count. With the number, the gradient is that of the mean over all tokens of the global
+    Batches on different ranks, and micro-batches, may have different numbers of such tokens: padding does not count.
+    With the number, the gradient is that of the mean over all tokens of the global
     batch. It is computed in float32. Without any token the loss is 0.
 
     Args:

@@ -1,20 +1,28 @@
-"""The GPT in the shape of Llama on packed documents: the same losses on one rank, and split over two."""
+"""The GPT in the shape of Llama on texts of different lengths: the same losses on one rank, and split over two."""
 
 import pytest
 from ranks import ROOT, finish, fork, rows, tool
 
-from hookline.engine.data.tokenizing import tokenize_files
-
 pytestmark = pytest.mark.slow
 
+TEXTS = """
+import torch
+from hookline.engine.data import Tokens
+
+
+class Texts(Tokens):
+    def __getitem__(self, index):
+        inputs, targets = super().__getitem__(index)
+        return inputs, targets.where(torch.arange(len(targets)) < 8 + index * 5 % 25, -100)
+"""
 CONFIG = """
 _BASE_: "language/gpt_1b.yaml"
 MODEL:
   DEVICE: "cpu"
   ARGS: {vocab_size: 256, block_size: 32, width: 16, depth: 2, heads: 4, kv_heads: 2, mlp_width: 24}
 DATASETS:
-  TRAIN: [{NAME: "Tokens", ARGS: {path: "tokens", block_size: 32, documents: True}}]
-  TEST: [{NAME: "Tokens", ARGS: {path: "tokens", block_size: 32, documents: True}, AS: "test"}]
+  TRAIN: [{NAME: "texts:Texts", ARGS: {path: "text.txt", block_size: 32, dtype: "uint8"}}]
+  TEST: [{NAME: "texts:Texts", ARGS: {path: "text.txt", block_size: 32, dtype: "uint8"}, AS: "test"}]
 DATALOADER: {BATCH_SIZE: 8, NUM_WORKERS: 0}
 SOLVER: {ACCUMULATION_STEPS: 2, MAX_ITER: 4, WARMUP_ITERS: 2, BASE_LR: 0.01}
 TEST: {METRICS: ["Loss", "Accuracy"]}
@@ -37,11 +45,10 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def train(tmp_path_factory):
-    """Train in a folder with tokens, and return the rows of metrics."""
+    """Train in a folder with a text, and return the rows of metrics."""
     folder = tmp_path_factory.mktemp("language")
-    lines = folder / "lines.txt"  # documents of different lengths: ranks and micro-batches differ in targets
-    lines.write_text("\n".join((ROOT / "README.md").read_text().splitlines()[:80]))
-    tokenize_files([str(lines)], str(folder / "tokens"), lines=True)
+    (folder / "text.txt").write_text("\n".join((ROOT / "README.md").read_text().splitlines()[:80]))
+    (folder / "texts.py").write_text(TEXTS)  # of different lengths: ranks and micro-batches differ in targets
     (folder / "my.yaml").write_text(CONFIG)
 
     def call(ranks, *options):

@@ -1,14 +1,12 @@
-"""A language model on packed documents: the command that makes them, training on two ranks, a kill, a resume on one."""
+"""A language model on a file of bytes: training on two ranks, a stop, a resume on one."""
 
 import pytest
 from ranks import ROOT, finish, fork, rows, tool
 
-from hookline.engine.data.tokenizing import tokenize_files
-
 pytestmark = [pytest.mark.timeout(400), pytest.mark.slow]
 
 MODEL = {"block_size": 32, "width": 16, "depth": 1, "heads": 2, "positions": "rotary"}
-DATA = {"NAME": "Tokens", "ARGS": {"path": "tokens", "block_size": 32, "documents": True}}
+DATA = {"NAME": "Tokens", "ARGS": {"path": "text.txt", "block_size": 32, "dtype": "uint8"}}
 
 
 def train(folder, output, length, *more):
@@ -23,8 +21,7 @@ def train(folder, output, length, *more):
 
 
 def test_two_ranks_and_a_resume_on_one_read_the_samples_of_an_undisturbed_run(tmp_path):
-    (tmp_path / "documents.txt").write_text("\n".join("word " * (number % 9 + 1) for number in range(60)))
-    tokenize_files([str(tmp_path / "documents.txt")], str(tmp_path / "tokens"), lines=True, end_token="0")
+    (tmp_path / "text.txt").write_text("\n".join("word " * (number % 9 + 1) for number in range(60)))
     whole = train(tmp_path, "whole", 12)
     assert len(whole) == 12
     first = train(tmp_path, "parts", 7, "--num-gpus", "2")

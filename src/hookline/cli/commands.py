@@ -2,8 +2,6 @@
 
 import argparse
 import shlex
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import cleandoc
@@ -267,47 +265,6 @@ def diverge(args: argparse.Namespace) -> int:
 
 
 COMMANDS["config"] = Command(cleandoc(config.__doc__ or ""), config.EXAMPLE, config.add_arguments, config.main, False)
-
-
-@_command(
-    """hookline tokenize books/*.txt --output data/books
-  hookline tokenize web.jsonl.gz --output data/web --tokenizer gpt2.json""",
-    _arg("inputs", nargs="+", metavar="FILE", help="text in UTF-8, or .jsonl; also .gz"),
-    _arg("--output", required=True, metavar="FOLDER", help="the folder to write, which must not exist"),
-    _arg("--tokenizer", default="bytes", metavar="T", help="bytes, package.module:function, or a tokenizer's .json"),
-    _arg("--end-token", metavar="TOKEN", help="put after each document: a number, or a name"),
-    _arg("--field", default="text", metavar="NAME", help="the text in a line of .jsonl (%(default)s)"),
-    _arg("--lines", action="store_true", help="each line of a text file is a document"),
-    _arg("--dtype", choices=("uint8", "uint16", "uint32"), help="type of the numbers (from the vocabulary)"),
-    _arg("--workers", type=int, default=0, metavar="N", help="processes that tokenize (0: this one)"),
-)
-def tokenize(args: argparse.Namespace) -> None:
-    """Turn text into a folder of tokens for the data set Tokens.
-
-    A .jsonl file has one document per line, any other file is one document.
-    """
-    from hookline.engine.data.tokenizing import tokenize_files
-
-    last = time.monotonic()
-
-    def progress(documents: int, tokens: int) -> None:
-        nonlocal last
-        if time.monotonic() - last >= 10:
-            last = time.monotonic()
-            sys.stderr.write(f"{documents:,} documents, {tokens:,} tokens\n")
-
-    info = tokenize_files(
-        args.inputs,
-        args.output,
-        args.tokenizer,
-        end_token=args.end_token,
-        field=args.field,
-        lines=args.lines,
-        dtype=args.dtype,
-        workers=args.workers,
-        progress=progress,
-    )
-    print(f"Wrote {args.output}: {info['documents']:,} documents, {info['tokens']:,} tokens of type {info['dtype']}")
 
 
 @_command(

@@ -1,5 +1,4 @@
 import copy
-import itertools
 import re
 
 import pytest
@@ -68,21 +67,6 @@ LLAMA = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, LLAMA], ids=["gpt", "llama"])
-def test_packed_documents_are_scored_as_if_alone(options):
-    model, tokens = small(**options), torch.randint(11, (2, 8))
-    documents = torch.tensor([[4, 4, 4, 5, 5, 5, 5, 5], [7, 0, 0, 0, 7, 7, 7, -1]])  # numbers may come again
-    packed = model(tokens, documents)
-    for row, cuts in enumerate(([0, 3, 8], [0, 1, 4, 7, 8])):
-        alone = [model(tokens[row : row + 1, a:b]) for a, b in itertools.pairwise(cuts)]
-        assert torch.allclose(packed[row : row + 1], torch.cat(alone, 2), atol=1e-6)
-
-
-def test_one_document_is_the_same_as_none():
-    model, tokens = small(**LLAMA), torch.randint(11, (2, 8))
-    assert torch.allclose(model(tokens, torch.ones_like(tokens)), model(tokens), atol=1e-6)
-
-
 def test_as_many_heads_of_keys_as_of_queries_are_ordinary_attention():
     fused, separate = small(), small(kv_heads=2)
     weights = fused.state_dict()
@@ -126,9 +110,8 @@ def test_blocks_recompute_their_activations():
     changed = copy.deepcopy(plain)
     checkpoint_activations(changed, ["TransformerBlock"])
     tokens = torch.randint(11, (2, 8))
-    documents = torch.tensor([[0, 0, 0, 1, 1, 1, 1, 1]] * 2)
     for model in (plain, changed):
-        model(tokens, documents).square().mean().backward()
+        model(tokens).square().mean().backward()
     for one, two in zip(plain.parameters(), changed.parameters(), strict=True):
         assert torch.equal(one.grad, two.grad)
 
