@@ -28,7 +28,6 @@ EXTRAS = {
     "plot": ["matplotlib>=3.7"],
     "mlflow": ["mlflow>=2.14", "pillow>=10"],
     "safetensors": ["safetensors>=0.4"],
-    "tables": ["pyarrow>=14"],
     "wandb": ["wandb>=0.17", "pillow>=10"],
 }
 EXTRAS["all"] = sorted({name for names in EXTRAS.values() for name in names})

@@ -31,7 +31,6 @@ from .samplers import (
 )
 from .seeding import SeededLoader, is_deterministic
 from .stream import ShardedIterable, StreamLoader
-from .tables import table
 from .text import TextLines, Tokens, python_docs_test, python_docs_train
 from .transfer import move_to_device
 from .transforms import TRANSFORM_REGISTRY, Transforms
@@ -81,7 +80,6 @@ __all__ = [
     "seed_generators",
     "split_batch",
     "stream_key",
-    "table",
     "trivial_batch_collator",
     "worker_init_reset_seed",
 ]
