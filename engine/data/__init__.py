@@ -17,7 +17,7 @@ from .epoch_iterator import EpochIterator
 from .generators import seed_generators, stream_key
 from .grouped_batches import GroupedBatchSampler
 from .huggingface import HuggingFaceDataset
-from .images import ImageFolder
+from .images import TRANSFORM_REGISTRY, ImageFolder
 from .microbatch import split_batch
 from .samplers import (
     SAMPLER_REGISTRY,
@@ -33,7 +33,6 @@ from .seeding import SeededLoader, is_deterministic
 from .stream import ShardedIterable, StreamLoader
 from .text import TextLines, Tokens, python_docs_test, python_docs_train
 from .transfer import move_to_device
-from .transforms import TRANSFORM_REGISTRY, Transforms
 
 __all__ = [
     "COLLATE_REGISTRY",
@@ -63,7 +62,6 @@ __all__ = [
     "ToIterableDataset",
     "Tokens",
     "TrainingSampler",
-    "Transforms",
     "build_batch_data_loader",
     "build_test_loader",
     "build_train_loader",

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from itertools import islice
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -12,9 +11,6 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 from ...config import ConfigError, Registry, component
 from ...config.errors import place_of
 from ...config.slots import Slot
-from ...hooks.common.rng import preserve_rng
-from .. import comm
-from .generators import seed_generators
 
 __all__ = ["DATASET_REGISTRY", "ArrayDataset", "concat_datasets", "first_samples", "get_dataset"]
 
@@ -117,46 +113,18 @@ def concat_datasets(datasets: Sequence[Dataset[Any]]) -> Dataset[Any]:
 def first_samples(dataset: Any, number: int) -> Dataset[Any]:
     """The first ``number`` samples of a data set. An :class:`ArrayDataset` stays one.
 
-    Those of an iterable data set are read now. The ``transform`` of a :class:`ShardedIterable` is still applied to a
-    sample each time it is used.
-
     Raises:
-        ConfigError: the data set splits itself between several ranks, so that no rank can read the first samples.
+        ConfigError: the data set is iterable.
     """
     if isinstance(dataset, IterableDataset):
-        return _FirstOfStream(dataset, number)
+        raise ConfigError(
+            f"DATALOADER.OVERFIT_BATCHES: {type(dataset).__name__} is iterable; put its first samples into a list: "
+            f"list(islice(dataset, {number}))"
+        )
     number = min(number, len(dataset))
     if type(dataset) is ArrayDataset:
         return ArrayDataset(*(tensor[:number] for tensor in dataset.tensors))
     return Subset(dataset, range(number))
-
-
-class _FirstOfStream(Dataset[Any]):
-    """The first samples of an iterable data set, in memory."""
-
-    def __init__(self, dataset: Any, number: int) -> None:
-        source = getattr(dataset, "source", None)
-        if source is None and comm.get_data_size() > 1:
-            raise ConfigError(
-                f"DATALOADER.OVERFIT_BATCHES: {type(dataset).__name__} splits itself between ranks, so no rank knows "
-                "its first samples: run one process, or make it a ShardedIterable"
-            )
-        with preserve_rng():
-            seed_generators(0, 0)  # the same samples on all ranks, each time
-            self._samples = list(islice(dataset if source is None else source, number))
-        if not self._samples:
-            raise ConfigError(f"DATASETS.TRAIN: the data set {type(dataset).__name__} has no samples")
-        self._transform = getattr(dataset, "transform", None) if source is not None else None
-        self.deterministic = self._transform is None
-        if hasattr(dataset, "collate_fn"):
-            self.collate_fn = dataset.collate_fn
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, index: int) -> Any:
-        sample = self._samples[index]
-        return sample if self._transform is None else self._transform(sample)
 
 
 @DATASET_REGISTRY.register()

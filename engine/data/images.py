@@ -1,23 +1,27 @@
-"""Images in folders, one folder per class."""
+"""Images in folders, one folder per class, and transforms of image tensors (C, H, W) with values from 0 to 1."""
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 from torch.utils.data import Dataset
 
-from ...config import ConfigError
+from ...config import ConfigError, Registry, component
 from .datasets import DATASET_REGISTRY
-from .transforms import Transforms
 
-__all__ = ["ImageFolder"]
+__all__ = ["TRANSFORM_REGISTRY", "ImageFolder"]
 
 logger = logging.getLogger(__name__)
 
 _EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+TRANSFORM_REGISTRY = Registry("TRANSFORM", Callable)
+"""Transforms of samples: classes of callable objects. Those of torchvision are named "torchvision.transforms.v2:Name".
+"""
 
 
 @DATASET_REGISTRY.register()
@@ -63,9 +67,13 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
             raise ConfigError(f"root: there are no images in the folders of {root} ({', '.join(_EXTENSIONS)})")
         self._size = (size, size) if isinstance(size, int) else None if size is None else (size[0], size[1])
         self._mode = mode
-        self._transforms = Transforms(transforms)
+        self._transforms = []
+        for i, entry in enumerate(transforms):
+            name, args = component(entry)
+            self._transforms.append(TRANSFORM_REGISTRY.build(name, args, key=f"transforms[{i}].ARGS"))
         # A subclass that overrides reading, perhaps with augmentation, must declare it itself.
-        self.deterministic = self._transforms.deterministic and type(self).__getitem__ is ImageFolder.__getitem__
+        still = all(getattr(transform, "deterministic", False) for transform in self._transforms)
+        self.deterministic = still and type(self).__getitem__ is ImageFolder.__getitem__
         logger.debug("%s: %d images of %d classes", root, len(self.files), len(self.classes))
 
     def __len__(self) -> int:
@@ -83,7 +91,10 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
             image = image.resize(self._size[::-1])
         pixels = torch.from_numpy(np.array(image))
         pixels = pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
-        return self._transforms(pixels.float() / 255), label
+        made: Any = pixels.float() / 255
+        for transform in self._transforms:
+            made = transform(made)
+        return made, label
 
 
 def _folders(root: str) -> list[str]:
@@ -103,3 +114,53 @@ def _images(root: str, name: str) -> list[str]:
         if file.lower().endswith(_EXTENSIONS)
     ]
     return sorted(found)
+
+
+@TRANSFORM_REGISTRY.register()
+class Normalize:
+    """Subtracts the mean and divides by the standard deviation.
+
+    Args:
+        mean: one number, or one per channel.
+        std: the same.
+    """
+
+    deterministic = True
+
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        self.mean, self.std = (torch.tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in (mean, std))
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        return (image - self.mean) / self.std
+
+
+@TRANSFORM_REGISTRY.register()
+class RandomHorizontalFlip:
+    """Mirrors an image left to right.
+
+    Args:
+        p: the probability.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = p
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        return image.flip(-1) if torch.rand(()) < self.p else image
+
+
+@TRANSFORM_REGISTRY.register()
+class RandomCrop:
+    """Shifts an image by up to ``padding`` pixels in each direction. What comes in from outside is 0.
+
+    Args:
+        padding: pixels.
+    """
+
+    def __init__(self, padding: int = 4) -> None:
+        self.padding = padding
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        height, width = image.shape[-2:]
+        top, left = torch.randint(2 * self.padding + 1, (2,)).tolist()
+        return F.pad(image, (self.padding,) * 4)[..., top : top + height, left : left + width]
