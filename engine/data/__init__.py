@@ -9,7 +9,6 @@ from .build import (
     check_same_length,
     worker_init_reset_seed,
 )
-from .check_samples import check_samples
 from .collate import COLLATE_REGISTRY, pad_collate, trivial_batch_collator
 from .common import AspectRatioGroupedDataset, DatasetFromList, MapDataset, ToIterableDataset
 from .datasets import DATASET_REGISTRY, ArrayDataset, concat_datasets, get_dataset
@@ -67,7 +66,6 @@ __all__ = [
     "build_train_loader",
     "check_data",
     "check_same_length",
-    "check_samples",
     "concat_datasets",
     "get_dataset",
     "is_deterministic",
