@@ -136,9 +136,6 @@ _C.DATALOADER.LIMIT_TRAIN_BATCHES = _count(0)
 _C.DATALOADER.LIMIT_TEST_BATCHES = _count(0)
 # Train and evaluate only on this many first training batches, to test whether the model can learn them. 0: on all.
 _C.DATALOADER.OVERFIT_BATCHES = _count(0)
-# How a resume continues an iterable data set without state_dict(). True: read and discard the samples that were used.
-# False: restart the epoch.
-_C.DATALOADER.FAST_FORWARD = True
 
 # ---------------------------------------------------------------------------- optimisation
 _C.SOLVER = CN()

@@ -138,7 +138,6 @@ def _train_stream(cfg: CfgNode, dataset: IterableDataset[Any], seed: int) -> Dat
         seed=seed,
         drop_last=settings.DROP_LAST,
         max_batches=settings.LIMIT_TRAIN_BATCHES or None,
-        fast_forward=settings.FAST_FORWARD,
         **_options(cfg, dataset),
     )
 

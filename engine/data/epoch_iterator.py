@@ -192,7 +192,8 @@ class EpochIterator:
         self.epoch, self.position, self._pass = state["epoch"], 0, state.get("pass", 0)
         self._origin = self._read = 0
         if self._stateful and "loader" in state:
-            return self._load_own_state(state)
+            self._load_own_state(state)
+            return True
         samples = state.get("samples", 0)
         if state["position"] == 0 and not samples:
             return True
@@ -211,15 +212,13 @@ class EpochIterator:
             self.position = self.length - left if known else -(-samples // self._sampler.batch_size)  # type: ignore
         return True
 
-    def _load_own_state(self, state: Mapping[str, Any]) -> bool:
-        if self.loader.load_state_dict(state["loader"]) is False:
-            return not (state["position"] or self._endless)  # the beginning of an epoch needs no positioning
+    def _load_own_state(self, state: Mapping[str, Any]) -> None:
+        self.loader.load_state_dict(state["loader"])
         self.position = state["position"]
         if state.get("skipped"):
             self._start()  # makes the loader use its state; the rest of that epoch is skipped
         else:
             self._loaded = True
-        return True
 
     def _counted(self, state: Mapping[str, Any]) -> int:
         """Batches of the current epoch where epochs are only counted, in the current batch size."""

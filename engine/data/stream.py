@@ -68,7 +68,6 @@ class StreamLoader(WorkerLoader):
         keep_rest: keep the last batch of a :class:`ShardedIterable` even if some ranks have no sample of it, and so one
             batch fewer. For evaluation; in training, ranks must take the same number of steps.
         max_batches: batches per pass on this rank, at most.
-        fast_forward: if the data set cannot go to a position itself, read and discard the samples before it.
         rank: the rank to read for. Default: this process's data rank.
         world_size: number of ranks. Default: the number of data ranks.
         **options: as for DataLoader.
@@ -84,7 +83,6 @@ class StreamLoader(WorkerLoader):
         collate_fn: Callable[[Any], Any] | None = None,
         keep_rest: bool = False,
         max_batches: int | None = None,
-        fast_forward: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
         **options: Any,
@@ -93,7 +91,6 @@ class StreamLoader(WorkerLoader):
         self._parts = _Parts(batch_size, rank, world_size, drop_last, keep_rest)
         self._seed = seed
         self._max_batches = max_batches
-        self._fast_forward = fast_forward
         self._sharded = isinstance(dataset, ShardedIterable)
         self._epoch = 0
         self._resume: dict[str, Any] | None = None
@@ -157,16 +154,9 @@ class StreamLoader(WorkerLoader):
             state["shards"] = [list(shard) for shard in state["shards"]]
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> bool:
-        """Start the next ``iter()`` at a saved position, if it is of the same epoch.
-
-        Returns:
-            False if the data set cannot go there and ``fast_forward`` is off.
-        """
-        if not self._fast_forward and self._samples_to_discard(state):
-            return False
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Start the next ``iter()`` at a saved position, if it is of the same epoch."""
         self._resume = state
-        return True
 
     def __len__(self) -> int:
         """Batches per pass on this rank; ``max_batches``, if the data may have more.

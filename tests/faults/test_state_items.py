@@ -168,7 +168,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "endless": {"DATALOADER": {"SAMPLER_TRAIN": "TrainingSampler", "ITERS_PER_EPOCH": 4}},
     "stream": {
         "DATASETS": {"TRAIN": ["state_items_stream"]},
-        "DATALOADER": {"ITERS_PER_EPOCH": 7, "FAST_FORWARD": False},
+        "DATALOADER": {"ITERS_PER_EPOCH": 7},
     },
     "torchdata": {"DATALOADER": {"ITERS_PER_EPOCH": 3}},
     "shares": {

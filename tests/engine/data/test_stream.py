@@ -266,26 +266,16 @@ def test_a_set_without_a_state_is_read_again_with_a_warning(caplog):
     assert data.asked == 16
 
 
-@pytest.mark.parametrize("fast_forward", [True, False])
-def test_at_the_end_of_an_epoch_nothing_is_read_again_or_logged(caplog, fast_forward):
+def test_at_the_end_of_an_epoch_nothing_is_read_again_or_logged(caplog):
     iterator = EpochIterator(make_loader(ShardedIterable(Plain())))
     whole = read(iterator, 6)
     data = Plain()
-    fresh = EpochIterator(make_loader(ShardedIterable(data), fast_forward=fast_forward))
+    fresh = EpochIterator(make_loader(ShardedIterable(data)))
     with caplog.at_level(logging.WARNING, "hookline"):
         assert fresh.load_state_dict(iterator.state_dict())
         assert read(fresh, 6) == read(iterator, 6) != whole
     assert not caplog.text
     assert data.asked == SIZE
-
-
-def test_a_set_without_a_state_restarts_if_fast_forward_is_off():
-    iterator = EpochIterator(make_loader(ShardedIterable(Plain())))
-    first = read(iterator, 3)
-    fresh = EpochIterator(make_loader(ShardedIterable(Plain()), fast_forward=False))
-    assert not fresh.load_state_dict(iterator.state_dict())
-    assert read(fresh, 3) == first
-    assert fresh.position == 3
 
 
 @pytest.mark.parametrize("dataset", [lambda: sharded(Remembering), OwnShardsRemembered])
