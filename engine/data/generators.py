@@ -5,13 +5,14 @@ takes an int of 64 bits.
 """
 
 import ctypes
-import pickle
 import random
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+
+from ...config import ConfigError
 
 __all__ = ["GENERATORS", "Generator", "seed_generators", "stream_key"]
 
@@ -58,7 +59,7 @@ class _Torch:
 
 
 class _Numpy:
-    """NumPy's generator. ``np.random.get_state()`` takes 40 µs, so its memory is read where it has the usual type.
+    """NumPy's generator. ``np.random.get_state()`` takes 40 µs, so its memory is read.
 
     NumPy keeps every second normal number for the next call, outside of that memory. One can be there only after the
     memory has changed, so only then the whole state is asked for.
@@ -68,39 +69,37 @@ class _Numpy:
 
     def __init__(self) -> None:
         self._seen = b""
-        self._kept: Any = None  # the whole state, if a normal number was kept when _seen was read
+        self._kept: float | None = None  # the normal number that was kept when _seen was read
 
     def _address(self) -> int:
-        """Return the address of the state; 0 for another type of generator."""
         generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
-        return generator.ctypes.state_address if type(generator) is np.random.MT19937 else 0
+        if type(generator) is not np.random.MT19937:
+            raise ConfigError(
+                f"np.random.set_bit_generator: NumPy's global generator must be MT19937, as usual, to be seeded for "
+                f"each sample, not {type(generator).__name__}; draw from a generator of your own instead"
+            )
+        return generator.ctypes.state_address
 
-    def get(self) -> tuple[bytes, Any]:
-        address = self._address()
-        if not address:
-            return b"", np.random.get_state(legacy=False)
-        memory = ctypes.string_at(address, self._SIZE)
-        if memory != self._seen:
+    def get(self) -> tuple[bytes, float | None]:
+        memory = ctypes.string_at(self._address(), self._SIZE)
+        if memory != self._seen or self._kept is not None:
             whole: Any = np.random.get_state(legacy=False)
-            self._seen, self._kept = memory, whole if whole["has_gauss"] else None
+            self._seen, self._kept = memory, whole["gauss"] if whole["has_gauss"] else None
         return memory, self._kept
 
-    def unchanged(self, state: tuple[bytes, Any]) -> bool:
-        memory, whole = state
-        address = self._address()
-        if not address or whole is not None:
-            now: Any = np.random.get_state(legacy=False)
-            return bool(memory) == bool(address) and pickle.dumps(now) == pickle.dumps(whole)
-        return ctypes.string_at(address, self._SIZE) == memory
+    def unchanged(self, state: tuple[bytes, float | None]) -> bool:
+        memory, kept = state
+        if kept is not None:
+            return self.get() == state
+        return ctypes.string_at(self._address(), self._SIZE) == memory
 
-    def set(self, state: tuple[bytes, Any]) -> None:
-        memory, whole = state
-        address = self._address()
-        if whole is not None or not address:
-            np.random.set_state(whole)
-            return
+    def set(self, state: tuple[bytes, float | None]) -> None:
+        memory, kept = self._seen, self._kept = state
         np.random.seed(0)  # forgets a number that is kept
-        ctypes.memmove(address, memory, self._SIZE)
+        ctypes.memmove(self._address(), memory, self._SIZE)
+        if kept is not None:
+            whole: Any = np.random.get_state(legacy=False)
+            np.random.set_state(whole | {"has_gauss": 1, "gauss": kept})
 
     def seed(self, seed: int) -> None:
         np.random.seed(seed >> 32)
