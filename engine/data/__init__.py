@@ -14,7 +14,6 @@ from .common import AspectRatioGroupedDataset, DatasetFromList, MapDataset, ToIt
 from .datasets import DATASET_REGISTRY, ArrayDataset, concat_datasets, get_dataset
 from .epoch_iterator import EpochIterator
 from .generators import seed_generators, stream_key
-from .grouped_batches import GroupedBatchSampler
 from .huggingface import HuggingFaceDataset
 from .images import TRANSFORM_REGISTRY, ImageFolder
 from .microbatch import split_batch
@@ -22,6 +21,7 @@ from .samplers import (
     SAMPLER_REGISTRY,
     EpochSampler,
     GlobalBatchSampler,
+    GroupedBatchSampler,
     InferenceSampler,
     LengthGroupedSampler,
     RandomSubsetTrainingSampler,

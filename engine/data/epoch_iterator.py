@@ -8,10 +8,9 @@ import torch
 from ...config import ConfigError
 from .batch_sampler import takes_start
 from .index_stream import IndexStream
-from .iterate import iterate
+from .iterate import ended_early, exact_length, iterate
 from .prefetch import CudaPrefetcher
-from .stream_reader import has_state
-from .whole_pass import ended_early, exact_length
+from .stream import has_state
 
 __all__ = ["EpochIterator"]
 

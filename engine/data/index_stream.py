@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ...config import ConfigError
 from .iterate import iterate
-from .stream_reader import has_state
+from .stream import has_state
 from .workers import swapped
 
 __all__ = ["IndexStream", "reason_without_indices"]

@@ -51,7 +51,7 @@ def make_batch(
 def batch_reader(dataset: Any) -> Callable[[Any], Any] | None:
     """The ``__getitems__`` of a data set that reads whole batches, or None. A Subset has one only if its data has."""
     owner = dataset
-    while type(owner) is Subset:  # a subclass may read in its own way
+    while isinstance(owner, Subset) and type(owner).__getitems__ is Subset.__getitems__:
         owner = owner.dataset
     return getattr(dataset, "__getitems__", None) if hasattr(owner, "__getitems__") else None
 

@@ -16,12 +16,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler
+from torch.utils.data import BatchSampler, Sampler
 
 from ...config import ConfigError, Registry
 from .. import comm
 from .batch_sampler import GlobalBatchSampler
-from .grouped_batches import GroupedBatchSampler
 
 __all__ = [
     "SAMPLER_REGISTRY",
@@ -343,6 +342,41 @@ class InferenceSampler(Sampler[int]):
 
     def __len__(self) -> int:
         return len(self._local_indices)
+
+
+class GroupedBatchSampler(BatchSampler):
+    """Batches of indices of one group, as close as possible to the order of a sampler.
+
+    A batch is yielded as soon as it is full. Indices of batches that are not full at the end begin the batches of
+    the next pass, so a pass has no fixed length.
+
+    Args:
+        sampler: yields indices.
+        group_ids: (size,) ints, the group of each sample.
+        batch_size: indices per batch.
+    """
+
+    def __init__(self, sampler: Sampler[int], group_ids: Sequence[int], batch_size: int) -> None:
+        if not isinstance(sampler, Sampler):
+            raise ValueError(f"GroupedBatchSampler takes a torch Sampler, not {sampler!r}")
+        self.sampler = sampler
+        self.group_ids = np.asarray(group_ids)
+        if self.group_ids.ndim != 1:
+            raise ValueError(f"group_ids must be one number per sample, not an array of {self.group_ids.shape}")
+        self.batch_size = batch_size
+        self.buffer_per_group: dict[int, list[int]] = {group: [] for group in np.unique(self.group_ids).tolist()}
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for sample in self.sampler:
+            batch = self.buffer_per_group[int(self.group_ids[sample])]
+            batch.append(sample)
+            if len(batch) == self.batch_size:
+                full = batch[:]
+                batch.clear()  # before the yield: a reader may stop here
+                yield full
+
+    def __len__(self) -> int:
+        raise TypeError("the number of batches of a GroupedBatchSampler is not known")
 
 
 def _categories(sample: Any) -> set[int]:

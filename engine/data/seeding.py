@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, defa
 from ...hooks.common.rng import preserve_rng
 from .batch_sampler import PlacedBatch
 from .generators import COLLATE, GENERATORS, SAMPLE, Generator, seed_generators, stream_key
-from .reading import identity, make_batch, read_sample
+from .reading import batch_reader, identity, make_batch, read_sample
 from .workers import WorkerLoader, swapped
 
 __all__ = ["SeededLoader", "is_deterministic", "isolated_generators"]
@@ -67,7 +67,7 @@ class _SeededReader(Dataset[Any]):
         self._dataset: _Getter = dataset
         self._collate = collate
         self._seed = seed
-        self._read_batch = getattr(dataset, "__getitems__", None) if _reads_batches(dataset) else None
+        self._read_batch = batch_reader(dataset)
         # Generators that the data set draws from, by their numbers in GENERATORS. Torch's is always seeded: a data set
         # may read torch.initial_seed(), or draw in torch.random.fork_rng(), and its state is then unchanged.
         self._drawn = [len(GENERATORS) - 1]
@@ -105,13 +105,6 @@ class _SeededReader(Dataset[Any]):
                 samples.append(read_sample(dataset, index))
         seed_generators(stream_key(self._seed, epoch, COLLATE), places[0], generators)
         return make_batch(dataset, lambda _: samples, self._collate, indices)
-
-
-def _reads_batches(dataset: Any) -> bool:
-    """Whether the data set has ``__getitems__``. A Subset always has it, so its data set is asked."""
-    while isinstance(dataset, Subset):
-        dataset = dataset.dataset
-    return hasattr(dataset, "__getitems__")
 
 
 def is_deterministic(dataset: Any, collate_fn: Callable[[Any], Any] | None = None) -> bool:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..data.iterate import whole_pass
 from ..data.transfer import move_to_device
-from ..data.whole_pass import whole_pass
 from .lockstep import counted
 
 __all__ = [

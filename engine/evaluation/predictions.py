@@ -23,8 +23,8 @@ from ...config import ConfigError, suggest
 from ...config.files.atomic import remove_leftovers, replace_file, temporary_path
 from ...config.files.run_folder import claim
 from .. import comm
+from ..data.iterate import whole_pass
 from ..data.transfer import move_to_device
-from ..data.whole_pass import whole_pass
 from ..modeling.outputs import without_loss
 from .evaluator import inference_context
 from .lockstep import counted

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from hookline.config import get_cfg
 from hookline.engine.data import DATASET_REGISTRY, EpochIterator, ShardedIterable, build_test_loader, build_train_loader
-from hookline.engine.data.whole_pass import whole_pass
+from hookline.engine.data.iterate import whole_pass
 
 
 @DATASET_REGISTRY.register()

@@ -3,6 +3,7 @@ from itertools import chain, islice
 
 import pytest
 import torch
+from torch.utils.data import SequentialSampler
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm
@@ -11,6 +12,7 @@ from hookline.engine.data.samplers import (
     SAMPLER_REGISTRY,
     EpochSampler,
     GlobalBatchSampler,
+    GroupedBatchSampler,
     InferenceSampler,
     LengthGroupedSampler,
     RandomSubsetTrainingSampler,
@@ -223,3 +225,23 @@ def test_a_batch_sampler_of_a_config_gets_the_stream_for_all_ranks(monkeypatch):
     monkeypatch.setattr(comm, "get_data_rank", lambda: 1)
     sampler = build_train_loader(cfg).batch_sampler.sampler
     assert take(sampler, 20) == list(islice(sampler._infinite_indices(), 20))
+
+
+def test_a_batch_has_samples_of_one_group_in_the_order_of_the_sampler():
+    batches = GroupedBatchSampler(SequentialSampler(range(10)), [0, 1] * 5, 2)
+    assert list(batches) == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert next(iter(batches)) == [8, 0]  # 8 was left over
+    with pytest.raises(TypeError):
+        len(batches)
+
+
+def test_an_endless_sampler_gives_endless_batches():
+    batches = GroupedBatchSampler(TrainingSampler(10, seed=0), [1, 0] * 5, 2)
+    assert all((a - b) % 2 == 0 for a, b in islice(batches, 20))
+
+
+def test_wrong_groups_are_named():
+    with pytest.raises(ValueError, match="torch Sampler"):
+        GroupedBatchSampler([0, 1], [0, 1], 2)
+    with pytest.raises(ValueError, match="one number per sample"):
+        GroupedBatchSampler(SequentialSampler(range(2)), [[0], [1]], 2)
