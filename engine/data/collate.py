@@ -53,13 +53,21 @@ def pad_collate(samples: list[Any], padding: Any = 0) -> Any:
     return default_collate(samples)
 
 
-def check_collate_fn(cfg: CfgNode) -> None:
-    """Check the name and arguments of ``cfg.DATALOADER.COLLATE_FN``.
+_KEY = "DATALOADER.COLLATE_FN.ARGS"
+
+
+def check_collate_fn(cfg: CfgNode) -> Any:
+    """Check the name and arguments of ``cfg.DATALOADER.COLLATE_FN``, and return what is named; None if it is not set.
 
     Raises:
         ConfigError: they are wrong.
     """
-    _find(cfg)
+    name, args = cfg.DATALOADER.COLLATE_FN.NAME, cfg.DATALOADER.COLLATE_FN.ARGS
+    if not name:
+        return None
+    target = COLLATE_REGISTRY.get(name, "DATALOADER.COLLATE_FN.NAME")
+    COLLATE_REGISTRY.check(name, args, positional=0 if inspect.isclass(target) else 1, key=_KEY)
+    return target
 
 
 def build_collate_fn(cfg: CfgNode, dataset: Any) -> Callable[[Any], Any] | None:
@@ -67,7 +75,7 @@ def build_collate_fn(cfg: CfgNode, dataset: Any) -> Callable[[Any], Any] | None:
 
     It gets a list of samples, also if the data set is an :class:`ArrayDataset`, which returns whole batches.
     """
-    target = _find(cfg)
+    target = check_collate_fn(cfg)
     if target is None:
         return None
     args = dict(cfg.DATALOADER.COLLATE_FN.ARGS)
@@ -82,15 +90,3 @@ def build_collate_fn(cfg: CfgNode, dataset: Any) -> Callable[[Any], Any] | None:
 
 def _collate_rows(collate: Callable[[list[Any]], Any], batch: tuple[torch.Tensor, ...]) -> Any:
     return collate(list(zip(*batch, strict=True)))
-
-
-_KEY = "DATALOADER.COLLATE_FN.ARGS"
-
-
-def _find(cfg: CfgNode) -> Any:
-    name, args = cfg.DATALOADER.COLLATE_FN.NAME, cfg.DATALOADER.COLLATE_FN.ARGS
-    if not name:
-        return None
-    target = COLLATE_REGISTRY.get(name, "DATALOADER.COLLATE_FN.NAME")
-    COLLATE_REGISTRY.check(name, args, positional=0 if inspect.isclass(target) else 1, key=_KEY)
-    return target

@@ -143,21 +143,6 @@ def digits_test() -> ArrayDataset:
 
 
 @DATASET_REGISTRY.register()
-def breast_cancer_train() -> ArrayDataset:
-    """456 tumours: (30,) measurements, float32, standardised, and labels 0 (malignant), 1 (benign), int64.
-
-    Source: Wolberg et al., Breast Cancer Wisconsin (Diagnostic), UCI (1995), as in scikit-learn.
-    """
-    return _breast_cancer()[0]
-
-
-@DATASET_REGISTRY.register()
-def breast_cancer_test() -> ArrayDataset:
-    """The other 113 tumours; standardised with the training set's statistics."""
-    return _breast_cancer()[1]
-
-
-@DATASET_REGISTRY.register()
 def synthetic(size: int = 1024, shape: Sequence[int] = (8,), num_classes: int = 4, seed: int = 0) -> ArrayDataset:
     """Noisy points around one centre per class. A linear model separates most of them.
 
@@ -180,42 +165,18 @@ def synthetic(size: int = 1024, shape: Sequence[int] = (8,), num_classes: int = 
 
 @functools.cache
 def _digits() -> tuple[ArrayDataset, ArrayDataset]:
-    x, y = _sklearn_arrays("load_digits")
-    train, test = _split(y)
-    x = (x / 16.0).reshape(-1, 1, 8, 8)  # 17 grey levels
-    mean, std = x[train].mean(), x[train].std()
-    return _pair((x - mean) / std, y, train, test)
-
-
-@functools.cache
-def _breast_cancer() -> tuple[ArrayDataset, ArrayDataset]:
-    x, y = _sklearn_arrays("load_breast_cancer")
-    train, test = _split(y)
-    mean, std = x[train].mean(axis=0), x[train].std(axis=0)
-    return _pair((x - mean) / std, y, train, test)
-
-
-def _sklearn_arrays(loader: str) -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise ConfigError(
-            "DATASETS: the digits_* and breast_cancer_* sets need scikit-learn: pip install 'hookline[digits]'"
-        ) from error
-    return getattr(datasets, loader)(return_X_y=True)
-
-
-def _split(labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of a fixed split: every fifth sample of each class is in the test set."""
-    test = np.zeros(len(labels), dtype=bool)
-    for label in np.unique(labels):
-        test[np.flatnonzero(labels == label)[4::5]] = True
-    return np.flatnonzero(~test), np.flatnonzero(test)
-
-
-def _pair(x: np.ndarray, y: np.ndarray, *parts: np.ndarray) -> tuple[ArrayDataset, ArrayDataset]:
+        raise ConfigError("DATASETS: the digits_* sets need scikit-learn: pip install 'hookline[digits]'") from error
+    x, y = datasets.load_digits(return_X_y=True)
+    in_test = np.zeros(len(y), dtype=bool)
+    for label in np.unique(y):  # every fifth sample of each class
+        in_test[np.flatnonzero(y == label)[4::5]] = True
+    x = (x / 16.0).reshape(-1, 1, 8, 8)  # 17 grey levels
+    x = (x - x[~in_test].mean()) / x[~in_test].std()
     train, test = (
         ArrayDataset(torch.from_numpy(x[part].astype(np.float32)), torch.from_numpy(y[part].astype(np.int64)))
-        for part in parts
+        for part in (~in_test, in_test)
     )
     return train, test

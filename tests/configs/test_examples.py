@@ -6,8 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from hookline.config import get_cfg
+from hookline.configs.tabular.tumours import tumours
 from hookline.engine import check_config
 
 ROOT = Path(__file__).parents[2]
@@ -79,3 +81,12 @@ def test_the_language_model_writes_a_text_at_each_evaluation(tmp_path):
     small = ("MODEL.ARGS.width", "16", "MODEL.ARGS.depth", "1", "CHECKPOINT.BEST.METRIC", "")
     _, log = train(tmp_path, "language/gpt.yaml", *options, *small)
     assert log.count("Sample: The statement ") == 2
+
+
+def test_tabular_data_is_standardised_with_training_statistics():
+    pytest.importorskip("sklearn")
+    (x, y), (x_test, _) = (tumours(part).tensors for part in ("train", "test"))
+    assert (x.shape, x_test.shape, x.dtype) == ((455, 30), (114, 30), torch.float32)
+    assert x.mean(0).abs().max() < 1e-5
+    assert x_test.mean(0).abs().max() > 1e-3
+    assert y.unique().tolist() == [0, 1]

@@ -34,14 +34,6 @@ def test_digits_are_normalised_and_split_the_same_way_every_time():
     assert test.tensors[1][:12].tolist() == [5, 0, 9, 8, 7, 1, 2, 6, 3, 4, 0, 2]
 
 
-def test_tabular_data_is_standardised_with_training_statistics():
-    (x, y), (x_test, _) = (get_dataset(f"breast_cancer_{part}", "").tensors for part in ("train", "test"))
-    assert (x.shape, x_test.shape, x.dtype) == ((456, 30), (113, 30), torch.float32)
-    assert x.mean(0).abs().max() < 1e-5
-    assert x_test.mean(0).abs().max() > 1e-3
-    assert y.unique().tolist() == [0, 1]
-
-
 def test_synthetic_data_depends_on_its_seed_and_keeps_its_task():
     def build(**args):
         return get_dataset({"NAME": "synthetic", "ARGS": args}, "DATASETS.TRAIN[0].ARGS").tensors
