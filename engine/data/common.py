@@ -1,7 +1,6 @@
 """Data sets made of other data sets, with detectron2's names: its data pipelines are built from them."""
 
 import copy
-import io
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator
@@ -55,7 +54,7 @@ class MapDataset(Dataset[Any]):
 
     Args:
         dataset: map-style, or iterable: then this is an iterable data set too.
-        map_func: makes a sample from a sample. If it is a lambda, loader workers that are not forked need cloudpickle.
+        map_func: makes a sample from a sample. Workers that are not forked pickle it, so it is no lambda there.
     """
 
     def __new__(cls, dataset: Any, map_func: Callable[[Any], Any]) -> Any:
@@ -68,7 +67,7 @@ class MapDataset(Dataset[Any]):
 
     def __init__(self, dataset: Any, map_func: Callable[[Any], Any]) -> None:
         self._dataset = dataset
-        self._map_func = map_func if isinstance(map_func, _Picklable) else _Picklable(map_func)
+        self._map_func = map_func
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -90,7 +89,7 @@ class _MapIterableDataset(IterableDataset[Any]):
 
     def __init__(self, dataset: Any, map_func: Callable[[Any], Any]) -> None:
         self._dataset = dataset
-        self._map_func = map_func if isinstance(map_func, _Picklable) else _Picklable(map_func)
+        self._map_func = map_func
         self.shares_itself_out = getattr(dataset, "shares_itself_out", False)
 
     def __len__(self) -> int:
@@ -161,29 +160,6 @@ class AspectRatioGroupedDataset(IterableDataset[list[Any]]):
                 batch = bucket[:]
                 bucket.clear()  # before the yield: a reader may stop here
                 yield batch
-
-
-class _Picklable:
-    """A function that can be pickled even if it is a lambda, with cloudpickle where that is installed."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function: Callable[..., Any] = function
-
-    def __call__(self, *args: Any) -> Any:
-        return self._function(*args)
-
-    def __reduce__(self) -> Any:
-        try:
-            pickle.Pickler(io.BytesIO()).dump(self._function)
-        except (pickle.PicklingError, AttributeError, TypeError):
-            import cloudpickle
-
-            return _unpickled, (cloudpickle.dumps(self._function),)
-        return _Picklable, (self._function,)
-
-
-def _unpickled(data: bytes) -> _Picklable:
-    return _Picklable(pickle.loads(data))
 
 
 def _every_nth_chunk(indices: Iterable[int], first: int, step: int, size: int) -> Iterator[int]:
