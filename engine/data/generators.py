@@ -89,9 +89,8 @@ class _Numpy:
 
     def unchanged(self, state: tuple[bytes, float | None]) -> bool:
         memory, kept = state
-        if kept is not None:
-            return self.get() == state
-        return ctypes.string_at(self._address(), self._SIZE) == memory
+        same = ctypes.string_at(self._address(), self._SIZE) == memory
+        return same and (kept is None or self.get() == state)
 
     def set(self, state: tuple[bytes, float | None]) -> None:
         memory, kept = self._seen, self._kept = state
