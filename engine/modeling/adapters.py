@@ -364,7 +364,10 @@ class ModelAdapter:
         if self.output_mapping:
             loss = self.loss(**self._rename_outputs(output), **{self._target_parameter: target})
         else:
-            loss = self.loss(self._select_output(output), target)
+            selected = self._select_output(output)
+            if self._takes_tensor and not isinstance(selected, Tensor):
+                raise MismatchError(f"{name_of(self.loss)} takes one tensor, the model returned {describe(output)}")
+            loss = self.loss(selected, target)
         # The loss of scores that are split over ranks is a whole number on each of them.
         return {name: local_part(term) for name, term in terms_of(loss).items()}
 

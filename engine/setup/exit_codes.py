@@ -33,7 +33,9 @@ def config_errors_exit() -> Iterator[None]:
             not launched_by_torchrun() or os.environ["LOCAL_RANK"] == "0"
         ):  # other ranks of this machine have the same error
             notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-            sys.stderr.write(f"error: {error}{notes}\n")
+            # That of a loader's worker has the worker's traceback before the message.
+            message = str(error).rpartition("MismatchError: ")[2].rstrip()
+            sys.stderr.write(f"error: {message}{notes}\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

@@ -467,6 +467,9 @@ def test_a_single_mapped_output_is_the_prediction():
     [
         ({"boxes": 0, "scores": 0}, {}, r"CrossEntropyLoss takes one tensor.*boxes, scores.*MODEL\.OUTPUT_MAPPING"),
         ({"boxes": 0, "scores": 0}, {"score": "input"}, "no 'score'; did you mean 'scores'.*returned: boxes, scores"),
+        ("loss", {}, "CrossEntropyLoss takes one tensor, the model returned a str"),
+        (3, {}, "CrossEntropyLoss takes one tensor, the model returned a int"),
+        ([torch.zeros(2)], {}, "CrossEntropyLoss takes one tensor, the model returned "),
         (torch.zeros(2), {"score": "input"}, r"outputs with names; the model returned a tensor of shape \(2,\)"),
     ],
 )
