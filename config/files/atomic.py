@@ -120,8 +120,14 @@ def _leftovers(folder: str, prefix: str, older: float = 0) -> Iterator[tuple[str
         for name in sorted(os.listdir(folder)):
             match = _NAME.fullmatch(name) if name.startswith(prefix) else None
             path = os.path.join(folder, name)
-            if match and match[1] != _PROCESS and time.time() - os.lstat(path).st_mtime >= older:
+            if match and match[1] != _PROCESS and time.time() - _changed(path) >= older:
                 yield path, match[2]
+
+
+def _changed(path: str) -> float:
+    """Return when a file, or a folder or one of its files, was last changed."""
+    names = os.listdir(path) if os.path.isdir(path) and not os.path.islink(path) else []
+    return max(os.lstat(one).st_mtime for one in (path, *(os.path.join(path, name) for name in names)))
 
 
 def remove_leftovers(folder: str, alone: bool = False) -> list[str]:

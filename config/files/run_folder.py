@@ -117,6 +117,7 @@ class RunFolder:
         self._opened = False
         self._lock = _Lock(self._own("lock"), path)
         self._mutex = threading.RLock()  # writers claim on threads of their own
+        self._listed_in = 0  # the inode of the list, when the folder was released
 
     def _own(self, name: str) -> str:
         return os.path.join(self.path, RECORDS, name)
@@ -168,7 +169,7 @@ class RunFolder:
                 lines = file.read().splitlines()
         except (FileNotFoundError, NotADirectoryError):
             there = os.listdir(self.path) if os.path.isdir(self.path) else []
-            is_run = not {"metrics.json", "last_checkpoint"}.isdisjoint(there)
+            is_run = "last_checkpoint" in there or ("metrics.json" in there and self._has_rows())
             self._names = set(filter(_RUN_FILE.fullmatch, there)) if is_run else set()
             return
         self._names = set()
@@ -177,6 +178,13 @@ class RunFolder:
                 name = json.loads(line)
                 if isinstance(name, str) and _is_inside(name):
                     self._names.add(name)
+
+    def _has_rows(self) -> bool:
+        """Whether ``metrics.json`` begins with a row of a run, so that it is no file of the user's."""
+        path = os.path.join(self.path, "metrics.json")
+        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            return re.match(r'\{.*"iteration": ', file.readline(10_000)) is not None
+        return False
 
     def _ensure_list(self) -> None:
         if not os.path.isfile(self._own("files")):
@@ -227,12 +235,18 @@ class RunFolder:
     def continue_here(self) -> None:
         """Take the folder again after :meth:`release`, without moving anything."""
         with self._mutex:
-            os.stat(self._own("files"))
+            if self._listed_in not in (0, os.stat(self._own("files")).st_ino):  # a new run begins a new list
+                raise ConfigError(
+                    f"OUTPUT_DIR: another run has begun in {self.path} since this one stopped; resume this one from "
+                    "its previous_NNN, or train in another folder"
+                )
             self._lock.acquire()
             self.read()
 
     def release(self) -> None:
         """Release the folder, if this process has it."""
+        with suppress(OSError):
+            self._listed_in = os.stat(self._own("files")).st_ino
         self._lock.release()
 
     # ------------------------------------------------------------------ an earlier run

@@ -48,7 +48,8 @@ def find_resumable(checkpointer: Any) -> str:
     Raises:
         ConfigError: ``last_checkpoint`` exists, and no checkpoint can be resumed from.
     """
-    return comm.on_main_process(lambda: _find_resumable(checkpointer))
+    found = comm.on_main_process(lambda: _find_resumable(checkpointer))
+    return os.path.join(checkpointer.save_dir, os.path.basename(found)) if found else ""  # in this machine's folder
 
 
 def _find_resumable(checkpointer: Any) -> str:

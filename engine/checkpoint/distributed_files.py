@@ -228,7 +228,10 @@ def _check(metadata: Any, folder: str) -> None:
         if min(info.offset, info.length) < 0 or info.offset + info.length > sizes[name]:
             raise ValueError(f"{name} is cut short")
     tensors = [entry for entry in metadata.state_dict_metadata.values() if isinstance(entry, TensorStorageMetadata)]
-    if any(length < 0 for entry in tensors for length in entry.size):
-        raise ValueError("a negative size")
+    for entry in tensors:
+        if type(entry.size) is not torch.Size or min(entry.size, default=0) < 0 or type(entry.chunks) is not list:
+            raise ValueError("a size or a list of chunks of another kind")
+        if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size):
+            raise ValueError("chunks that do not cover a tensor")
     if sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in tensors) > sum(sizes.values()):
         raise ValueError("its tensors are larger than all its files")

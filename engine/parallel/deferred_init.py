@@ -88,16 +88,18 @@ def _reset(name: str, module: Any, device: torch.device, done: set[int]) -> None
         device: where it computes.
         done: ids of the tensors that have values; of tied ones, the first module's values count.
     """
-    own = list(_own_tensors(module))
+    own, unset = list(_own_tensors(module)), {}
     for store, key, tensor in own:
         whole = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
         whole.fill_(torch.nan if whole.is_floating_point() else 0)
         is_parameter = isinstance(tensor, nn.Parameter)
         store[key] = nn.Parameter(whole, requires_grad=tensor.requires_grad) if is_parameter else whole
+        unset[id(store), key] = store[key], store[key]._version
     module.reset_parameters()
     for store, key, tensor in own:
-        whole = store[key].detach()
-        if whole.isnan().any():
+        whole, (before, version) = store[key].detach(), unset[id(store), key]
+        untouched = store[key] is before and before._version == version
+        if whole.isnan().any() or (untouched and whole.numel()):
             raise ConfigError(
                 f"PARALLEL.ARGS.init: reset_parameters() of {_label(name, module)} leaves {key} without values"
             )

@@ -54,7 +54,10 @@ class OutputDir:
         else:
             _check_writable(self.path)
             if self._kind == "train" or self.folder.needs_recovery:
-                self.folder.recover()
+                try:
+                    self.folder.recover()
+                except OSError as error:
+                    raise ConfigError(f"OUTPUT_DIR: cannot write to {self.path}: {error.strerror or error}") from error
         for name in (*_log_names(), os.path.join(RECORDS, "files")):
             check_regular(os.path.join(self.path, name))
         self._last_checkpoint = self._read("last_checkpoint")

@@ -99,8 +99,7 @@ class FusedStep(ABC):
                 name = type(hook.scheduler).__name__
                 yield f"{name} changes the momentum, so each step needs a new graph: set its cycle_momentum to False"
         for name in _REPLACED:
-            owner = next((cls for cls in (trainer, *type(trainer).__mro__) if name in vars(cls)), None)
-            if owner is trainer or any(name in vars(cls) for cls in getattr(owner, "__mro__", ())[1:]):
+            if name in vars(trainer) or sum(name in vars(cls) for cls in type(trainer).__mro__) > 1:
                 yield (
                     f"{type(trainer).__name__} overrides {name}(), which would not be called: move what it does into "
                     "the model, the loss or a hook for after_step, and remove it"

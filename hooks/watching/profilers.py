@@ -90,7 +90,7 @@ class TorchProfiler(HookBase):
         rank = self.trainer.comm.get_rank()
         if self._save_tensorboard:
             folder = str(Path(self._output_dir) / f"profiler-tensorboard-iter{self.trainer.iter}")
-            claim(folder)
+            claim(folder, keep=True)  # of all ranks; names of files have a time
             torch.profiler.tensorboard_trace_handler(folder, f"worker{rank}")(profiler)
             return folder
         base = str(Path(self._output_dir) / f"{self._trace}-iter{self.trainer.iter}")
@@ -98,7 +98,7 @@ class TorchProfiler(HookBase):
             f"{base}-rank{one}.json" if one else f"{base}.json" for one in range(self.trainer.comm.get_world_size())
         ]
         for path in paths:
-            claim(path)
+            claim(path, keep=True)  # another rank may have written its own
         os.makedirs(self._output_dir, exist_ok=True)
         profiler.export_chrome_trace(paths[rank])
         return paths[rank]

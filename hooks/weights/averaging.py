@@ -11,6 +11,7 @@ from torch import nn
 from ...config import ConfigError, Duration
 from ..base import HookBase
 from ..common.models import unwrap_model
+from ..common.tensors import local_part
 from ..every import Every
 
 __all__ = ["WeightAverage", "WeightAveraging", "load_plain_weights"]
@@ -93,7 +94,8 @@ class WeightAverage:
         if self._converted:
             weights = [weight.to(average) for weight, average in zip(weights, self._averages, strict=True)]
         if weights:
-            function(self._averages, weights, updates)
+            # Shards and whole buffers do not mix in one call; averages are laid out as their weights.
+            function([local_part(one) for one in self._averages], [local_part(one) for one in weights], updates)
 
     @torch.no_grad()
     def copy_buffers(self) -> None:

@@ -144,7 +144,8 @@ class _AboveBar:
     def write(self, text: str) -> int:
         lines, newline, self._line = (self._line + text).rpartition("\n")
         if newline:
-            self._bar.write(lines, file=self._stream)
+            with self._bar.external_write_mode(file=self._bar.fp):
+                self._stream.write(f"{lines}\n")
         return len(text)
 
     def flush(self) -> None:

@@ -42,8 +42,6 @@ def default_argument_parser(epilog: str | None = None) -> argparse.ArgumentParse
     return parser
 
 
-"""The options of dry runs."""
-
 PROCESSES = ("num_gpus", "num_machines", "machine_rank", "dist_url")
 """The options for runs of several processes."""
 

@@ -198,7 +198,7 @@ def test_a_rank_ended_while_writing_leaves_complete_checkpoints(two, tmp_path):
     assert code == 1
     run = tmp_path / "run"
     assert "rank 0 is ended: rank 1 failed, and this one did not end by itself" in (run / "log.txt").read_text()
-    assert (tmp_path / "saving").read_text() == "run/model_0000059.pth"
+    assert (tmp_path / "saving").read_text().endswith("run/model_0000059.pth")
     assert not (run / "model_0000059.pth").exists()
     assert (run / "last_checkpoint").read_text() == "model_0000039.pth"
     code, output = finish(fork(tool(*options("run", "--num-gpus", "2", "--resume", *saves)), tmp_path))
@@ -278,7 +278,7 @@ def test_machines_without_a_shared_folder_are_warned_and_resume_from_copies(tmp_
     assert "does not see the folder" in ended[0][1]
     ended = [finish(process) for process in machines(*places, more=("--resume",))]
     assert 2 in [code for code, _ in ended]
-    assert any("there is no file run/model_final.pth" in output for _, output in ended), ended
+    assert any("/second/run/model_final.pth" in output for _, output in ended), ended
     shutil.copytree(places[0] / "run", places[1] / "run", dirs_exist_ok=True)
     ended = [finish(process) for process in machines(*places, more=("--resume",))]
     assert [code for code, _ in ended] == [0, 0], ended

@@ -58,7 +58,8 @@ def check_output(path: str, source: str = "") -> None:
     if os.path.exists(path) and os.path.exists(source) and os.path.samefile(path, source):
         raise ConfigError(f"{path}: is also the input; give the output another name")
     folder, name = os.path.split(os.path.abspath(path))
-    if _KEPT.fullmatch(name) and os.path.isfile(os.path.join(folder, "config.yaml")):
+    marks = (os.path.join(folder, mark) for mark in ("config.yaml", "last_checkpoint"))
+    if _KEPT.fullmatch(name) and any(map(os.path.isfile, marks)):
         raise ConfigError(f"{path}: is a file of the run in {folder}, which needs it; give the output another name")
 
 

@@ -121,6 +121,19 @@ def test_a_file_that_is_being_written_is_not_a_leftover(path):
     assert path.exists()
 
 
+def test_a_folder_whose_files_are_young_is_not_a_leftover(path):
+    killed(
+        f"from hookline.config.files.atomic import temporary_path\nos.mkdir(temporary_path({str(path)!r}))\nos._exit(9)"
+    )
+    (folder,) = path.parent.iterdir()
+    (folder / "rows.txt").touch()
+    os.utime(folder, (0, 0))
+    assert remove_leftovers(str(path.parent)) == []
+    os.utime(folder / "rows.txt", (0, 0))
+    os.utime(folder, (0, 0))
+    assert remove_leftovers(str(path.parent)) == ["file"]
+
+
 def test_a_leftover_that_is_an_hour_old_is_removed(path):
     killed(f"replace_file({str(path)!r}, lambda file: os._exit(9))")
     (leftover,) = path.parent.iterdir()

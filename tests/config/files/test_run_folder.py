@@ -87,7 +87,7 @@ def test_incomplete_and_foreign_lines_are_ignored(path, line):
 def test_without_a_list_the_names_of_a_run_are_the_runs(tmp_path):
     (tmp_path / "model_final.pth").touch()
     assert "model_final.pth" not in names(tmp_path)  # no run was here
-    (tmp_path / "metrics.json").touch()
+    (tmp_path / "metrics.json").write_text('{"iteration": 0, "loss": 1.0}\n')
     for name in ("events.out.tfevents.1700000000.host.7.0", "model_best_0000019.pth", "log.txt.rank1", "notes.txt"):
         (tmp_path / name).touch()
     (tmp_path / "events.out.tfevents.1.mine").touch()
@@ -235,3 +235,25 @@ def test_a_start_killed_anywhere_leaves_the_earlier_run_complete_or_moved(tmp_pa
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert int(result.stdout) > 20
+
+
+def test_files_with_the_names_of_a_run_are_the_users_if_no_run_was_there(tmp_path):
+    (tmp_path / "metrics.json").write_text('{"accuracy": 0.9}\n')
+    (tmp_path / "model_final.pth").write_text("downloaded")
+    assert not names(tmp_path).existing()
+    (tmp_path / "metrics.json").write_text('{"iteration": 19, "loss": 0.9}\n')
+    assert names(tmp_path).existing() == ["metrics.json", "model_final.pth"]
+
+
+def test_a_run_does_not_continue_where_another_one_has_begun(tmp_path):
+    first, other = RunFolder(str(tmp_path)), RunFolder(str(tmp_path))
+    first.take(resume=False)
+    first.claim("metrics.json")
+    (tmp_path / "metrics.json").touch()
+    first.release()
+    first.continue_here()
+    first.release()
+    other.take(resume=False)
+    other.release()
+    with pytest.raises(ConfigError, match="another run has begun in"):
+        first.continue_here()

@@ -305,3 +305,15 @@ def test_getattr_of_other_attributes_is_refused(folder):
         pickle.dump(Got(dcp_metadata.Metadata, "__init__"), file)
     with pytest.raises(ConfigError, match=r"it holds an object of builtins\.getattr"):
         read_metadata(folder)
+
+
+@pytest.mark.parametrize("chunks", [None, []])
+def test_chunks_that_do_not_cover_a_tensor_are_refused(folder, chunks):
+    def change(metadata):
+        for entry in metadata.state_dict_metadata.values():
+            if hasattr(entry, "chunks"):
+                entry.chunks = chunks
+
+    change_metadata(folder, change)
+    with pytest.raises(ConfigError, match="is damaged"):
+        read_checkpoint(folder)

@@ -529,6 +529,11 @@ def test_an_overridden_method_that_would_not_be_called_is_refused_by_name(method
     refused(rf"COMPILE_STEP: Own overrides {method}\(\), which would not be called: move .*False", cls=own)
 
 
+def test_a_method_of_a_mixin_is_refused_by_name():
+    mixin = type("Mixin", (), {"forward": lambda self, batch: {}})
+    refused(r"COMPILE_STEP: Own overrides forward\(\)", cls=type("Own", (mixin, SimpleTrainer), {}))
+
+
 def test_a_replaced_method_is_refused_by_name():
     made = trainer({"backend": Graphs()}, data=Unread())
     made.zero_grad = lambda: None
