@@ -221,7 +221,7 @@ class RunFolder:
             except BaseException:
                 self.release()
                 raise
-            self._opened, self.before_first_claim = True, None
+            self._opened, self.before_first_claim, self._listed_in = True, None, 0
             return moved
 
     def join(self) -> None:

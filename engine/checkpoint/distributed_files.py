@@ -231,7 +231,7 @@ def _check(metadata: Any, folder: str) -> None:
     for entry in tensors:
         if type(entry.size) is not torch.Size or min(entry.size, default=0) < 0 or type(entry.chunks) is not list:
             raise ValueError("a size or a list of chunks of another kind")
-        if sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size):
-            raise ValueError("chunks that do not cover a tensor")
     if sum(math.prod(entry.size) * entry.properties.dtype.itemsize for entry in tensors) > sum(sizes.values()):
         raise ValueError("its tensors are larger than all its files")
+    if any(sum(math.prod(chunk.sizes) for chunk in entry.chunks) != math.prod(entry.size) for entry in tensors):
+        raise ValueError("chunks that do not cover a tensor")
