@@ -21,7 +21,7 @@ from ..hooks.storage.scratch import scratch_storage
 from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
 from .compat.ddp import create_ddp_model
-from .compat.ported_trainer import InnerTrainer, begin_own_loop, support
+from .compat.ported_trainer import InnerTrainer, support
 from .compat.writers import default_writers
 from .data import build_test_loader, build_train_loader, check_same_length
 from .data.given import NoTrainData
@@ -299,11 +299,6 @@ class DefaultTrainer(SimpleTrainer):
         if not loaded and self.checkpointer.has_checkpoint():
             check_resumes(self._start.args)
         return self._start.running(self._resume, trains)
-
-    def before_train(self) -> None:
-        if not self._running:
-            begin_own_loop(self)
-        super().before_train()
 
     def _first_step_done(self) -> None:
         super()._first_step_done()

@@ -24,6 +24,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, cast
@@ -36,6 +37,7 @@ from . import comm
 from .ranks.agreement import Agreement, RankHooks, StopRequest
 from .ranks.exit_error import as_failure
 from .ranks.shared_metrics import share_metrics
+from .step.own_loop import begin_own_loop
 
 __all__ = ["OPEN_STORAGE", "HookBase", "TrainResult", "TrainerBase"]
 
@@ -282,7 +284,13 @@ class TrainerBase:
             self._storage_state = None
 
     def before_train(self) -> None:
+        if not self._running:  # called by a loop of the subclass's own
+            begin_own_loop(self)
         self.emit("before_train")
+
+    def _in_output_dir(self) -> AbstractContextManager[None]:
+        """Return the context of a run on the disk."""
+        return nullcontext()
 
     def before_epoch(self) -> None:  # called by trainers that have epochs: SimpleTrainer._begin_step
         self.emit("before_epoch")
