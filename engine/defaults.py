@@ -13,7 +13,7 @@ from torch import nn
 
 from .. import hooks
 from ..command_line import default_argument_parser
-from ..config import CfgNode, Config, Duration
+from ..config import CfgNode, Config, ConfigError, Duration
 from ..hooks.checkpoints.adapter import adapt
 from ..hooks.common.rng import capture_rng, gpus_of
 from ..hooks.storage.metric import MeanWindow
@@ -59,7 +59,7 @@ from .setup.seeding import seed_all_rng, set_seed
 from .setup.start import RunStart, begin_inference, default_setup, prepared_start, take_start
 from .simple_trainer import SimpleTrainer
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
-from .solver.frozen_model import build_optimizer_unless_frozen
+from .solver.frozen_model import optimizer_or_problem
 from .solver.parts import scheduler_hooks
 from .solver.several import one_or_several
 from .train_loop import TrainResult
@@ -124,9 +124,10 @@ class DefaultTrainer(SimpleTrainer):
             seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
         self.given = cfg = self.auto_scale_workers(cfg, strategy.data_size)
         model = build_wrapped(partial(self.build_model, cfg), strategy, device)
+        optimizer, problem = optimizer_or_problem(partial(self.build_optimizer, cfg, unwrap_model(model)))
         data_loader = check_same_length(self.build_train_loader(cfg), "DATASETS.TRAIN")
-        build = partial(self.build_optimizer, cfg, unwrap_model(model))
-        optimizer = build_optimizer_unless_frozen(build, trains=not isinstance(data_loader, NoTrainData))
+        if problem and not isinstance(data_loader, NoTrainData):
+            raise ConfigError(problem)
         iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)
         cfg = resolve_lengths(cfg, iters_per_epoch)
         self.cfg: Config = cfg

@@ -113,6 +113,7 @@ class TrainerBase:
         self._requests: dict[str, bool] = {}  # events, and whether all hooks act, not only those that are due
         self._agreement: Agreement | None = None  # with other ranks, during training
         self._at_last_save = False  # the checkpoint that is saved now is the final one
+        self._saved_end = False  # the work after ``after_train`` of all hooks is done
         self._ends_together = False  # all ranks end the run, with the same hooks
         self._began = 0.0
         self._has_state = False  # from an earlier train(), or loaded
@@ -358,10 +359,27 @@ class TrainerBase:
     # ------------------------------------------------------------------ the end of a run
 
     def after_train(self) -> None:
+        """Call ``after_train`` of all hooks, write the last metrics, and save. A subclass may do more afterwards."""
         self._call_all("after_train")
+        self._write_and_save()
+
+    def _write_and_save(self) -> None:
+        """Write the last metrics and save, once; :meth:`_end_run` does it if ``after_train`` has not."""
+        if self._saved_end:
+            return
+        self._saved_end = True
+        self._call_all("before_write")
+        self._call_all("on_write")
+        if "on_save" in self._requests:
+            self._at_last_save = self._error is None
+            if self._at_last_save and self._ends_together:
+                self._gather_state()
+            self._call_all("on_save")
+        self._call_all("after_run")
 
     def _end_run(self) -> None:
         """End the run: call the events after the loop. If hooks raise errors, the others are still called."""
+        self._saved_end = False
         before = self._error
         if before is None:
             self.iter = self.storage.iter = self._finished + 1
@@ -371,14 +389,7 @@ class TrainerBase:
             # A stopped run may be resumed. Its checkpoint holds the metrics as they are here, before after_train.
             self._state_at_end = self.storage.state_dict()
         self._attempt(self.after_train)
-        self._call_all("before_write")
-        self._call_all("on_write")
-        if "on_save" in self._requests:
-            self._at_last_save = self._error is None
-            if self._at_last_save and self._ends_together:
-                self._gather_state()
-            self._call_all("on_save")
-        self._call_all("after_run")
+        self._write_and_save()
         self._requests.clear()
         self._hook_list.running = self._ends_together = False
         if self._error is not before:

@@ -7,22 +7,19 @@ import torch
 
 from ...config import ConfigError
 
-__all__ = ["NothingToTrainError", "build_optimizer_unless_frozen"]
+__all__ = ["NothingToTrainError", "optimizer_or_problem"]
 
 
 class NothingToTrainError(ConfigError):
     """The model has no parameter that requires a gradient."""
 
 
-def build_optimizer_unless_frozen(build: Callable[[], Any], trains: bool) -> Any:
-    """Return the optimizer that ``build`` returns. A model that is only evaluated may have frozen parameters only.
+def optimizer_or_problem(build: Callable[[], Any]) -> tuple[Any, str]:
+    """Return the optimizer that ``build`` returns; and if all parameters are frozen an empty one, and an error text.
 
-    Raises:
-        ConfigError: all parameters are frozen, and there is training data.
+    A model that is only evaluated may have frozen parameters only.
     """
     try:
-        return build()
+        return build(), ""
     except NothingToTrainError as error:
-        if trains:
-            raise ConfigError(f"{error}, and there is training data") from None
-        return torch.optim.SGD([{"params": []}], lr=0.0)
+        return torch.optim.SGD([{"params": []}], lr=0.0), f"{error}, and there is training data"

@@ -28,7 +28,7 @@ class Ragged(Dataset):
 
 
 @DATASET_REGISTRY.register()
-class BrokenStream(IterableDataset):
+class CutStream(IterableDataset):
     def __iter__(self):
         yield from (1, 2)
         raise OSError("bad line")
@@ -72,8 +72,8 @@ def test_samples_that_make_no_batch_are_found(command):
 
 
 def test_a_stream_is_read_up_to_the_first_error(command):
-    code, lines = command("DATASETS.TEST", "['BrokenStream']")
+    code, lines = command("DATASETS.TEST", "['CutStream']")
     assert (code, lines[1:]) == (
         1,
-        ["DATASETS.TEST[0] (BrokenStream): OSError: bad line", "  while reading sample 2 of BrokenStream"],
+        ["DATASETS.TEST[0] (CutStream): OSError: bad line", "  while reading sample 2 of CutStream"],
     )

@@ -771,7 +771,6 @@ def test_a_script_ends_with_the_commands_that_it_has(make, tmp_path, monkeypatch
     make(Trainer, "DATASETS.TRAIN", ("mine",)).train()
     log = " ".join((tmp_path / "log.txt").read_text().replace("\\\n", " ").split())
     assert f"{words} --config-file {tmp_path}/config.yaml --resume SOLVER.MAX_ITER 12 evaluate:" in log
-    assert ("--predict" in log) == (module is None)
 
 
 def test_unknown_names_are_refused_by_a_trainer_that_needs_them(make):
