@@ -372,6 +372,11 @@ class DefaultTrainer(SimpleTrainer):
             ret.append(hooks.EvalHook(period, evaluate, main=own is None, on_start=cfg.TEST.EVAL_ON_START))
         if batches := sanity_check_batches(cfg, overridden_builders(type(self), DefaultTrainer)):
             ret.append(hooks.SanityCheck(batches))
+        elif "strategy" in vars(self) and self.strategy.sizes(comm.get_world_size())[2] > 1:
+            logger.warning(
+                "PARALLEL.ARGS: split layers are not compared with the whole model, which takes a test batch: set "
+                "DATASETS.TEST and TEST.SANITY_CHECK_BATCHES (softmax or a norm over a split width is wrong)"
+            )
         ret.append(training_metrics(cfg))
         ret += HOOK_SLOT.build(
             cfg,
