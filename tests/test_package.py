@@ -116,7 +116,7 @@ def test_the_requirements_of_the_wheel_are_those_of_the_readme(metadata):
     assert metadata["Requires-Python"] == ">=3.11"
     requires = metadata.get_all("Requires-Dist")
     names = {re.match(r"[\w-]+", line)[0].lower() for line in requires if "extra ==" not in line}
-    assert names == {"torch", "numpy", "fvcore", "yacs", "iopath", "pyyaml", "tensorboard"}
+    assert names == {"torch", "numpy", "fvcore", "yacs", "iopath", "pyyaml", "tensorboard", "tqdm"}
     extras = {name.lower() for name in metadata.get_all("Provides-Extra")}
     table = (ROOT / "README.md").read_text().split("| extra |")[1].split("\n\n")[0]
     assert extras == set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
