@@ -1,8 +1,10 @@
 """``DefaultTrainer``: from a config to a run."""
 
 import logging
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,16 +13,18 @@ from torch import nn
 
 from .. import hooks
 from ..command_line import default_argument_parser
-from ..config import CfgNode, Config, Duration
+from ..config import CfgNode, Config, ConfigError, Duration
 from ..hooks.checkpoints.adapter import adapt
-from ..hooks.common.rng import gpus_of
+from ..hooks.common.rng import capture_rng, gpus_of
 from ..hooks.storage.metric import MeanWindow
 from ..hooks.storage.scratch import scratch_storage
 from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
 from .compat.ddp import create_ddp_model
+from .compat.ported_trainer import InnerTrainer, support
 from .compat.writers import default_writers
 from .data import build_test_loader, build_train_loader, check_same_length
+from .data.given import NoTrainData
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, verify_results
 from .evaluation.test_sets import evaluate_sets, evaluate_test_sets, own_periods
 from .evaluation.training_metrics import training_metrics
@@ -29,16 +33,33 @@ from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .parallel.base import build_strategy
 from .parallel.deferred_init import build_wrapped
-from .resume.changes import rates_of
-from .resume.lengths import loader_length, resolve_lengths, scale_config
+from .ranks.agreement import StopRequest
+from .ranks.torchrun import note_training
+from .resume.changes import (
+    apply_changes,
+    changes_since,
+    check_changes,
+    continue_without_state,
+    describe_changes,
+    hyperparameters,
+    kinds,
+    rates_of,
+)
+from .resume.ended import check_changes_by_hand, check_has_last_weights, previous_end, previous_result
+from .resume.lengths import Segment, epochs_at, loader_length, resolve_lengths, scale_config, segments_since
 from .resume.optimizer_state import load_optimizer
-from .resume.resumable import ResumableTrainer
+from .resume.schedule_length import apply_changes_of_schedule, apply_max_iter, rebuild_schedule
 from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, overridden_builders
+from .setup.curves import draw_at_end
 from .setup.exit_codes import exit_after_signal
-from .setup.screen import log_end, watching_model
-from .setup.seeding import seed_all_rng
-from .setup.start import begin_inference, default_setup, prepared_start
+from .setup.ignored import check_resumes
+from .setup.next_steps import name_replay, replay_command
+from .setup.screen import log_end, log_start, watching_model
+from .setup.seeding import seed_all_rng, set_seed
+from .setup.start import RunStart, begin_inference, default_setup, prepared_start, take_start
+from .simple_trainer import SimpleTrainer
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
+from .solver.frozen_model import optimizer_or_problem
 from .solver.parts import scheduler_hooks
 from .solver.several import one_or_several
 from .train_loop import TrainResult
@@ -55,8 +76,11 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+# Keys that may change a schedule.
+_SCHEDULE = ("SOLVER.BASE_LR", "SOLVER.MAX_ITER", "SOLVER.LR_SCHEDULER_ARGS", "SOLVER.OPTIMIZERS")
 
-class DefaultTrainer(ResumableTrainer):
+
+class DefaultTrainer(SimpleTrainer):
     """A :class:`SimpleTrainer` whose parts are built from a config, with the hooks of a usual run.
 
     Each ``build_*`` is a method that a subclass can replace. For other kinds of runs use :class:`SimpleTrainer`, or
@@ -77,19 +101,36 @@ class DefaultTrainer(ResumableTrainer):
         trainer.train()
     """
 
+    # What a subclass that skips __init__ has not set.
+    _record: dict[str, Any] = {}  # what a checkpoint says of the config; empty if the config does not decide
+    _segments: list[Segment] = []
+    _start: RunStart | None = None
+    _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
+    _resume: bool | None = None
+    _last_eval_results: Mapping[str, Any] = {}
+    _result: TrainResult | None = None  # of the last train()
+    _passes: Mapping[str, Any] | None = None  # of the sanity check, for the table of the model
+    _rng_after_train: dict[str, Any] | None = None
+    _texts_after_train: Sequence[str] = ()  # see _texts()
+    _rates: Sequence[tuple[dict[str, Any], float]] = ()  # learning rates as built, or after the last train()
+    _length_key = "SOLVER.MAX_ITER"  # where users set the length of a run
+    _trainer = InnerTrainer()
+
     def __init__(self, cfg: CfgNode) -> None:
-        given, (cfg, self._start) = cfg, prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
-        self._given = weakref.ref(given)
+        cfg, self._start = prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
         comm.set_data_ranks(strategy.data_rank, strategy.data_size)
         if strategy.data_size < comm.get_world_size():  # ranks that share a batch need equal random numbers
             seed_all_rng((cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()) + strategy.data_rank)
-        cfg = self.auto_scale_workers(cfg, strategy.data_size)
+        self.given = cfg = self.auto_scale_workers(cfg, strategy.data_size)
         model = build_wrapped(partial(self.build_model, cfg), strategy, device)
-        optimizer = self._optimizer_of(cfg, unwrap_model(model))
+        optimizer, problem = optimizer_or_problem(partial(self.build_optimizer, cfg, unwrap_model(model)))
         data_loader = check_same_length(self.build_train_loader(cfg), "DATASETS.TRAIN")
+        if problem and not isinstance(data_loader, NoTrainData):
+            raise ConfigError(problem)
         iters_per_epoch = cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)
-        unresolved, cfg = cfg, resolve_lengths(cfg, iters_per_epoch)
+        cfg = resolve_lengths(cfg, iters_per_epoch)
+        self.cfg: Config = cfg
         super().__init__(
             model,
             data_loader,
@@ -108,9 +149,10 @@ class DefaultTrainer(ResumableTrainer):
             compile_step=dict(cfg.SOLVER.COMPILE_STEP_ARGS) if cfg.SOLVER.COMPILE_STEP else False,
             cuda_graph=cfg.SOLVER.CUDA_GRAPH,
         )
-        self.cfg: Config = cfg
         self.scheduler = one_or_several(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
-        self._record_build(unresolved)
+        self._segments = segments_since((), 0, 0, 0, self.iters_per_epoch)
+        self._record = {"config": cfg.dump(), "built": hyperparameters(self.optimizer)}
+        self._rates = rates_of(self.optimizer)
         self.checkpointer = checkpointer_for(
             model,
             "" if cfg.FAST_DEV_RUN else cfg.OUTPUT_DIR,
@@ -122,6 +164,10 @@ class DefaultTrainer(ResumableTrainer):
         self.max_iter = cfg.SOLVER.MAX_ITER
         self.register_hooks(self.build_hooks())
         self._start.create_folder()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        support(cls)
 
     def resume_or_load(self, resume: bool = True) -> None:
         """Load the last checkpoint in OUTPUT_DIR if ``resume`` is True and there is one; otherwise MODEL.WEIGHTS.
@@ -139,7 +185,7 @@ class DefaultTrainer(ResumableTrainer):
         )
         if checkpointer.resumed_from:
             if not self._has_state:
-                self._continue_without_state(content)
+                self.iter = self._finished = continue_without_state(content)
             self.start_iter = self.finished_iter + 1
             if self._saved_run:
                 self._apply_changes(self._saved_run)
@@ -152,6 +198,42 @@ class DefaultTrainer(ResumableTrainer):
             load_optimizer(self.optimizer, self.model, checkpointer.fetch(model.WEIGHTS))
         if resume and not checkpointer.resumed_from:
             logger.info("No checkpoint to resume in %s: starting from the beginning", self.cfg.OUTPUT_DIR)
+
+    def _set_resume(self, resume: bool) -> None:
+        """Record whether the run resumes. If the seed was drawn before that was known, use the saved run's."""
+        self._resume = resume
+        seed = self._start.take_saved_seed() if resume and self._start is not None else -1
+        if seed >= 0:
+            cfg, self.given = self.cfg.clone(), self.given.clone()
+            set_seed(cfg, seed)
+            set_seed(self.given, seed)
+            self._set_config(cfg)
+            self.reset_data_loader(lambda: self.build_train_loader(self.cfg))
+
+    def _set_config(self, cfg: CfgNode) -> None:
+        self.cfg = cfg
+        self._record["config"] = cfg.dump()
+
+    def _apply_changes(self, saved: Mapping[str, Any]) -> None:
+        """Apply the config where it differs from the checkpoint's."""
+        segments = segments_since(
+            saved.get("stretches", ()), self.start_iter, self.epoch, self._batches.position, self.iters_per_epoch
+        )
+        if len(segments) > 1:
+            # The epoch length has changed: lengths in epochs are other numbers of iterations now.
+            self._segments = segments
+            cfg = resolve_lengths(self.given, self.iters_per_epoch, segments)
+            self.max_iter = cfg.SOLVER.MAX_ITER
+            for hook in self.find_hooks(hooks.PeriodicWriter):
+                hook.set_max_iter(self.max_iter)
+            rebuild_schedule(self, self.cfg, cfg)
+            self._set_config(cfg)
+        changes = changes_since(saved["config"], self.cfg)
+        for text in describe_changes(changes, (saved.get("world_size", 1), comm.get_world_size())):
+            logger.warning("%s", text)
+        apply_changes(self.optimizer, self.scheduler, self._record["built"], saved["built"], changes)
+        if any(key.startswith(_SCHEDULE) for key in changes):
+            apply_changes_of_schedule(self, changes.get("SOLVER.MAX_ITER", (self.max_iter,))[0])
 
     def train(self) -> TrainResult:  # type: ignore[override]
         """Train from ``start_iter`` to ``max_iter``, and check TEST.EXPECTED_RESULTS.
@@ -168,14 +250,99 @@ class DefaultTrainer(ResumableTrainer):
                 (CHECKPOINT.LOAD_BEST_AT_END), with which training cannot continue.
             SystemExit: an expected result was missed; or a signal (Ctrl-C) ended a run outside of a session.
         """
-        end = self._previous_end()
-        with self._in_output_dir(trains=end is None or not end["complete"]):
-            result = self._result = self._train_to_end(end)
+        end = previous_end(self)
+        ended = end is not None and end["complete"]
+        with self._in_output_dir(trains=not ended):
+            self._result = result = previous_result(self, end) if end is not None and ended else self._train_on(end)
             log_end(self, result)
             if self._last_eval_results and result.reason == "completed":  # the same on all ranks
                 verify_results(self.cfg, self._last_eval_results)
         exit_after_signal(result)
         return result
+
+    def _train_on(self, end: Mapping[str, Any] | None) -> TrainResult:
+        """Train; with ``end`` (see :func:`previous_end`), only repeat the work after the last step."""
+        check_has_last_weights(self)
+        if self._rng_after_train is not None:  # a second train(), which acts as a resume from the last checkpoint
+            self.start_iter = self.finished_iter + 1
+            self._random_state.pending = self._rng_after_train
+        if self._record and self.max_iter != self.cfg.SOLVER.MAX_ITER:
+            apply_max_iter(self)
+        epochs = f" ({epochs_at(self.max_iter, self._segments):.4g} epochs)" if self._segments else ""
+        log_start(self, f"{self.max_iter} iterations{epochs}", first=self._result is None)
+        stop = None
+        if end is not None and end["reason"] != "completed":
+            stop = StopRequest(end["reason"], by=end["by"])
+        note_training(self.cfg.OUTPUT_DIR)
+        begin = time.monotonic()
+        result = self._train(self.start_iter, self.max_iter, stop)
+        if not result.exit_code:  # else the process should end soon
+            draw_at_end(self.cfg, time.monotonic() - begin)
+        self._evaluate_best(result)
+        return result
+
+    def _evaluate_best(self, result: TrainResult) -> None:
+        for hook in self.find_hooks(hooks.BestCheckpointer):
+            if hook.loaded_iter not in (None, result.iteration):  # the last evaluation was of other weights
+                logger.info("Evaluating the best weights, of iteration %d", hook.loaded_iter)
+                self._test()
+
+    def _in_output_dir(self, trains: bool = True) -> AbstractContextManager[None]:
+        if self._start is None:  # a subclass that does not call __init__
+            self._start = take_start(self.cfg)
+        if trains:
+            check_changes_by_hand(self)
+        for check in self.find_hooks(hooks.SanityCheck) if trains else ():
+            check.run()  # before an earlier run is moved away
+        if self._start is None:
+            return nullcontext()
+        loaded = self._resume is not None or self.start_iter > 0 or bool(getattr(self.checkpointer, "resumed_from", ""))
+        if not loaded and self.checkpointer.has_checkpoint():
+            check_resumes(self._start.args)
+        return self._start.running(self._resume, trains)
+
+    def _first_step_done(self) -> None:
+        super()._first_step_done()
+        self._begin_after_step()
+
+    def _begin_after_step(self) -> None:
+        if self._start is not None:
+            self._start.begin_after_step()
+
+    def _end_run(self) -> None:
+        if self._error is None:
+            self._attempt(self._begin_after_step)  # no step was trained
+        try:
+            super()._end_run()
+        finally:
+            self._rng_after_train, self._texts_after_train = capture_rng(), self._texts()
+            self._rates = rates_of(self.optimizer)
+
+    def reset_data_loader(self, data_loader_builder: Callable[[], Any]) -> None:
+        super().reset_data_loader(data_loader_builder)
+        if self._texts_after_train:  # the loader may be that of a changed config
+            self._texts_after_train = self._texts()
+
+    def _texts(self) -> list[str]:
+        """Return the trainer's config and the one it was made with, as YAML."""
+        given = None if self._start is None else self._start.given()
+        return [cfg.dump() for cfg in (self.cfg, given) if cfg is not None] if self._record else []
+
+    def _fail(self, error: BaseException) -> BaseException:
+        if self._error is None and not (self._start is not None and self._start.waits):  # else nothing to replay
+            name_replay(self, error)
+        return super()._fail(error)
+
+    def replay_command(self, iteration: int) -> str:
+        return replay_command(self, iteration)
+
+    def _length_changed(self) -> None:
+        if self._record:
+            apply_max_iter(self)
+        super()._length_changed()
+
+    def _length_of_epoch(self, data_loader: Any) -> int | None:
+        return self.cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(data_loader)
 
     # ------------------------------------------------------------------ parts
     # Their cfg is Any, so that type checkers accept cfg: CfgNode and cfg: Config in a subclass.
@@ -314,7 +481,6 @@ class DefaultTrainer(ResumableTrainer):
         Returns:
             As for :meth:`test`.
         """
-        self._add_missing_parts()
         if max_batches is not None:
             with trial(self.cfg, max_batches, gpus_of(self.model)) as cfg, watching_model(self):
                 return self._results(cfg)
@@ -349,3 +515,35 @@ class DefaultTrainer(ResumableTrainer):
         Batch size and learning rate grow with the number of processes; lengths and periods in iterations shrink.
         """
         return scale_config(cfg, num_workers)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Add to the trainer's state what a resume with another config needs."""
+        if not self._record:
+            return super().state_dict()
+        run = {
+            **self._record,
+            "kinds": kinds(self.optimizer, self.scheduler, unwrap_model(self.model)),
+            "stretches": self._segments,
+            "world_size": comm.get_world_size(),
+            "results": self._last_eval_results,
+        }
+        return {**super().state_dict(), "run": run}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        if self._running:
+            return super().load_state_dict(state_dict)
+        self._saved_run = {} if not self._record else state_dict.get("run", {})
+        self._last_eval_results = self._saved_run.get("results", {})
+        self._result, self._rng_after_train, self._texts_after_train = None, None, ()
+        if self._saved_run:
+            report = getattr(self.checkpointer, "load_report", None)  # fvcore's Checkpointer has none
+            check_changes(
+                getattr(self.checkpointer, "loaded_from", "the checkpoint"),
+                self._saved_run.get("kinds", {}),
+                kinds(self.optimizer, self.scheduler, unwrap_model(self.model)),
+                self.cfg,
+                report.differences() if report else [],
+            )
+        super().load_state_dict(state_dict)

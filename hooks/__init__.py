@@ -11,7 +11,6 @@ from .control.lr_scheduler import LRScheduler
 from .evaluation import EvalHook, EvalWhen, SanityCheck
 from .every import Every
 from .functions import CallbackHook, FunctionHook, off, on
-from .host import HookHost
 from .order import HookOrderError, check_hooks
 from .storage.event_storage import _CURRENT_STORAGE_STACK as _CURRENT_STORAGE_STACK
 from .storage.event_storage import EventStorage, get_event_storage, has_event_storage
@@ -67,7 +66,6 @@ __all__ = [
     "GradientAccumulationScheduler",
     "HistoryBuffer",
     "HookBase",
-    "HookHost",
     "HookOrderError",
     "IterationTimer",
     "JSONWriter",

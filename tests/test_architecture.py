@@ -56,13 +56,13 @@ def test_the_table_of_imports_leaves_out_what_follows_from_others():
     assert "| `hooks/trainer_view.py` | `hooks/storage` |" in rooms.table()
 
 
-def test_the_docs_name_the_core_path_of_at_most_2200_lines():
+def test_the_docs_name_the_core_path_of_at_most_3250_lines():
     text = rooms.PAGE.read_text()
     core = [
         line.split("`")[1]
         for line in text.splitlines()
         if line.startswith("| `") and line.split("`")[1].endswith(".py") and "/" in line.split("`")[1]
     ]
-    assert len(core) == 7
+    assert len(core) == 8
     lines = sum(len((rooms.ROOT / path).read_text().splitlines()) for path in core)
-    assert lines <= 2200, f"{lines} lines: move what a first reader does not need into its room"
+    assert lines <= 3250, f"{lines} lines: move what a first reader does not need into its room"

@@ -1,55 +1,113 @@
-"""Support for trainers written for detectron2's DefaultTrainer.
+"""Support for trainers written for detectron2's DefaultTrainer; the others never come here.
 
-Such a trainer may skip ``DefaultTrainer.__init__`` and set its parts itself, hold an inner trainer as ``_trainer``, and
-have a training loop of its own.
+- A class with an ``__init__`` of its own may skip ``DefaultTrainer.__init__`` and set ``model``, ``optimizer`` and
+  ``data_loader`` itself: it gets :class:`PortedTrainer` as a base class, behind DefaultTrainer.
+- An inner trainer may be set as ``_trainer``: see :class:`InnerTrainer`.
+
+A loop of its own, which any trainer may have, is supported by ``engine/step/own_loop.py``.
 """
 
-import sys
 import weakref
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import cached_property
 from types import MethodType
 from typing import Any, cast
 
 from torch import nn
 
-from ...hooks.base import HookBase
-from ..parallel.base import strategy_of
+from ..parallel.base import Strategy, strategy_of
 from ..ranks.agreement import StopRequest
 from ..simple_trainer import SimpleTrainer
 from ..step.step_outputs import StepOutputs
 from ..train_loop import TrainerBase, TrainResult
 
-__all__ = ["PortedTrainer"]
+__all__ = ["InnerTrainer", "PortedTrainer", "support"]
+
+
+def support(cls: type) -> None:
+    """Make a subclass of DefaultTrainer that has its own ``__init__`` a :class:`PortedTrainer`."""
+    owner = next(parent for parent in cls.__mro__ if "__init__" in vars(parent))
+    if not owner.__module__.startswith("hookline.") and not issubclass(cls, PortedTrainer):
+        cls.__bases__ += (PortedTrainer,)
+
+
+class InnerTrainer:
+    """The attribute ``_trainer`` of a DefaultTrainer.
+
+    If a subclass sets it, its ``run_step`` is the step, and its ``state_dict`` belongs to the checkpoint. Both trainers
+    share all attributes, so the events of its step reach the hooks of the outer trainer. If it is not set, it stands
+    for the trainer itself, without the subclass's ``run_step`` and state.
+    """
+
+    def __init__(self) -> None:
+        # Not an attribute, since the trainers share these: a reference to the inner one there would be a cycle.
+        self._inner: weakref.WeakKeyDictionary[Any, TrainerBase] = weakref.WeakKeyDictionary()
+
+    def of(self, trainer: Any) -> Any:
+        """Return the inner trainer that was set, or None."""
+        return self._inner.get(trainer)
+
+    def __get__(self, trainer: Any, owner: Any = None) -> Any:
+        return self if trainer is None else self.of(trainer) or _Itself(trainer)
+
+    def __set__(self, trainer: Any, inner: Any) -> None:
+        if not isinstance(inner, TrainerBase):
+            raise TypeError(f"_trainer must be a trainer, such as a SimpleTrainer, not {inner!r}")
+        if not isinstance(trainer, PortedTrainer):
+            raise TypeError(f"set _trainer in the __init__ of a subclass of {type(trainer).__name__}")
+        own, new, hooks = vars(trainer), vars(inner), inner._hooks
+        kept = {*vars(TrainerBase())}
+        if own.get("model") is not None and own["model"] is new.get("model"):
+            kept |= {"adapter", "device", "strategy", "_averaging_ranks", "_given_length"} & own.keys()
+            if own.get("data_loader") is new.get("data_loader"):
+                kept |= {"_batches"} & own.keys()
+        own.update({name: value for name, value in new.items() if name not in kept})
+        self._inner[trainer], inner.__dict__ = inner, own
+        trainer.register_hooks(hooks)
+        if "_batches" in own:
+            trainer._batches.listener = weakref.proxy(trainer)
+
+
+class _Itself:
+    """A trainer without the ``run_step`` and the state of its own class."""
+
+    def __init__(self, trainer: Any) -> None:
+        vars(self)["_outer"] = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._outer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._outer, name, value)
+
+    def run_step(self) -> None:
+        SimpleTrainer.run_step(self._outer)
+
+    def state_dict(self) -> dict[str, Any]:
+        return SimpleTrainer.state_dict(self._outer)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        SimpleTrainer.load_state_dict(self._outer, state_dict)
 
 
 class _Step:
     """``run_step``: that of the inner trainer if there is one. The loop looks it up once per run."""
 
-    def __get__(self, trainer: "PortedTrainer | None", owner: Any = None) -> Any:
+    def __get__(self, trainer: Any, owner: Any = None) -> Any:
         if trainer is None:
             return SimpleTrainer.run_step
-        inner = getattr(trainer, "_inner", None)
+        inner = type(trainer)._trainer.of(trainer)
         return MethodType(SimpleTrainer.run_step, trainer) if inner is None else inner.run_step
 
 
 class PortedTrainer(SimpleTrainer):
-    """A :class:`SimpleTrainer` for subclasses written for detectron2's DefaultTrainer.
+    """A :class:`SimpleTrainer` that may be made without arguments, and with an inner trainer.
 
-    - Without ``__init__``, or with ``__init__()``, it has the parts that the subclass sets: ``model``, ``optimizer``,
-      ``data_loader``. The rest of a SimpleTrainer is added before the first training, saving, loading or evaluation.
-    - ``_trainer`` is the inner trainer. If a subclass sets it, its ``run_step`` is the step, and its ``state_dict``
-      belongs to the checkpoint. Both trainers share all attributes, so the events of its step reach the hooks of this
-      trainer. If it is not set, it is this trainer, without the subclass's ``run_step`` and state.
-    - A subclass may have its own loop that calls ``before_train``, ``before_step``, ``after_step`` and ``after_train``.
+    What a subclass has not set is added before the first training, saving, loading or evaluation.
     """
 
-    # Not in __dict__, which is shared with the inner trainer: a reference to that trainer there would be a cycle.
-    __slots__ = ("_inner", "_view")
-
-    _inner: Any
-    _view: Any
     run_step = _Step()
+    _trainer: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if args or kwargs:
@@ -57,38 +115,13 @@ class PortedTrainer(SimpleTrainer):
         else:
             TrainerBase.__init__(self)
 
-    # ------------------------------------------------------------------ the inner trainer
-
-    @property
-    def _trainer(self) -> Any:
-        inner = getattr(self, "_inner", None)
-        if inner is not None:
-            return inner
-        if getattr(self, "_view", None) is None:
-            cls, names = type(self), ("run_step", "state_dict", "load_state_dict")
-            methods = {name: getattr(SimpleTrainer, name) for name in names}
-            self._view = object.__new__(type(cls.__name__, (cls,), methods))
-            self._view.__dict__ = self.__dict__
-        return self._view
-
-    @_trainer.setter
-    def _trainer(self, inner: TrainerBase) -> None:
-        if not isinstance(inner, TrainerBase):
-            raise TypeError(f"_trainer must be a trainer, such as a SimpleTrainer, not {inner!r}")
-        own, new = vars(self), vars(inner)
-        kept = {*vars(TrainerBase())}
-        if own.get("model") is not None and own["model"] is new.get("model"):
-            kept |= {"adapter", "device", "strategy", "_averaging_ranks", "_given_length"} & own.keys()
-            if own.get("data_loader") is new.get("data_loader"):
-                kept |= {"_batches"} & own.keys()
-        own.update({name: value for name, value in new.items() if name not in kept})
-        self.register_hooks(inner._hooks)
-        self._inner, inner.__dict__ = inner, own
-        if "_batches" in own:
-            self._batches.listener = weakref.proxy(self)
+    @cached_property
+    def strategy(self) -> Strategy:  # type: ignore[override]
+        """The strategy, for an evaluation before training."""
+        self._add_missing_parts()
+        return cast(Strategy, vars(self)["strategy"])
 
     def _add_missing_parts(self) -> None:
-        """Add the parts of a SimpleTrainer that the subclass has not set."""
         own = vars(self)
         if "nonfinite" in own and "optimizer" in own:  # set by SimpleTrainer.__init__, or added
             return
@@ -99,14 +132,14 @@ class PortedTrainer(SimpleTrainer):
             own.get("optimizer") or (),
             strategy=strategy_of(own["model"]) if "model" in own else None,
         )
-        for name in vars(parts).keys() - {"model", "data_loader", "_step_outputs"}:
+        own.setdefault("_step_outputs", StepOutputs(self))
+        for name in vars(parts).keys() - {"model", "data_loader"}:
             own.setdefault(name, getattr(parts, name))
         self._batches.listener = weakref.proxy(self)
 
-    def _bind_hooks(self) -> None:
-        if "_step_outputs" not in vars(self):
-            self._step_outputs = StepOutputs(self)
-        super()._bind_hooks()
+    def _hooks_changed(self) -> None:
+        if "nonfinite" in vars(self):  # else called again when training starts
+            super()._hooks_changed()
 
     def _train(self, *args: Any, **kwargs: Any) -> TrainResult:
         self._add_missing_parts()
@@ -116,11 +149,9 @@ class PortedTrainer(SimpleTrainer):
         self._add_missing_parts()
         super()._prepare(start_iter, max_iter, stop)
 
-    # ------------------------------------------------------------------ state
-
     def state_dict(self) -> dict[str, Any]:
         self._add_missing_parts()
-        state, inner = super().state_dict(), getattr(self, "_inner", None)
+        state, inner = super().state_dict(), type(self)._trainer.of(self)
         if inner is None or type(inner).state_dict in (SimpleTrainer.state_dict, TrainerBase.state_dict):
             return state
         return {**state, **inner.state_dict()}
@@ -128,63 +159,7 @@ class PortedTrainer(SimpleTrainer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._add_missing_parts()
         super().load_state_dict(state_dict)
-        inner = getattr(self, "_inner", None)
+        inner = type(self)._trainer.of(self)
         if inner is None or type(inner).load_state_dict in (SimpleTrainer.load_state_dict, TrainerBase.load_state_dict):
             return
         inner.load_state_dict(state_dict)
-
-    # ------------------------------------------------------------------ a loop of the subclass's own
-
-    def before_train(self) -> None:
-        if not self._running:
-            storage, own_loop = self.storage, _OwnLoop(sys.exc_info()[1])
-            own_loop.resources.enter_context(self._in_output_dir())
-            self._hooks = [hook for hook in self._hooks if not isinstance(hook, _OwnLoop)]
-            self.register_hooks([own_loop])
-            self._prepare(self.start_iter, self.max_iter, None)
-            self._use_storage(storage)
-        super().before_train()
-
-    def after_train(self) -> None:
-        own_loop = self.find_hook(_OwnLoop)
-        if own_loop is None:
-            super().after_train()
-            return
-        with own_loop.resources:
-            error = sys.exc_info()[1]
-            if self._error is None and error not in (None, own_loop.error_before, own_loop.stop):
-                self._requests.clear()
-                self._fail(error)
-            super().after_train()
-        self.remove_hook(own_loop)
-
-    def _in_output_dir(self) -> AbstractContextManager[None]:
-        """Return a context in which the run has OUTPUT_DIR. :meth:`DefaultTrainer.train` enters it."""
-        return nullcontext()
-
-
-class _OwnLoop(HookBase):
-    """Ends a loop that cannot see requests to stop, when there is one.
-
-    Args:
-        error_before: the exception that was being handled when the loop began, or None.
-    """
-
-    def __init__(self, error_before: BaseException | None) -> None:
-        self.error_before = error_before
-        self.stop: BaseException | None = None
-        self.resources = ExitStack()  # closed when the loop has ended
-
-    def before_step(self) -> None:
-        request = cast(Any, self.trainer)._stop
-        if request is None:
-            return
-        if request.exit_code:  # as the commands do after an interruption
-            self.stop = SystemExit(request.exit_code)
-        else:
-            self.stop = RuntimeError(
-                f"training was asked to stop ({request.reason}), but the trainer has a training loop of its own, which "
-                "goes on. The run ends here, with its final checkpoint. To stop without this error, have the loop "
-                "check self.stopped, or call TrainerBase.train(self, start_iter, max_iter) in place of the loop"
-            )
-        raise self.stop

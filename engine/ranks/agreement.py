@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from .. import comm
 
-__all__ = ["Agreement", "HookList", "StopRequest"]
+__all__ = ["Agreement", "RankHooks", "StopRequest"]
 
 # Seconds between exchanges. One exchange takes about 0.4 ms.
 _PERIOD = 1.0
@@ -48,7 +48,7 @@ class StopRequest:
 
 
 @dataclass(frozen=True)
-class HookList:
+class RankHooks:
     """The hooks of a rank.
 
     Attributes:
@@ -84,7 +84,7 @@ class Agreement:
         clock: seconds since training began, on rank 0, at the last exchange. It is the same on all ranks.
     """
 
-    def __init__(self, first_iter: int, hooks: HookList) -> None:
+    def __init__(self, first_iter: int, hooks: RankHooks) -> None:
         self.next_iter = first_iter
         self.clock = 0.0
         self._stop: StopRequest | None = None
@@ -116,7 +116,7 @@ class Agreement:
             self._stop = request
 
     def exchange(
-        self, iteration: int, hooks: HookList, settings: Mapping[str, Any] | None = None
+        self, iteration: int, hooks: RankHooks, settings: Mapping[str, Any] | None = None
     ) -> tuple[set[str], StopRequest | None]:
         """Exchange requests with the other ranks, which call this at the end of the same step.
 
@@ -150,7 +150,7 @@ class Agreement:
         self._events.clear()
         self._hooks = hooks
         if self.same_hooks and largest != -smallest:
-            ranks: list[HookList] = comm.all_gather(hooks, group=self._group)
+            ranks: list[RankHooks] = comm.all_gather(hooks, group=self._group)
             raise RuntimeError(f"{_ONE_RANK} ({_differences(ranks)}). {_ALL_RANKS}")
         if settings_sum != -least:
             raise RuntimeError(_other_settings(comm.all_gather(settings or {}, group=self._group), iteration))
@@ -199,7 +199,7 @@ _ONE_RANK = "hooks were registered or removed on some ranks only"
 _ALL_RANKS = "Register and remove hooks on all ranks at the same step"
 
 
-def _differences(ranks: Sequence[HookList]) -> str:
+def _differences(ranks: Sequence[RankHooks]) -> str:
     """How the other ranks' hooks differ from rank 0's, in words."""
     first = Counter(ranks[0].names)
     found = []

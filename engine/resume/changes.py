@@ -25,6 +25,7 @@ __all__ = [
     "apply_changes",
     "changes_since",
     "check_changes",
+    "continue_without_state",
     "describe_changes",
     "hyperparameters",
     "kinds",
@@ -193,6 +194,18 @@ def apply_changes(
         if isinstance(one, LRMultiplier):  # the others: see schedule_length.py
             one.base_lrs = [group["initial_lr"] for group in one.optimizer.param_groups]
             set_rates(one)
+
+
+def continue_without_state(content: Mapping[str, Any]) -> int:
+    """Return the iteration of a checkpoint that does not hold the trainer's state."""
+    iteration: int = content.get("iteration", -1)
+    logger.warning(
+        "The checkpoint holds no state of the trainer: training continues at iteration %d, but the optimizer (if "
+        "the checkpointer does not save it), hooks, data and random numbers start fresh. To save them, build the "
+        "checkpointer with trainer=weakref.proxy(self)",
+        iteration + 1,
+    )
+    return iteration
 
 
 def rates_of(optimizer: Any) -> list[tuple[dict[str, Any], float]]:

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,19 +14,23 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError
 from ...hooks.common.optimizers import TimmScheduler, takes_epoch
+from ...hooks.writers.periodic import PeriodicWriter
 from ..solver import LRMultiplier, SchedulerList
 from ..solver.parts import solver_parts
-from ..solver.several import one_or_several
+from ..solver.several import one_or_several, schedulers_of
 from .changes import set_rates
+from .lengths import resolve_lengths
 
-__all__ = ["Position", "rebuilt_schedule"]
+__all__ = ["apply_changes_of_schedule", "apply_max_iter", "rebuild_schedule"]
+
+logger = logging.getLogger(__name__)
 
 # Attributes of torch's and timm's schedulers that hold the length of the whole schedule.
 _LENGTHS = ("T_max", "total_steps", "total_iters", "t_initial")
 
 
 @dataclass(frozen=True)
-class Position:
+class _Position:
     """Where a run is: finished iterations and epochs, and iterations of an epoch (None if unknown)."""
 
     iterations: int
@@ -33,8 +38,73 @@ class Position:
     iters_per_epoch: int | None
 
 
-def rebuilt_schedule(
-    scheduler: Any, build: Callable[[], Any], optimizer: Any, position: Position, old: CfgNode, new: CfgNode
+def apply_max_iter(trainer: Any) -> None:
+    """Put a new ``max_iter`` into the config, the schedule and the writers of a DefaultTrainer.
+
+    Raises:
+        ConfigError: the run cannot be longer, since its schedule has a fixed length. ``max_iter`` is as before.
+    """
+    before, cfg = trainer.cfg, _config_of_length(trainer)
+    try:
+        rebuild_schedule(trainer, before, cfg)
+    except ConfigError:
+        trainer._max_iter = before.SOLVER.MAX_ITER
+        raise
+    trainer._set_config(cfg)
+    for hook in trainer.find_hooks(PeriodicWriter):
+        hook.set_max_iter(trainer.max_iter)
+
+
+def _config_of_length(trainer: Any) -> CfgNode:
+    """Return the config with MAX_ITER as the trainer has it, and what depends on it."""
+    cfg, given = trainer.cfg.clone(), trainer.given.clone()
+    cfg.defrost()
+    given.defrost()
+    given.SOLVER.MAX_ITER = cfg.SOLVER.MAX_ITER = max(1, trainer.max_iter)
+    resolved = resolve_lengths(given, trainer.iters_per_epoch, trainer._segments).SOLVER
+    cfg.SOLVER.LR_SCHEDULER_ARGS, cfg.SOLVER.OPTIMIZERS = resolved.LR_SCHEDULER_ARGS, resolved.OPTIMIZERS
+    if trainer.cfg.is_frozen():
+        cfg.freeze()
+    return cfg
+
+
+def rebuild_schedule(trainer: Any, old: CfgNode, new: CfgNode) -> None:
+    """Replace the schedule of the config ``old`` by that of ``new``, at the present position.
+
+    Raises:
+        ConfigError: the schedule has a fixed length. Nothing has changed.
+    """
+    done = trainer.finished_iter + 1
+    own = all(isinstance(one, LRMultiplier) for one in schedulers_of(trainer.scheduler))
+    if not own and trainer.max_iter <= done:  # torch's cannot be stepped beyond their end
+        return
+    epochs = trainer.epoch + (trainer.epoch_ended and not trainer._running)  # the next one begins with the next step
+    position = _Position(done, epochs, trainer.iters_per_epoch)
+    build = partial(trainer.build_lr_scheduler, new, trainer.optimizer)
+    trainer.scheduler = _rebuilt(trainer.scheduler, build, trainer.optimizer, position, old, new)
+
+
+def apply_changes_of_schedule(trainer: Any, length_before: int) -> None:
+    """Rebuild torch's and timm's schedules after a resume with another config.
+
+    Args:
+        trainer: a DefaultTrainer.
+        length_before: MAX_ITER of the checkpoint's config.
+    """
+    before = [one for one in schedulers_of(trainer.scheduler) if not isinstance(one, LRMultiplier)]
+    if not before:
+        return
+    earlier = trainer.cfg.clone()
+    earlier.defrost()
+    earlier.SOLVER.MAX_ITER = length_before
+    rebuild_schedule(trainer, earlier, trainer.cfg)
+    for one in before:
+        if any(one is kept for kept in schedulers_of(trainer.scheduler)):
+            logger.warning("%s keeps the checkpoint's schedule", type(one).__name__)
+
+
+def _rebuilt(
+    scheduler: Any, build: Callable[[], Any], optimizer: Any, position: _Position, old: CfgNode, new: CfgNode
 ) -> Any:
     """Return the schedules of another length, at the position of the present ones, and set the rates to theirs.
 
@@ -78,7 +148,7 @@ def rebuilt_schedule(
     return result if isinstance(result, SchedulerList) else named[""]
 
 
-def _at_position(fresh: Any, present: Any, position: Position) -> Any:
+def _at_position(fresh: Any, present: Any, position: _Position) -> Any:
     """Return ``fresh`` at the position of ``present``, or ``present`` if it has to stay."""
     if fresh is present or isinstance(fresh, ReduceLROnPlateau) or type(fresh) is not type(present):
         return present

@@ -13,9 +13,12 @@ from ...config import ConfigError
 from ...hooks.common.models import unwrap_model
 from ...hooks.common.rng import capture_rng, restore_rng
 from ..data.epoch_iterator import EpochIterator
-from ..model_trainer import ModelTrainer
+from ..simple_trainer import SimpleTrainer
 from ..step.fused_step import FusedStep
 from ..step.nonfinite import NonFinitePolicy
+from ..step.random_state import RandomState
+from ..step.step_outputs import StepOutputs
+from ..train_loop import TrainerBase
 
 __all__ = ["probing"]
 
@@ -37,7 +40,8 @@ def probing(trainer: Any, data_loader: Iterable[Any] | None = None) -> Iterator[
     Raises:
         ConfigError: the trainer has a loop or a step of its own.
     """
-    if not isinstance(trainer, ModelTrainer) or getattr(trainer, "_inner", None) is not None or trainer._running:
+    own_step = isinstance(trainer, SimpleTrainer) and getattr(trainer.run_step, "__self__", trainer) is not trainer
+    if not isinstance(trainer, SimpleTrainer) or own_step or trainer._running:
         raise ConfigError(
             f"{type(trainer).__name__} cannot be tried: it must be a SimpleTrainer or DefaultTrainer that is not "
             "training and has no step of its own"
@@ -46,8 +50,8 @@ def probing(trainer: Any, data_loader: Iterable[Any] | None = None) -> Iterator[
     position = batches.state_dict() if batches.begun else None
     restore = [_keep_model(trainer.model), _keep_optimizer(trainer.optimizer)]
     probe: Any = copy.copy(trainer)
-    probe._view = None
-    ModelTrainer.__init__(probe)  # without hooks, requests and results of earlier runs
+    TrainerBase.__init__(probe)  # without hooks, requests and results of earlier runs
+    probe._random_state, probe._step_outputs = RandomState(), StepOutputs(probe)
     probe.data_loader = trainer.data_loader if data_loader is None else data_loader
     length = trainer._given_length if data_loader is None else None
     probe._batches = EpochIterator(probe.data_loader, length, weakref.proxy(probe), trainer.device)

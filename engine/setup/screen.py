@@ -7,7 +7,7 @@ from typing import Any
 
 from ...hooks.common.models import unwrap_model
 from ...hooks.common.tensors import has_shards
-from ...hooks.host import hook_name
+from ...hooks.hook_list import hook_name
 from .. import comm
 from ..evaluation import format_results
 from ..modeling.summary import model_summary, watching_forward

@@ -76,7 +76,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     if again := restarted(folder_of(cfg)) and hasattr(args, "resume") and not inference:
         args.resume = options["resume"] = True
     choose_fast_dev_run(cfg, args)
-    text, lines = None, {}
+    given, text, lines = cfg, None, {}
     unknown: dict[str, ConfigError] = {}
     if isinstance(cfg, CfgNode):
         unknown = unknown_parts(cfg)
@@ -87,9 +87,10 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     compared = {f"--{name.replace('_', '-')}": options[name] for name in ("resume", "eval_only", "predict")}
     check_same_config(cfg, {**compared, **lines})
     kind: RunKind = "dry" if options["dry_run"] else "inference" if inference else _training_kind(cfg)
-    start = RunStart(cfg, kind, options["resume"], text)
+    start = RunStart(cfg, kind, options["resume"], text, given)
     start.args, start.unknown, start.program = args, unknown, program_of(args)
     start.prepare()
+    vars(given)[_START] = start
     start.create_folder()
     for builder, error in unknown.items():
         logger.info("Left to the trainer's %s, or to the script: %s", builder, error)
@@ -112,9 +113,14 @@ def begin_run(cfg: Any) -> None:
 
 
 def take_start(cfg: Any) -> "RunStart | None":
-    """Return the start that :func:`default_setup` prepared for OUTPUT_DIR, and that nobody has taken; or None."""
-    path = next((path for path, start in _prepared.items() if start.is_given(cfg)), os.path.abspath(folder_of(cfg)))
-    return _prepared.pop(path, None)
+    """Return the start that :func:`default_setup` prepared with this config, and that nobody has taken; or None."""
+    start: RunStart | None = vars(cfg).get(_START)
+    if start is None or start.taken:
+        return None
+    if cfg is not start.given() and start.path != os.path.abspath(folder_of(cfg)):  # a clone for another run
+        return None
+    start.taken = True
+    return start
 
 
 def begin_inference(cfg: CfgNode) -> None:
@@ -123,7 +129,7 @@ def begin_inference(cfg: CfgNode) -> None:
     if start is not None and start.kind == "inference":
         start.begin()
     elif start is not None:
-        start.put_back()
+        start.taken = False
 
 
 def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[CfgNode, RunStart]":
@@ -140,17 +146,17 @@ def prepared_start(cfg: CfgNode, overridden: Collection[str] = ()) -> "tuple[Cfg
     Raises:
         ConfigError: as for :func:`default_setup`.
     """
-    start = take_start(cfg)
+    given, start = cfg, take_start(cfg)
     if start is None or not start.is_for(cfg):
         check_config(cfg, overridden)
         check_same_config(cfg, {})
         cfg = cfg.clone()
-        start = RunStart(cfg, _training_kind(cfg), resume=None)
+        start = RunStart(cfg, _training_kind(cfg), resume=None, given=given)
         start.prepare()
         start.args = last_parsed()
-        _prepared.pop(start.path, None)
+        start.taken = True
     elif start.kind == "inference":  # begins when the weights are loaded, by begin_run() or test()
-        start.put_back()
+        start.taken = False
     elif start.unknown:  # the trainer may build these parts itself, or they may be registered by now
         check_config(cfg, overridden)
     if cfg.DATASETS.TEST and start.kind != "inference" and {"build_evaluator", "test"}.isdisjoint(overridden):
@@ -167,8 +173,8 @@ def _training_kind(cfg: Any) -> RunKind:
     return "trial" if isinstance(cfg, CfgNode) and cfg.FAST_DEV_RUN else "train"
 
 
-_prepared: dict[str, "RunStart"] = {}
-"""Prepared starts that no trainer has taken yet, by folder."""
+_START = "_run_start"
+"""The attribute of a config that has the :class:`RunStart` that was prepared with it."""
 
 
 class RunStart:
@@ -181,9 +187,11 @@ class RunStart:
         text: the content of ``config.yaml``. Default: the config's.
     """
 
-    def __init__(self, cfg: CfgNode, kind: RunKind, resume: bool | None, text: str | None = None) -> None:
+    def __init__(
+        self, cfg: CfgNode, kind: RunKind, resume: bool | None, text: str | None = None, given: Any = None
+    ) -> None:
         self._cfg = cfg
-        self._given = weakref.ref(cfg)
+        self.given = weakref.ref(cfg if given is None else given)
         self.kind = kind
         self._resume = resume
         self.unknown: dict[str, ConfigError] = {}
@@ -192,6 +200,7 @@ class RunStart:
         """The parsed command line."""
         self.program: Program | None = None
         """The command that started the run, if any."""
+        self.taken = False  # by a trainer, or begun
         self._begun = False
         self.waits = False  # for the first step
         self._trains = True
@@ -200,17 +209,17 @@ class RunStart:
         self.path = self._output.path
         self._text = text or ""
 
-    def is_given(self, cfg: Any) -> bool:
-        """Whether the start was prepared with this object."""
-        return cfg is self._given()
+    def __reduce__(self) -> Any:  # a config that is copied to another process leaves it behind
+        return type(None), ()
 
-    def put_back(self) -> None:
-        """Let :func:`take_start` return this start."""
-        _prepared[self.path] = self
+    def __copy__(self, memo: Any = None) -> "RunStart":  # a clone of the config begins the same run
+        return self
+
+    __deepcopy__ = __copy__
 
     def is_for(self, cfg: CfgNode) -> bool:
         """Whether the start was prepared for this config."""
-        return cfg is self._given() or cfg.dump(sort_keys=False) == self._text
+        return cfg is self.given() or cfg.dump(sort_keys=False) == self._text
 
     def prepare(self) -> None:
         """Check the folder, choose the seed and seed with it, and keep log lines in memory. All ranks call it."""
@@ -223,7 +232,6 @@ class RunStart:
             self._drew_seed = cfg.SEED < 0 and self._resume is None
             choose_seed(cfg, bool(self._resume))
         self._text = self._text or cfg.dump(sort_keys=False)
-        self.put_back()
         for name in LOGGERS:
             setup_logger(distributed_rank=rank, name=name)
         if rank == 0:

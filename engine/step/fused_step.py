@@ -13,7 +13,7 @@ from ...config import ConfigError
 from ...hooks.base import STEP_EVENTS
 from ...hooks.common.optimizers import optimizers_of
 from ...hooks.control.lr_scheduler import LRScheduler
-from ...hooks.host import hook_name
+from ...hooks.hook_list import hook_name
 from .. import comm
 from ..data.microbatch import split_batch
 from ..modeling.adapters import ModelAdapter
@@ -158,7 +158,7 @@ class FusedStep(ABC):
         if policy.skip_update:  # the update had no effect
             policy.skip_update = False
         elif trainer._listeners["after_optimizer_step"]:
-            trainer._dispatch("after_optimizer_step")
+            trainer.emit("after_optimizer_step")
         return True
 
     def _prepare(self, trainer: Any) -> None:

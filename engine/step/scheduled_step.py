@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ...config import ConfigError
-from ...hooks.host import hook_name
+from ...hooks.hook_list import hook_name
 from ..ranks.loss_weights import LossWeights
 
 __all__ = ["ScheduledStep"]
@@ -68,7 +68,7 @@ class ScheduledStep:
             trainer.zero_grad()
         trainer.nonfinite.begin(trainer)
         if trainer._listeners["before_forward"]:
-            trainer._dispatch("before_forward", batch)
+            trainer.emit("before_forward", batch)
         weight = LossWeights(trainer._batches, batch, trainer._averaging_ranks).of_rank()
         losses = self._forward_backward(trainer, batch, weight)
         trainer.after_backward()

@@ -16,12 +16,11 @@ from ...config.files.atomic import is_checkpoint_folder
 from ...config.files.run_folder import is_claimed
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.monitor import Monitor
-from ..common.overriding import calls_base
 from ..every import Every, Period
 from ..storage.event_storage import has_event_storage
 from .adapter import adapt
 from .links import link
-from .own_choice import OwnChoice
+from .own_choice import OwnChoice, calls_base
 
 __all__ = ["BestCheckpointer"]
 

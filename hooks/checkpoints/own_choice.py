@@ -1,12 +1,14 @@
 """Subclasses of BestCheckpointer that choose and save the best weights by themselves."""
 
+import inspect
 import logging
 import math
+from types import FunctionType
 from typing import Any
 
 from ..base import HookBase
 
-__all__ = ["OwnChoice"]
+__all__ = ["OwnChoice", "calls_base"]
 
 
 class OwnChoice(HookBase):
@@ -52,3 +54,13 @@ class OwnChoice(HookBase):
             return False
         self.best_metric, self.best_iter = val, iteration
         return True
+
+
+def calls_base(own: FunctionType, owner: type) -> bool:
+    """Return whether the code of a method of ``owner`` has ``super()``, or names a class that ``owner`` inherits from.
+
+    Calls that are hidden, for example in a helper, are not found.
+    """
+    names = {"super", *(parent.__name__ for parent in owner.__mro__[1:])}
+    code = inspect.unwrap(own).__code__
+    return "__class__" in code.co_freevars or not names.isdisjoint(code.co_names)

@@ -7,7 +7,7 @@ from torch import nn
 
 from hookline.engine import SimpleTrainer
 from hookline.hooks import EVENTS, STEP_EVENTS, HookBase
-from hookline.hooks.host import overrides
+from hookline.hooks.hook_list import overrides
 from hookline.hooks.trainer_view import RanksView, TrainerView
 
 ONLY_IN_DEFAULT_TRAINER = {"cfg", "scheduler", "checkpointer", "evaluate"}

@@ -129,7 +129,7 @@ def test_every_counts_the_calls_of_an_event_outside_of_steps():
         trainer.emit("after_eval", {"n": n})
         trainer.emit("verify")
     assert seen == [1, "verified"]
-    state = {key: one.state_dict() for key, one in trainer._keyed_hooks().items()}
+    state = {key: one.state_dict() for key, one in trainer._hook_list.by_key().items()}
     resumed = Trainer()
     on("after_eval", every=2, trainer=resumed)(lambda trainer, results: seen.append(results["n"]))
     resumed._hooks[0].load_state_dict(next(iter(state.values())))

@@ -134,3 +134,19 @@ def test_after_backward_of_a_hook_on_a_default_trainer_is_called(cfg):
     trainer.register_hooks([Gradients()])
     trainer.train()
     assert seen == [True] * 5
+
+
+def test_only_classes_with_an_init_of_their_own_get_the_support(cfg):
+    class Plain(DefaultTrainer):
+        pass
+
+    class Ported(DefaultTrainer):
+        def __init__(self, cfg):
+            super().__init__(cfg)
+
+    names = [cls.__name__ for cls in Plain.__mro__]
+    assert names == ["Plain", "DefaultTrainer", "SimpleTrainer", "TrainerBase", "object"]
+    assert [cls.__name__ for cls in Ported.__mro__][2] == "PortedTrainer"
+    trainer = Plain(cfg)
+    with pytest.raises(TypeError, match="in the __init__ of a subclass"):
+        trainer._trainer = SimpleTrainer(Net(), loader(), trainer.optimizer)

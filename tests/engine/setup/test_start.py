@@ -1,4 +1,5 @@
 import argparse
+import pickle
 import re
 
 import pytest
@@ -11,6 +12,7 @@ from hookline.engine import (
     default_setup,
 )
 from hookline.engine.data import build_train_loader
+from hookline.engine.setup.start import take_start
 from hookline.hooks import JSONWriter
 
 
@@ -197,3 +199,16 @@ def test_a_resume_without_setup_uses_the_seed_of_the_run(quick, tmp_path):
     again.train()
     assert f"SEED: {first.cfg.SEED}\n" in (tmp_path / "run" / "config.yaml").read_text()
     assert "Resuming with SEED" not in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_start_belongs_to_the_config_that_it_was_prepared_with(make):
+    cfg, other = make("SEED", "3"), make("SEED", "4")
+    default_setup(cfg, arguments())
+    assert take_start(other) is None
+    moved = cfg.clone()
+    moved.OUTPUT_DIR += "_2"
+    assert take_start(moved) is None
+    start = take_start(cfg.clone())
+    assert start is not None
+    assert take_start(cfg) is None
+    assert pickle.loads(pickle.dumps(cfg)) == cfg

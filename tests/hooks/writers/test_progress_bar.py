@@ -32,7 +32,7 @@ from hookline.hooks import (
     ProgressBar,
     StopTraining,
 )
-from hookline.hooks.host import overrides
+from hookline.hooks.hook_list import overrides
 
 ROOT = Path(__file__).parents[3]
 COUNT = re.compile(r"\b\d+/\d+\b")

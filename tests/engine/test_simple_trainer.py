@@ -4,7 +4,7 @@ from torch import nn
 
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer, comm
-from hookline.hooks import CallbackHook, StopTraining
+from hookline.hooks import CallbackHook, EventStorage, StopTraining
 
 
 class Net(nn.Linear):
@@ -66,3 +66,27 @@ def test_the_state_of_a_trainer_of_detectron2_is_refused():
     inner = {"iteration": 4, "optimizer": trainer.optimizer.state_dict()}
     with pytest.raises(ConfigError, match=r"saved by detectron2\?.*set MODEL\.WEIGHTS"):
         trainer.load_state_dict({"iteration": 4, "hooks": {}, "_trainer": inner})
+
+
+def test_a_loop_of_its_own_serves_requests_and_begins_epochs():
+    class OwnLoop(SimpleTrainer):
+        def train(self):
+            self.start_iter, self.max_iter = 0, 5
+            with EventStorage(0) as self.storage:
+                try:
+                    self.before_train()
+                    for self.iter in range(5):
+                        self.before_step()
+                        self.run_step()
+                        self.after_step()
+                finally:
+                    self.after_train()
+
+    model, epochs, writes = Net(2, 1), [], []
+    trainer = OwnLoop(model, [torch.ones(1, 2)] * 2, torch.optim.SGD(model.parameters(), 0.1))
+    events = {"before_epoch": lambda t: epochs.append(t.iter), "on_write": lambda t: writes.append(t.iter)}
+    trainer.register_hooks([CallbackHook(after_step=lambda t: t.request_write(), **events)])
+    trainer.train()
+    assert epochs == [0, 2, 4]
+    assert writes == [0, 1, 2, 3, 4, 5]
+    assert not trainer._running

@@ -451,3 +451,40 @@ def test_hooks_are_described_in_order_with_their_events():
     lines = trainer.describe_hooks().splitlines()
     assert lines[0].split() == ["0", "Counter", "after_step"]
     assert lines[1].split() == ["1", "CallbackHook", "before_train,", "after_train"]
+
+
+def test_a_stop_is_asked_for_by_the_hook_that_is_called_now():
+    class Inner(HookBase):
+        def custom(self):
+            pass
+
+    class Asking(HookBase):
+        def after_step(self):
+            self.trainer.emit("custom")
+            self.trainer.request_stop("enough")
+
+    trainer = Trainer()
+    trainer.register_hooks([Inner(), Asking()])
+    trainer.train(0, 3)
+    assert trainer._end()["by"]["hook"] == "Asking"
+    assert trainer._hook_list.calling is None
+    trainer.remove_hook(Asking)
+    trainer.request_stop("from outside")
+    assert trainer._hook_list.asking() is None
+
+
+def test_methods_of_a_trainer_that_call_no_hooks_still_let_the_run_go_on():
+    class Silent(Trainer):
+        def before_step(self):
+            pass
+
+        def after_step(self):
+            pass
+
+        def after_train(self):
+            pass
+
+    trainer, counter, seen = Silent(), Counter(), []
+    trainer.register_hooks([counter, CallbackHook(after_run=lambda t: seen.append(t.iter))])
+    result = trainer.train(0, 3)
+    assert (result.iteration, counter.count, seen) == (3, 0, [3])
