@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ..config import ConfigError
-from ..hooks.common.optimizers import optimizers_of, refuse_closure
+from ..hooks.common.models import optimizers_of, refuse_closure
 from ..hooks.storage.event_storage import EventStorage, get_event_storage
 from ..hooks.storage.scratch import scratch_storage
 from . import comm

@@ -22,7 +22,7 @@ from hookline.engine import DefaultTrainer, config_errors_exit
 from hookline.engine.data.transfer import move_to_device
 from hookline.engine.modeling import resolve_device
 from hookline.engine.options import set_up_probe
-from hookline.hooks.common.batches import samples_in
+from hookline.hooks.common.tensors import samples_in
 
 
 class Prediction(nn.Module):

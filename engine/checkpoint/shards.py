@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from ...hooks.common.optimizers import optimizers_of
+from ...hooks.common.models import optimizers_of
 from ...hooks.common.tensors import shard_like
 
 __all__ = [

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from ...hooks.common.batches import fields_of, is_samples, samples_in, with_fields
+from ...hooks.common.tensors import fields_of, is_samples, samples_in, with_fields
 
 __all__ = ["batch_size_of", "split_batch"]
 

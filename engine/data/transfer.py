@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ...hooks.common.batches import convert
+from ...hooks.common.tensors import convert
 
 __all__ = ["move_to_device"]
 

@@ -12,8 +12,8 @@ from ...config.components import name_key
 from ...config.errors import MismatchError
 from ...config.signatures import is_function_of_two
 from ...config.slots import Slot, errors_at
-from ...hooks.common.batches import samples_in
-from ...hooks.common.names import flatten_names
+from ...hooks.common.tensors import samples_in
+from ...hooks.evaluation import flatten_names
 from ..modeling.adapters import ModelAdapter
 from ..modeling.explain import raise_clearer
 from ..modeling.outputs import predictions_of

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import Subset
 
 from ...config import ConfigError
-from ...hooks.common.batches import class_names_of, samples_in
+from ...hooks.common.tensors import class_names_of, samples_in
 from ..modeling import ModelAdapter
 from ..modeling.outputs import entries_of
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 from ...config import CfgNode
-from ...hooks.common.names import flatten_names as flatten_results_dict
+from ...hooks.evaluation import flatten_names as flatten_results_dict
 
 __all__ = ["flatten_results_dict", "format_results", "print_csv_format", "verify_results"]
 

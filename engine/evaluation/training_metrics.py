@@ -7,8 +7,8 @@ import torch
 
 from ...config import CfgNode, ConfigError
 from ...hooks.base import HookBase
-from ...hooks.common.names import flatten_names
 from ...hooks.common.tensors import gathered
+from ...hooks.evaluation import flatten_names
 from .build import TRAIN_METRICS_SLOT, MetricsEvaluator, build_metrics
 from .metrics import Metric
 

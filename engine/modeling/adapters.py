@@ -8,9 +8,8 @@ from torch import Tensor, dtype, nn
 from ...config import ConfigError
 from ...config.errors import MismatchError, suggest
 from ...config.signatures import Taken, what_it_takes
-from ...hooks.common.batches import fields_of
 from ...hooks.common.models import unwrap_model
-from ...hooks.common.tensors import is_sharded, local_part
+from ...hooks.common.tensors import fields_of, is_sharded, local_part
 from .call_plan import CallPlan, all_but_last, check_step_name, compose, first, keys, keys_of_first, through_forward
 from .explain import check_forward, check_output, check_own_step, raise_clearer
 from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...hooks.common.batches import convert
+from ...hooks.common.tensors import convert
 
 __all__ = ["eval_autocast", "in_precision"]
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from ...config.errors import ConfigError, MismatchError, suggest
 from ...config.signatures import what_it_takes
-from ...hooks.common.batches import fields_of
+from ...hooks.common.tensors import fields_of
 from .call_plan import compose, entry
 from .inputs import check_names, describe, forward_of
 

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from ...config import ConfigError
-from ...hooks.common.batches import convert
-from ...hooks.common.tensors import is_sharded
+from ...hooks.common.tensors import convert, is_sharded
 from .. import comm
 from .base import DDP, STRATEGY_REGISTRY, share_weights
 from .fsdp import FSDP2

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...config import CfgNode, ConfigError, name_of
-from ...hooks.common.optimizers import optimizers_of
+from ...hooks.common.models import optimizers_of
 from .. import comm
 from ..data.build import check_same_length
 from ..data.given import NoTrainData

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...config import ConfigError, Duration
-from ...hooks.common.optimizers import TimmScheduler, takes_epoch
+from ...hooks.common.models import TimmScheduler, takes_epoch
 from ...hooks.control.lr_scheduler import LRScheduler
 from ...runs.reading import Curve, Run
 from ..defaults import DefaultTrainer

@@ -4,8 +4,7 @@ from typing import Any
 
 import torch
 
-from ...hooks.common.batches import samples_in
-from ...hooks.common.tensors import local_part
+from ...hooks.common.tensors import local_part, samples_in
 from .. import comm
 from ..data.batch_sampler import GlobalBatchSampler
 from ..data.epoch_iterator import EpochIterator

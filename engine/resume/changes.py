@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError
 from ...config.errors import printable
-from ...hooks.common.optimizers import optimizers_of
+from ...hooks.common.models import optimizers_of
 from ..solver import LRMultiplier
 from ..solver.several import schedulers_of
 

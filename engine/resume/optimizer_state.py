@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ...config import ConfigError
-from ...hooks.common.optimizers import optimizers_of
+from ...hooks.common.models import optimizers_of
 from ...hooks.common.tensors import has_shards
 from ..checkpoint.weights import read_checkpoint
 

@@ -13,7 +13,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError
-from ...hooks.common.optimizers import TimmScheduler, takes_epoch
+from ...hooks.common.models import TimmScheduler, takes_epoch
 from ...hooks.writers.periodic import PeriodicWriter
 from ..solver import LRMultiplier, SchedulerList
 from ..solver.parts import solver_parts

@@ -17,8 +17,8 @@ from ...hooks import (
     EarlyStopping,
     check_hooks,
 )
-from ...hooks.common.monitor import Monitor, names_function
 from ...hooks.common.rng import preserve_rng
+from ...hooks.evaluation import Monitor, names_function
 from ..checkpoint.matching import split_query
 from ..checkpoint.weights import check_weights
 from ..data import DATASET_REGISTRY, check_data

@@ -10,8 +10,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from ...config import ConfigError
-from ...hooks.common.session import is_session
-from ...hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED, INTERRUPTED_BY
+from ...hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED, INTERRUPTED_BY, is_session
 from ..ranks.torchrun import launched_by_torchrun
 from ..train_loop import TrainResult
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, Registry, get_cfg, suggest
 from ...config.slots import Slot, errors_at
-from ...hooks.common.optimizers import refuse_closure
+from ...hooks.common.models import refuse_closure
 from ...hooks.common.rng import gpus_of, preserve_rng
 from ...hooks.common.tensors import is_sharded
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping

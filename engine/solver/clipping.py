@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError
-from ...hooks.common.optimizers import optimizers_of
+from ...hooks.common.models import optimizers_of
 from ...hooks.common.tensors import is_sharded, local_part
 
 __all__ = [

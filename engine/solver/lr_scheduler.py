@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import ConfigError
-from ...hooks.common.optimizers import BEFORE_END, value_at
+from ...hooks.common.models import BEFORE_END, value_at
 from .schedules import FunctionSchedule
 from .warmup_lr import WarmupCosineLR, WarmupMultiStepLR, _get_warmup_factor_at_iter  # noqa: F401 (as in detectron2)
 

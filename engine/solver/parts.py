@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from ...config import CfgNode, ConfigError, suggest
 from ...config.slots import errors_at
 from ...hooks import LRScheduler
-from ...hooks.common.optimizers import TimmScheduler
+from ...hooks.common.models import TimmScheduler
 from .frozen_model import NothingToTrainError
 from .lr_scheduler import LRMultiplier
 from .param_rules import find_parameters

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import CfgNode, ConfigError, Duration
-from ...hooks.common.optimizers import TimmScheduler, takes_epoch
+from ...hooks.common.models import TimmScheduler, takes_epoch
 
 __all__ = ["Clock", "clock_of", "has_run_values", "resolve_run_values"]
 

@@ -18,7 +18,7 @@ from fvcore.common.param_scheduler import (
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import CfgNode, ConfigError, Registry
-from ...hooks.common.optimizers import TimmScheduler
+from ...hooks.common.models import TimmScheduler
 
 __all__ = ["LR_SCHEDULER_REGISTRY", "FunctionSchedule"]
 

@@ -12,8 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from ...config import CfgNode, ConfigError, Duration, get_cfg
 from ...config.objects import kind_of
 from ...config.slots import Slot
-from ...hooks.common.monitor import names_function
-from ...hooks.common.optimizers import TimmScheduler
+from ...hooks.common.models import TimmScheduler
+from ...hooks.evaluation import names_function
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler
 from .parts import has_interval, solver_parts
 from .run_values import clock_of, has_run_values, resolve_run_values

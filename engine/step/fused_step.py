@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from ...config import ConfigError
 from ...hooks.base import STEP_EVENTS
-from ...hooks.common.optimizers import optimizers_of
+from ...hooks.common.models import optimizers_of
 from ...hooks.control.lr_scheduler import LRScheduler
 from ...hooks.hook_list import hook_name
 from .. import comm

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ...hooks.common.optimizers import optimizers_of
+from ...hooks.common.models import optimizers_of
 from .finite import start_momentum
 
 __all__ = ["scaled_step", "unscale"]

@@ -7,8 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ...hooks.common.models import unwrap_model
-from ...hooks.common.optimizers import optimizers_of
+from ...hooks.common.models import optimizers_of, unwrap_model
 from ...hooks.common.tensors import local_part
 from .. import comm
 from .finite import Buffers, GradientCheck, all_finite, find_nonfinite, skip_on_device

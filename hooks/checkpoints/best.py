@@ -15,7 +15,7 @@ from ...config.errors import shown_path
 from ...config.files.atomic import is_checkpoint_folder
 from ...config.files.run_folder import is_claimed
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.monitor import Monitor
+from ..evaluation import Monitor
 from ..every import Every, Period
 from ..storage.event_storage import has_event_storage
 from .adapter import adapt
@@ -46,7 +46,7 @@ class BestCheckpointer(HookBase):
         eval_period: a duration; 0: only after evaluations.
         checkpointer: saves the weights.
         val_metric: the metric's full name in the storage, such as ``"digits_test/accuracy"``, or a function of all
-            metrics; see :class:`~hookline.hooks.common.monitor.Monitor`.
+            metrics; see :class:`~hookline.hooks.evaluation.Monitor`.
         mode: whether more ("max") or less ("min") is better.
         file_prefix: name of the file, without its extension.
         keep: how many to keep.

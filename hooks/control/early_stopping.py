@@ -6,8 +6,7 @@ from typing import Any, Literal
 
 from ...config import CfgNode, ConfigError, Duration, suggest
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.monitor import Monitor
-from ..common.names import flatten_names
+from ..evaluation import Monitor, flatten_names
 from ..every import Every
 from ..storage.event_storage import has_event_storage
 
@@ -26,7 +25,7 @@ class EarlyStopping(HookBase):
 
     Args:
         metric: the metric's full name, such as ``"digits_test/accuracy"``, or a function of all metrics; see
-            :class:`~hookline.hooks.common.monitor.Monitor`. Default: that of CHECKPOINT.BEST.
+            :class:`~hookline.hooks.evaluation.Monitor`. Default: that of CHECKPOINT.BEST.
         patience: number of evaluations, or periods, without improvement after which training stops.
         mode: whether a larger ("max") or a smaller ("min") value is better. Default: "min" if the metric's name ends
             with "loss", otherwise "max"; with the metric of CHECKPOINT.BEST its MODE.

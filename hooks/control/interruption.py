@@ -15,8 +15,6 @@ from typing import Any, Literal
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.session import in_notebook
-from ..watching.timing import format_seconds
 
 __all__ = [
     "EXIT_AGAIN",
@@ -25,6 +23,9 @@ __all__ = [
     "SignalHandler",
     "StopSignals",
     "TimeLimit",
+    "announce_exit_to_workers",
+    "in_notebook",
+    "is_session",
     "leave_signals_to_parent",
 ]
 
@@ -119,57 +120,58 @@ def leave_signals_to_parent(worker_id: int = 0) -> None:
     Args:
         worker_id: not used.
     """
+
+    def exit_now(*_: object) -> None:
+        os._exit(0)  # torch reports an error for a worker that a signal has ended
+
+    def exit_in_a_minute(*_: object) -> None:
+        if _exiting[0] or not hasattr(signal, "alarm"):
+            exit_now()
+        signal.alarm(60)
+
+    def exit_with_parent() -> None:
+        parent.join()  # type: ignore[union-attr]
+        exit_now()
+
     for number in STOP_SIGNALS:
         # SIGTERM is not ignored, since a loader also sends it to a worker that hangs.
-        signal.signal(number, _exit_in_a_minute if number == signal.SIGTERM else signal.SIG_IGN)
+        signal.signal(number, exit_in_a_minute if number == signal.SIGTERM else signal.SIG_IGN)
     if hasattr(signal, "SIGALRM"):
-        signal.signal(signal.SIGALRM, _exit_now)
+        signal.signal(signal.SIGALRM, exit_now)
     parent = multiprocessing.parent_process()
     if parent is not None:
-        threading.Thread(target=_exit_with, args=(parent,), name="hookline-parent", daemon=True).start()
+        threading.Thread(target=exit_with_parent, name="hookline-parent", daemon=True).start()
 
 
-# One byte that a process shares with the workers it forks: whether it is about to exit.
+# One byte that the process _announcing shares with the workers it forks: whether it is about to exit.
 _exiting = mmap.mmap(-1, 1)
-_finalizer: multiprocessing.util.Finalize | None = None
-_process = 0
+_announcing = 0
 
 
 def announce_exit_to_workers() -> None:
     """Make this process announce its exit to the loader workers that it starts from now on.
 
-    Call it before workers are started. A finalizer that was registered at import does not run in a process that
-    multiprocessing or a fork has started.
+    Call it before workers are started: a fork does not inherit the finalizer of its parent.
     """
-    global _exiting, _finalizer, _process
-    if _process != os.getpid() or _finalizer is None or not _finalizer.still_active():
-        _process = os.getpid()
-        _exiting = mmap.mmap(-1, 1)  # not that of the parent process
+    global _exiting, _announcing
+    if _announcing != os.getpid():
+        _announcing, _exiting = os.getpid(), mmap.mmap(-1, 1)
         # A high priority, so that it runs before multiprocessing terminates its workers.
-        _finalizer = multiprocessing.util.Finalize(None, _announce_exit, exitpriority=100)
-
-
-def _announce_exit() -> None:
-    _exiting[0] = 1
+        multiprocessing.util.Finalize(None, _exiting.write_byte, args=(1,), exitpriority=100)
 
 
 announce_exit_to_workers()
 
 
-def _exit_in_a_minute(number: int, frame: FrameType | None) -> None:
-    if _exiting[0] or not hasattr(signal, "alarm"):
-        _exit_now(number, frame)
-    signal.alarm(60)
+def is_session() -> bool:
+    """Return whether this is a notebook, IPython, Python's prompt, or a script of ``python -i``."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive)
 
 
-def _exit_with(parent: Any) -> None:
-    parent.join()
-    os._exit(0)
-
-
-def _exit_now(number: int, frame: FrameType | None) -> None:
-    # Exit code 0: torch reports an error for a worker that a signal has ended.
-    os._exit(0)
+def in_notebook() -> bool:
+    """Return whether this code runs in the kernel of a notebook, which shows more than text."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    return getattr(shell, "kernel", None) is not None
 
 
 def _write_line(text: str) -> None:
@@ -252,12 +254,10 @@ class TimeLimit(HookBase):
     def _reset(self) -> None:
         self._last = time.monotonic()
         self._first = True
-        # The longest ones so far, in seconds.
-        self._step = self._eval = self._save = 0.0
+        self._longest = {"step": 0.0, "evaluation": 0.0, "checkpoint": 0.0}  # seconds
         # Time of evaluations and checkpoints in the current step, which is not part of the step.
         self._excluded = 0.0
-        # The time and iteration at which the last evaluation and checkpoint began.
-        self._eval_start = self._save_start = (0.0, -1)
+        self._eval_began = self._save_began = (self._last, -1)  # the time and iteration at which the last one began
 
     def before_train(self) -> None:
         self._reset()
@@ -267,36 +267,29 @@ class TimeLimit(HookBase):
     def after_step(self) -> None:
         now = time.monotonic()
         step = now - self._last - self._excluded
-        if not self._first and step > self._step:
-            self._step = step
+        if not self._first:
+            self._longest["step"] = max(self._longest["step"], step)
         self._first, self._last, self._excluded = False, now, 0.0
-        if now + self._step + self._eval + self._save <= self._end:
-            return
-        self.trainer.request_stop(f"the time limit of {self.limit} is near", EXIT_AGAIN)
+        if now + sum(self._longest.values()) > self._end:
+            self.trainer.request_stop(f"the time limit of {self.limit} is near", EXIT_AGAIN)
 
     def before_eval(self) -> None:
-        self._eval_start = time.monotonic(), self.trainer.iter
+        self._eval_began = time.monotonic(), self.trainer.iter
 
     def after_eval(self, results: Any) -> None:
-        self._eval = max(self._eval, self._duration(self._eval_start))
+        self._note("evaluation", self._eval_began)
 
     def before_save(self, path: str) -> None:
-        self._save_start = time.monotonic(), self.trainer.iter
+        self._save_began = time.monotonic(), self.trainer.iter
 
     def after_save(self, path: str) -> None:
-        self._save = max(self._save, self._duration(self._save_start))
+        self._note("checkpoint", self._save_began)
 
-    def after_run(self) -> None:
-        logger.debug(
-            "Longest step %s, evaluation %s, checkpoint %s",
-            *map(format_seconds, (self._step, self._eval, self._save)),
-        )
-
-    def _duration(self, began: tuple[float, int]) -> float:
+    def _note(self, what: str, began: tuple[float, int]) -> None:
         took = time.monotonic() - began[0]
         if began[1] == self.trainer.iter:  # steps waited for it, so it did not run in the background
             self._excluded += took
-        return took
+        self._longest[what] = max(self._longest[what], took)
 
 
 _imported = time.monotonic()

@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import ConfigError, suggest
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.optimizers import TimmScheduler, takes_epoch, value_at
+from ..common.models import TimmScheduler, takes_epoch, value_at
 from ..storage.event_storage import has_event_storage
 
 __all__ = ["LRScheduler"]

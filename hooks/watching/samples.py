@@ -13,7 +13,7 @@ from ...config import CfgNode, ConfigError
 from ...config.files.atomic import replace_file
 from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.batches import class_names_of, convert
+from ..common.tensors import class_names_of, convert
 from ..storage.event_storage import has_event_storage
 
 __all__ = ["SamplePredictions"]

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.batches import samples_in
+from ..common.tensors import samples_in
 from ..storage.event_storage import has_event_storage
 
 __all__ = ["Throughput", "Window"]

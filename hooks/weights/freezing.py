@@ -9,8 +9,7 @@ from torch import nn
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.models import describe_no_match, matches, unwrap_model
-from ..common.optimizers import optimizers_of
+from ..common.models import describe_no_match, matches, optimizers_of, unwrap_model
 
 __all__ = ["ModelFreezer"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...config import ConfigError
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.session import in_notebook
+from ..control.interruption import in_notebook
 
 __all__ = ["ProgressBar", "bar_is_shown"]
 

@@ -6,6 +6,7 @@ import torch
 from hookline.config import ConfigError
 from hookline.engine import TrainerBase
 from hookline.hooks import CallbackHook, EvalHook, EvalWhen, HookBase, StopTraining
+from hookline.hooks.evaluation import Monitor
 
 
 class Idle(TrainerBase):
@@ -180,3 +181,9 @@ def test_a_function_says_when_to_evaluate(function):
 def test_a_wrong_function_is_refused(function, message):
     with pytest.raises(ConfigError, match=message):
         EvalWhen(function)
+
+
+@pytest.mark.parametrize("metric", ["my_module:points/accuracy", "total_loss"])
+def test_a_metric_of_imported_data_is_no_function(metric):
+    monitor = Monitor(metric)
+    assert (monitor.name, monitor.function) == (metric, None)

@@ -18,7 +18,7 @@ from hookline.engine.parallel.base import check_same_weights
 from hookline.engine.ranks import agreement
 from hookline.engine.train_loop import TrainerBase
 from hookline.hooks import CallbackHook, EventWriter, Every, StopTraining, get_event_storage
-from hookline.hooks.common.monitor import Monitor
+from hookline.hooks.evaluation import Monitor
 
 
 class Steps(TrainerBase):

@@ -8,7 +8,7 @@ import pytest
 from hookline.config import ConfigError
 from hookline.engine import TrainerBase
 from hookline.hooks import EventStorage, LivePlot, PeriodicWriter, ProgressBar
-from hookline.hooks.common.session import in_notebook
+from hookline.hooks.control.interruption import in_notebook
 from hookline.hooks.writers.live_plot import draw_metrics
 from hookline.hooks.writers.progress_bar import bar_is_shown
 
