@@ -1,15 +1,18 @@
 """Config of a run: keys and defaults, registries, ``@configurable``, durations. Does not import torch."""
 
+from typing import TYPE_CHECKING, Any
+
 from .components import component, components, name_of
 from .configurable import configurable
 from .defaults import Config, get_cfg
 from .duration import Duration
 from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
-from .instantiate import instantiate
 from .kinds import Typed, one_of
-from .lazy import LazyCall, LazyConfig
 from .node import MISSING, CfgNode, global_cfg, set_global_cfg
 from .registry import Registry, locate
+
+if TYPE_CHECKING:
+    from .lazy import LazyCall, LazyConfig, instantiate
 
 __all__ = [
     "MISSING",
@@ -35,3 +38,12 @@ __all__ = [
     "suggest",
     "suggest_file",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what only configs in Python need."""
+    if name not in ("LazyCall", "LazyConfig", "instantiate"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from . import lazy
+
+    return getattr(lazy, name)

@@ -3,8 +3,7 @@
 import os
 from typing import Any
 
-from ...config import CfgNode, ConfigError, LazyConfig, get_cfg
-from ...config.lazy_text import write_yaml
+from ...config import CfgNode, ConfigError, get_cfg
 from .. import comm
 
 __all__ = ["folder_of", "lazy_run"]
@@ -45,6 +44,8 @@ def lazy_run(cfg: Any, resume: bool) -> tuple[CfgNode, str]:
     """
     from omegaconf import OmegaConf
 
+    from ...config.lazy import as_yaml
+
     run = get_cfg()
     run.OUTPUT_DIR = folder_of(cfg)
     for name in ("CUDNN_BENCHMARK", "FLOAT32_PRECISION", "MODEL.WEIGHTS"):
@@ -56,7 +57,7 @@ def lazy_run(cfg: Any, resume: bool) -> tuple[CfgNode, str]:
         seed = comm.broadcast_object(_draw(run.OUTPUT_DIR, resume))
         OmegaConf.update(cfg, key, seed, force_add=True)
     run.SEED = seed
-    return run, write_yaml(OmegaConf.to_container(cfg, resolve=False))[0]
+    return run, as_yaml(cfg)[0]
 
 
 def _find(cfg: Any, name: str) -> tuple[str, Any]:
@@ -72,6 +73,8 @@ def _find(cfg: Any, name: str) -> tuple[str, Any]:
 
 def _draw(folder: str, resume: bool) -> int:
     """Draw a seed, or read the resumed run's."""
+    from ...config import LazyConfig
+
     path = os.path.join(folder, "config.yaml")
     seed = _find(LazyConfig.load(path), "SEED")[1] if resume and os.path.isfile(path) else None
     return int.from_bytes(os.urandom(4), "little") % 2**31 if seed is None else seed

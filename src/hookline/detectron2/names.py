@@ -92,7 +92,7 @@ HOMES: dict[str, dict[str, str]] = {
     "detectron2.utils.memory": {"hookline.engine.compat.memory": "retry_if_cuda_oom"},
     "detectron2.utils.registry": {
         "hookline.config": "Registry locate",
-        "hookline.config.instantiate": "_convert_target_to_string=target_name",
+        "hookline.config.lazy": "_convert_target_to_string=target_name",
     },
 }
 
