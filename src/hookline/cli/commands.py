@@ -295,21 +295,20 @@ def find_lr(args: argparse.Namespace) -> None:
 
     Nothing is written except the plot.
     """
-    from hookline.engine import DefaultTrainer
-    from hookline.engine.options import set_up_probe
-    from hookline.engine.setup.find_lr import find_lr
+    from hookline.engine.options import check_options, merge_options
+    from hookline.engine.setup.find import find_lr
 
-    trainer = DefaultTrainer(set_up_probe(args))
-    trainer.resume_or_load(resume=False)  # MODEL.WEIGHTS
-    sweep = find_lr(trainer, args.min_lr, args.max_lr, args.num_iter)
+    cfg = merge_options(args)
+    check_options(args, cfg)
+    sweep = find_lr(cfg, args.min_lr, args.max_lr, args.num_iter)
     print(f"{'lr':>10}  {'loss':>10}  {'smoothed':>10}")
     rows = list(zip(sweep.lrs, sweep.losses, sweep.smoothed, strict=True))
     for row in rows[:: max(1, len(rows) // 20)]:
         print("  ".join(f"{value:10.4g}" for value in row))
     if sweep.suggestion is None:
         print("No suggestion: the loss did not fall. Try more steps (--num-iter) or another range")
-    elif trainer.cfg.SOLVER.OPTIMIZERS:
-        factor = sweep.suggestion / trainer.cfg.SOLVER.BASE_LR
+    elif cfg.SOLVER.OPTIMIZERS:
+        factor = sweep.suggestion / cfg.SOLVER.BASE_LR
         print(f"Suggestion: multiply SOLVER.BASE_LR and the BASE_LR of each optimizer by {factor:.3g}")
     else:
         print(f"Suggestion: SOLVER.BASE_LR {sweep.suggestion:.3g}")
@@ -318,23 +317,23 @@ def find_lr(args: argparse.Namespace) -> None:
 
 
 @_command(
-    "hookline find-batch-size --config-file digits/mlp.yaml --memory 4GB",
+    "hookline find-batch-size --config-file digits/mlp.yaml MODEL.DEVICE cuda",
     "config_file",
-    _arg("--memory", metavar="SIZE", help="on the CPU: what the process may use"),
     _arg("--max-size", type=int, metavar="N", help="the largest size to try (number of samples)"),
     "opts",
 )
 def find_batch_size(args: argparse.Namespace) -> None:
     """Find the largest batch that fits into memory.
 
-    Tries growing batches: on a GPU until it is out of memory, on the CPU up to
-    --memory.
+    Tries growing batches until a GPU is out of memory. For the CPU, limit the
+    memory of the process first: ulimit -v KILOBYTES
     """
-    from hookline.engine import DefaultTrainer
-    from hookline.engine.options import set_up_probe
-    from hookline.engine.setup.find_batch_size import find_batch_size
+    from hookline.engine.options import check_options, merge_options
+    from hookline.engine.setup.find import find_batch_size
 
-    print(f"DATALOADER.BATCH_SIZE {find_batch_size(DefaultTrainer(set_up_probe(args)), args.memory, args.max_size)}")
+    cfg = merge_options(args)
+    check_options(args, cfg)
+    print(f"DATALOADER.BATCH_SIZE {find_batch_size(cfg, args.max_size)}")
 
 
 @_command(

@@ -1,0 +1,235 @@
+"""Find a learning rate, or the largest batch: try steps of a run that is thrown away."""
+
+import logging
+import math
+from argparse import Namespace
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...config import CfgNode, ConfigError
+from ...config.objects import ObjectName
+from ...hooks import CallbackHook
+from ...hooks.common.rng import preserve_rng
+from .. import comm
+from ..defaults import DefaultTrainer
+from ..simple_trainer import SimpleTrainer
+from ..step.nonfinite import NonFinitePolicy
+from .start import default_setup
+
+__all__ = ["LRSweep", "find_batch_size", "find_lr"]
+
+logger = logging.getLogger(__name__)
+
+
+def _trial(name: str, cfg: CfgNode, trainer: type[DefaultTrainer]) -> DefaultTrainer:
+    """Build the trainer of a config, with MODEL.WEIGHTS, to try steps with: without hooks, and it writes nothing."""
+    if not isinstance(cfg, CfgNode):
+        raise ConfigError(f"{name}: takes the config of a run, and builds the run itself; not a {type(cfg).__name__}")
+    if isinstance(cfg.MODEL.NAME, ObjectName) and cfg.MODEL.NAME.is_component:
+        raise ConfigError(f"{name}: the model is an object, which the steps would change: pass its class instead")
+    options = Namespace(dry_run=True, ours={"dry_run"})
+    cfg = cfg.clone()
+    default_setup(cfg, options)
+    trial = trainer(cfg)
+    trial.resume_or_load(resume=False)
+    for hook in list(trial._hooks):
+        trial.remove_hook(hook)
+    trial.nonfinite = NonFinitePolicy("raise")
+    trial.gather_metric_period = 1
+    return trial
+
+
+@dataclass(frozen=True)
+class LRSweep:
+    """Result of :func:`find_lr`.
+
+    Attributes:
+        lrs: the learning rates, in ascending order.
+        losses: the loss of the step with each rate.
+        smoothed: the losses' running average.
+        suggestion: the rate at which the smoothed loss falls fastest; None if it does not fall.
+    """
+
+    lrs: list[float]
+    losses: list[float]
+    smoothed: list[float]
+    suggestion: float | None
+
+    def plot(self, path: str) -> None:
+        """Draw the losses over the rates into an image file.
+
+        Raises:
+            ConfigError: matplotlib is not installed, or the file cannot be written.
+        """
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ConfigError("a plot needs matplotlib: pip install 'hookline[plot]'") from error
+        figure = Figure(figsize=(7, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.plot(self.lrs, self.losses, alpha=0.3, label="loss")
+        axes.plot(self.lrs, self.smoothed, label="smoothed")
+        if self.suggestion is not None:
+            axes.axvline(self.suggestion, color="gray", linestyle="--", label=f"suggestion: {self.suggestion:.3g}")
+        low, start = min(self.losses + self.smoothed), self.smoothed[0]
+        span = (start - low) or abs(start) or 1.0  # the losses explode at the end, and would flatten the rest
+        axes.set(xscale="log", xlabel="learning rate", ylabel="loss", ylim=(low - span / 4, start + span / 2))
+        axes.legend()
+        try:
+            figure.savefig(path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"the plot {path} cannot be written: {error}") from error
+
+
+def find_lr(
+    cfg: CfgNode,
+    min_lr: float = 1e-7,
+    max_lr: float = 10.0,
+    num_iter: int = 100,
+    smoothing: float = 0.98,
+    stop_factor: float | None = 4.0,
+    trainer: type[DefaultTrainer] = DefaultTrainer,
+) -> LRSweep:
+    """Train for some steps with a rising learning rate, and suggest a rate (Smith, arXiv:1506.01186, section 3.3).
+
+    The rate rises exponentially; parameter groups keep the ratios of their rates. The run is built for the search:
+    hooks are not called, nothing is written, and random generators are as before afterwards.
+
+    Args:
+        cfg: the config of the run, which is not changed. With several ranks, all of them call this.
+        min_lr: the first rate.
+        max_lr: the last rate.
+        num_iter: number of steps.
+        smoothing: factor of the running average, in [0, 1).
+        stop_factor: stop when the smoothed loss is this many times its minimum, or not finite. None: only in the
+            second case.
+        trainer: the class of the run's trainer.
+
+    Raises:
+        ConfigError: an argument makes no sense.
+
+    Example::
+
+        sweep = find_lr(cfg)
+        sweep.plot("lr.png")
+        print(sweep.suggestion)
+    """
+    if not (0 < min_lr < max_lr and math.isfinite(max_lr)):
+        raise ConfigError(f"find_lr: min_lr must be positive and less than max_lr; got {min_lr} and {max_lr}")
+    if num_iter < 3 or not 0 <= smoothing < 1:
+        raise ConfigError(
+            f"find_lr: num_iter must be at least 3 and smoothing in [0, 1); got {num_iter} and {smoothing}"
+        )
+    rates = [min_lr * (max_lr / min_lr) ** (i / (num_iter - 1)) for i in range(num_iter)]
+    lrs: list[float] = []
+    losses: list[float] = []
+    smoothed: list[float] = []
+
+    def set_rate(trial: Any) -> None:
+        for group, factor in zip(trial.optimizer.param_groups, factors, strict=True):
+            group["lr"] = rates[trial.iter] * factor
+
+    def keep_loss(trial: Any) -> None:
+        loss = float(np.mean(comm.all_gather(trial.storage.history("total_loss").latest())))
+        if not math.isfinite(loss):
+            trial.request_stop("the loss is not finite", everywhere=True)
+            return
+        before = smoothed[-1] * (1 - smoothing ** len(losses)) if losses else 0.0  # without the correction
+        lrs.append(rates[trial.iter])
+        losses.append(loss)
+        smoothed.append((smoothing * before + (1 - smoothing) * loss) / (1 - smoothing ** len(losses)))
+        if stop_factor is not None and smoothed[-1] > stop_factor * min(smoothed):
+            trial.request_stop("the loss has risen", everywhere=True)
+
+    with preserve_rng():
+        trial = _trial("find_lr", cfg, trainer)
+        base = cfg.SOLVER.BASE_LR
+        own = [float(group.get("initial_lr", group["lr"])) for group in trial.optimizer.param_groups]
+        factors = [rate / base if base else 1.0 for rate in own]
+        trial.register_hooks([CallbackHook(before_step=set_rate, after_step=keep_loss)])
+        with suppress(FloatingPointError):
+            SimpleTrainer.train(trial, 0, num_iter)
+    return LRSweep(lrs, losses, smoothed, _steepest(lrs, smoothed))
+
+
+def _steepest(lrs: list[float], losses: list[float]) -> float | None:
+    """Return the rate at which the losses fall fastest over log(lr), without the first tenth, which is noise."""
+    first = max(1, len(lrs) // 10)
+    slopes = {
+        i: (losses[i + 1] - losses[i - 1]) / math.log(lrs[i + 1] / lrs[i - 1]) for i in range(first, len(lrs) - 1)
+    }
+    best = min(slopes, key=slopes.__getitem__, default=None)
+    return None if best is None or slopes[best] >= 0 else lrs[best]
+
+
+def find_batch_size(
+    cfg: CfgNode, most: int | None = None, steps: int = 2, trainer: type[DefaultTrainer] = DefaultTrainer
+) -> int:
+    """Return the largest ``DATALOADER.BATCH_SIZE`` whose steps fit into memory.
+
+    Sizes are tried from ``DATALOADER.BATCH_SIZE`` on: doubled until a step runs out of memory, then halved in between,
+    to about 6 %. The run is built for the search, as by :func:`find_lr`.
+
+    Args:
+        cfg: the config of the run, which is not changed. One process.
+        most: the largest size to try. Default: the number of samples.
+        steps: steps with each size. The first creates the optimizer's state, so at least 2.
+        trainer: the class of the run's trainer.
+
+    Raises:
+        ConfigError: not even one sample fits, there are several processes, or a run on the CPU has no limit of memory.
+    """
+    if comm.get_world_size() > 1:
+        raise ConfigError("find_batch_size: use one process; multiply the result by the number of ranks")
+    with preserve_rng():
+        trial = _trial("find_batch_size", cfg, trainer)
+        if trial._device_type() == "cpu" and not _memory_is_limited():
+            raise ConfigError(
+                "find_batch_size: on the CPU, limit the memory of the process first: ulimit -v KILOBYTES in the shell"
+            )
+        try:
+            most = most or len(trial.data_loader.dataset)
+        except (AttributeError, TypeError):
+            most = 2**20
+        fits, fails = 0, most + 1
+        size = min(cfg.DATALOADER.BATCH_SIZE, most)
+        while fails - fits > max(1, fits // 16):
+            if _fits(trial, size, steps):
+                fits = size
+            else:
+                fails = size
+            size = max(1, min(2 * fits, most) if fails == most + 1 else (fits + fails) // 2)
+    if not fits:
+        raise ConfigError("find_batch_size: not even a batch of one sample fits into memory")
+    return fits
+
+
+def _memory_is_limited() -> bool:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return False
+    return resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+
+
+def _fits(trial: DefaultTrainer, size: int, steps: int) -> bool:
+    cfg = trial.cfg.clone()
+    cfg.defrost()
+    cfg.DATALOADER.BATCH_SIZE, cfg.DATALOADER.DROP_LAST = size, True
+    trial.reset_data_loader(lambda: trial.build_train_loader(cfg))
+    failed = ""
+    try:
+        SimpleTrainer.train(trial, 0, steps)
+    except (RuntimeError, MemoryError) as error:
+        texts = ("out of memory", "can't allocate memory", "bad_alloc", "ALLOC_FAILED", "could not create a memory")
+        if not isinstance(error, MemoryError | torch.OutOfMemoryError) and not any(one in str(error) for one in texts):
+            raise
+        failed = str(error).partition("\n")[0] or type(error).__name__  # MemoryError() has no text
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    logger.info("A batch of %d samples %s", size, f"does not fit: {failed}" if failed else "fits")
+    return not failed
