@@ -6,6 +6,7 @@ from typing import Any
 
 from ...command_line import default_argument_parser
 from ...config import CfgNode, ConfigError, Duration
+from ...config.merging import pairs_of
 from .. import comm
 from ..defaults import DefaultTrainer
 from ..launch import launch
@@ -50,9 +51,7 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
         args, given = _with_all_options(args), cfg
         cfg = merge_options(args, cfg)
         if args.replay is not None or args.samples is not None:
-            from ..replay.command import look_again  # it imports this room
-
-            return look_again(trainer, args, cfg.OUTPUT_DIR, given)
+            return _look_again(trainer, args, cfg.OUTPUT_DIR, given)
         check_options(args, cfg, trainer)
         cfg.freeze()
         if args.num_gpus * args.num_machines > 1 or args.dry_run:
@@ -84,6 +83,18 @@ def _with_all_options(args: argparse.Namespace) -> argparse.Namespace:
             setattr(full, name, value)
     full.handled = True
     return full
+
+
+def _look_again(trainer: type[DefaultTrainer], args: argparse.Namespace, folder: str, cfg: CfgNode | None) -> None:
+    """Handle ``--replay`` and ``--samples``. KEY VALUE pairs are for the replay."""
+    from ..replay.repeat import replay_in_ranks  # it imports this room
+    from ..replay.samples import samples_at
+
+    if args.samples is not None:
+        print(*samples_at(folder, args.samples, cfg, trainer.build_train_loader), sep="\n")
+        return
+    pairs = [part for pair in pairs_of(args.opts) for part in pair]
+    replay_in_ranks(folder, args.replay, trainer, cfg=cfg, overrides=pairs)
 
 
 def run_trainer(args: argparse.Namespace) -> Any:

@@ -12,9 +12,8 @@ from ...config import CfgNode, ConfigError
 from ...config.compare import differences, resolved
 from ...runs.reading import Curve
 from ..options import named_trainer
-from .differences import compare_curves, curves_of, environment_of
-from .repeat import find_checkpoint, replay_step
-from .run_config import ranks_of
+from .repeat import compare_curves, curves_of, environment_of, find_checkpoint, replay_step
+from .samples import ranks_of
 
 __all__ = ["diverge", "diverge_text"]
 

@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from ...hooks.base import HookBase
 from ...hooks.common.models import unwrap_model
 from ...hooks.common.tensors import local_part
 from ...hooks.control.interruption import EXIT_AGAIN
-from .statistics import statistics
 
 __all__ = ["StepRecorder"]
 
@@ -207,3 +206,20 @@ def _is_images(tensor: torch.Tensor) -> bool:
 
 def _ratio(update: float, weight: float) -> float:
     return update / weight if weight else (math.inf if update else 0.0)
+
+
+def statistics(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Return shape, min, max, mean and norm of the finite values, the share of zeros, and the numbers of NaN and
+    infinities.
+
+    Args:
+        tensors: their values count together, the shape is the first one's.
+    """
+    values = torch.cat([local_part(tensor.detach()).double().flatten() for tensor in tensors])
+    finite = values[values.isfinite()]
+    row: dict[str, Any] = {"shape": list(tensors[0].shape)}
+    row |= dict.fromkeys(("min", "max", "mean", "norm", "zeros"))
+    if finite.numel():
+        row |= {name: float(getattr(finite, name)()) for name in ("min", "max", "mean", "norm")}
+        row["zeros"] = float((finite == 0).double().mean())
+    return row | {"nan": int(values.isnan().sum()), "inf": int(values.isinf().sum())}

@@ -3,38 +3,41 @@
 import argparse
 import logging
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from ... import hooks as all_hooks
-from ...config import CfgNode, ConfigError
+from ...config import CfgNode, ConfigError, locate
 from ...config.literals import spell
+from ...config.slots import errors_at
 from ...config.tree import MISSING
 from ...hooks.base import HookBase
-from ...runs.reading import Curve, claim_files
+from ...runs.reading import Curve, claim_files, is_measured, read_run
 from .. import comm
 from ..checkpoint import Checkpointer
 from ..checkpoint.candidates import check_resumable, config_in, iteration_of, newest_first
 from ..data.index_stream import reason_without_indices
 from ..defaults import DefaultTrainer
+from ..launch import launch
 from ..resume.changes import changes_since
-from ..setup.logger import console_kept, set_console_level
 from ..setup.report import describe_environment
 from ..setup.start import default_setup
-from .differences import compare_curves, curves_of, environment_of
 from .recorder import StepRecorder
-from .report import write_report
-from .run_config import ranks_of, run_config
+from .report import report_text, write_report
+from .samples import ranks_of, run_config
 
-__all__ = ["find_checkpoint", "replay", "replay_config", "replay_step"]
+__all__ = ["compare_curves", "curves_of", "environment_of", "find_checkpoint", "replay", "replay_in_ranks"]
+__all__ += ["replay_step"]
 
 logger = logging.getLogger(__name__)
 
-_FILES = ("report.json", "report.html", "trace.json", "step.pth")
+_FILES = ("report.json", "samples.png", "trace.json", "step.pth")
 # Hooks that only save. The replay saves nothing.
 _SAVERS = (
     all_hooks.PeriodicCheckpointer,  # and the rolling one
@@ -54,13 +57,12 @@ def replay(
     debug: bool = False,
     profile: bool = False,
     save: bool = False,
-    checkpoint: str | None = None,
 ) -> dict[str, Any]:
     """Run a step of a run again, from its newest whole checkpoint before the step, and report what happens in it.
 
     The run may have finished, failed or still be running. Its files are not changed; the report is written to
-    ``RUN/replay_<iteration>/``: ``report.json``, and ``report.html`` with the images of the batch. On the way each
-    metric is compared with ``metrics.json``. All ranks call this function.
+    ``RUN/replay_<iteration>/``: ``report.json``, and the images of the batch as ``samples.png``. On the way each metric
+    is compared with ``metrics.json``. All ranks call this function.
 
     Args:
         run: the folder of the run.
@@ -73,7 +75,6 @@ def replay(
         debug: start Python's debugger before the step.
         profile: write a Chrome trace of the step, ``trace.json``.
         save: write weights, optimizer and batch before the update, ``step.pth``. ``torch.load`` reads it.
-        checkpoint: path of the checkpoint to start from; empty: from the beginning. Default: :func:`find_checkpoint`.
 
     Returns:
         The report: plain data, with the keys of ``report.json``.
@@ -81,40 +82,28 @@ def replay(
     Raises:
         ConfigError: there is no such run; or the step is before its first or after its last one.
     """
-    run_config(run, cfg)
     main, folder = comm.is_main_process(), os.path.join(run, f"replay_{iteration}")
-    comm.on_main_process(lambda: _check_free(folder))
+    run_config(run, cfg)  # raises an error if there is no such run
+    if os.path.exists(folder) and not (os.path.isdir(folder) and set(os.listdir(folder)) <= {*_FILES}):
+        raise ConfigError(f"{folder}: has files that no replay has written; move them away, the report goes there")
     curves = comm.on_main_process(lambda: curves_of(run))
-    start = comm.on_main_process(lambda: find_checkpoint(run, iteration)) if checkpoint is None else checkpoint
-    recorder = StepRecorder(
-        iteration,
-        debug,
-        os.path.join(folder, "trace.json") if profile and main else "",
-        os.path.join(folder, "step.pth") if save and main else "",
-    )
-
-    def begin() -> None:
-        claim_files(run, [f"replay_{iteration}/{name}" for name in _FILES])
-        os.makedirs(folder, exist_ok=True)
-
-    try:
-        report, own = replay_step(
-            run,
+    start = comm.on_main_process(lambda: find_checkpoint(run, iteration))
+    with tempfile.TemporaryDirectory() as files:
+        recorder = StepRecorder(
             iteration,
-            start,
-            trainer=trainer,
-            cfg=cfg,
-            overrides=overrides,
-            hooks=[*extra_hooks, recorder],
-            begin=begin,
+            debug,
+            os.path.join(files, "trace.json") if profile and main else "",
+            os.path.join(files, "step.pth") if save and main else "",
         )
-    except BaseException:
-        with suppress(OSError):  # it has files if an earlier replay wrote them
-            os.rmdir(folder)
-        raise
-    if main:
-        report["compared"] = compare_curves(curves, own, report["first_iteration"], iteration)
-        write_report(report, recorder.images, folder)
+        hooks = [*extra_hooks, recorder]
+        report, own = replay_step(run, iteration, start, trainer=trainer, cfg=cfg, overrides=overrides, hooks=hooks)
+        if main:
+            report["compared"] = compare_curves(curves, own, report["first_iteration"], iteration)
+            claim_files(run, [f"replay_{iteration}/{name}" for name in _FILES])
+            os.makedirs(folder, exist_ok=True)
+            for name in os.listdir(files):
+                shutil.move(os.path.join(files, name), os.path.join(folder, name))
+            write_report(report, recorder.images, folder)
     return report
 
 
@@ -127,32 +116,37 @@ def replay_step(
     cfg: CfgNode | None = None,
     overrides: Sequence[Any] = (),
     hooks: Sequence[HookBase] = (),
-    begin: Callable[[], None] = lambda: None,
 ) -> tuple[dict[str, Any], Mapping[str, Curve]]:
-    """Run a step again, and write nothing. All ranks call this function.
+    """Run a step again in a scratch folder, without hooks that save. All ranks call this function.
 
     Args:
         run, iteration, trainer, cfg, overrides: see :func:`replay`.
         checkpoint: path of the checkpoint to start from; empty: from the beginning.
         hooks: take part in the replay; the last may be a :class:`StepRecorder`, else one is added.
-        begin: called on rank 0 when the trainer is built.
 
     Returns:
         The report of :func:`replay` without ``compared``; and rank 0's metrics of the replay.
     """
-    replayed = replay_config(run, cfg, overrides)
-    whole = [key for key in ("COMPILE_STEP", "CUDA_GRAPH") if replayed.SOLVER[key]]
-    for key in whole:  # the parts of such a step cannot be seen
-        replayed.SOLVER[key] = False
-    overrides = [*overrides, *chain.from_iterable((f"SOLVER.{key}", False) for key in whole)]
+    if iteration < 0:
+        raise ConfigError(f"iteration {iteration}: the first step of a run is iteration 0")
+    replayed = _replay_config(run, cfg, overrides)
+    for key in ("COMPILE_STEP", "CUDA_GRAPH"):  # the parts of such a step cannot be seen
+        if replayed.SOLVER[key]:
+            replayed.SOLVER[key], overrides = False, [*overrides, f"SOLVER.{key}", False]
     *others, recorder = hooks or [StepRecorder(iteration)]
     assert isinstance(recorder, StepRecorder)
     curves: Mapping[str, Curve] = {}
-    with rebuilt(run, iteration, checkpoint, replayed, trainer) as one:
+    with _scratch_folder(run, checkpoint) as folder, _quiet():
+        replayed.OUTPUT_DIR = folder
+        default_setup(replayed, argparse.Namespace(resume=bool(checkpoint)))
+        one = trainer(replayed)
+        one.resume_or_load(resume=bool(checkpoint))
+        if one.start_iter > iteration or iteration >= one.max_iter:
+            raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {one.max_iter - 1}")
+        for saver in _SAVERS:
+            one.remove_hook(saver)
         recorder.uses_indices = not reason_without_indices(one.data_loader)
         one.register_hooks([*others, recorder])
-        if comm.is_main_process():
-            begin()
         report, end = recorder.report, None
         try:
             end = one.train()
@@ -170,63 +164,63 @@ def replay_step(
             then = f"{environment_of(run) or 'versions not known'}, ranks: {ranks_of(run, checkpoint)}"
             now = f"{describe_environment()}, ranks: {comm.get_world_size()}"
             report["environment"] = {"then": then, "now": now}
-            changes = config_changes(run, checkpoint, iteration, one.cfg)
-            report["config_changes"] = {key: pair for key, pair in changes.items() if key not in overrides[::2]}
             report["overrides"] = [str(value) for value in overrides]
+            saved = config_in(checkpoint) if checkpoint else ""  # a resume may have had another config
+            report["config_changes"] = {
+                key: ["(not set)" if value is MISSING else spell(value) for value in pair]
+                for key, pair in (changes_since(saved, one.cfg) if saved else {}).items()
+                if key not in overrides[::2] and not key.startswith("LOG.")
+            }
     return report, curves
 
 
-@contextmanager
-def rebuilt(
-    run: str, iteration: int, checkpoint: str, replayed: CfgNode, trainer: type[DefaultTrainer] = DefaultTrainer
-) -> Iterator[DefaultTrainer]:
-    """Build a run's trainer again, without hooks that save. All ranks call it. Nothing is written in ``run``.
-
-    Args:
-        run, iteration, trainer: see :func:`replay`.
-        checkpoint: path of the checkpoint to start from; empty: from the beginning.
-        replayed: what :func:`replay_config` returned. Its OUTPUT_DIR is a folder that is removed at the end.
-
-    Raises:
-        ConfigError: the run does not have the step.
-    """
-    if iteration < 0:
-        raise ConfigError(f"iteration {iteration}: the first step of a run is iteration 0")
-    with _scratch_folder() as scratch, console_kept():
-        comm.on_main_process(lambda: _prepare(run, checkpoint, scratch))
-        replayed.OUTPUT_DIR = scratch
-        default_setup(replayed, argparse.Namespace(resume=bool(checkpoint)))
-        set_console_level("CRITICAL")  # the report has the error of the step
-        one = trainer(replayed)
-        one.resume_or_load(resume=bool(checkpoint))
-        if one.start_iter > iteration or iteration >= one.max_iter:
-            raise ConfigError(f"iteration {iteration}: the run has the iterations 0 to {one.max_iter - 1}")
-        for saver in _SAVERS:
-            one.remove_hook(saver)
-        yield one
-
-
-def replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[Any]) -> CfgNode:
-    """Return the config of a replay: that of the run with ``overrides``, and without trackers and messages.
-
-    Args:
-        run, cfg, overrides: see :func:`replay`.
-
-    Raises:
-        ConfigError: there is no such run, or an override is invalid.
-    """
+def _replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[Any]) -> CfgNode:
+    """Return the config of a run with ``overrides``, and without trackers, which would get the metrics twice."""
     cfg = run_config(run, cfg)
-    cfg.LOG.WRITERS = ("JSONWriter",)  # a tracker would get the metrics twice
-    cfg.LOG.PROGRESS_BAR = False
-    cfg.LOG.CURVES = False
-    cfg.LOG.LEVEL = "ERROR"
+    cfg.LOG.WRITERS = ("JSONWriter",)
+    cfg.LOG.PROGRESS_BAR = cfg.LOG.CURVES = False
     cfg.merge_from_list(list(overrides))
     return cfg
 
 
+@contextmanager
+def _scratch_folder(run: str, checkpoint: str) -> Iterator[str]:
+    """Yield a folder for all ranks that resumes the run from a checkpoint; remove it at the end of the block."""
+    folder = comm.broadcast_object(tempfile.mkdtemp(prefix="hookline-replay-") if comm.is_main_process() else "")
+    try:
+        if checkpoint and comm.is_main_process():
+            name = os.path.basename(checkpoint)
+            os.symlink(os.path.abspath(checkpoint), os.path.join(folder, name))
+            with open(os.path.join(folder, "last_checkpoint"), "w", encoding="utf-8") as file:
+                file.write(name)
+            for file_name in ("config.yaml", "metrics.json"):
+                if os.path.exists(os.path.join(run, file_name)):
+                    shutil.copy(os.path.join(run, file_name), folder)
+        comm.synchronize()
+        yield folder
+    finally:
+        if comm.is_main_process():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Log nothing in the block: the report has the error of the step. Afterwards the console is as before."""
+    ours = logging.getLogger("hookline")
+    levels = {handler: handler.level for handler in ours.handlers}
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(logging.NOTSET)
+        for handler, level in levels.items():
+            handler.setLevel(level)
+
+
 def find_checkpoint(run: str, iteration: int) -> str:
     """Return the path of a run's newest whole checkpoint before a step; empty if there is none."""
-    for path in _checkpoints(run):
+    reader = Checkpointer(model=None, save_dir=run)  # type: ignore[arg-type]
+    for path in newest_first(reader.get_all_checkpoint_files()):
         if not 0 <= iteration_of(path) < iteration:
             continue
         try:
@@ -238,65 +232,90 @@ def find_checkpoint(run: str, iteration: int) -> str:
     return ""
 
 
-def config_changes(run: str, checkpoint: str, iteration: int, cfg: CfgNode) -> dict[str, list[str]]:
-    """Return what a replay's config has changed since a step of the run: a resume may have had another config.
+# ---------------------------------------------------------------------- compared with the run
 
-    The config of the step is that in the checkpoint of the replay, or in the run's next one after the step.
 
-    Args:
-        run, iteration: see :func:`replay`.
-        checkpoint: path of the one that the replay starts from; empty: from the beginning.
-        cfg: the config of the replay's trainer.
+def curves_of(folder: str) -> Mapping[str, Curve]:
+    """Return the metrics of a run by name; none if it has no ``metrics.json``.
+
+    Raises:
+        ConfigError: the file is damaged.
+    """
+    return read_run(folder).curves if os.path.isfile(os.path.join(folder, "metrics.json")) else {}
+
+
+def compare_curves(run: Mapping[str, Curve], replay: Mapping[str, Curve], start: int, end: int) -> dict[str, Any]:
+    """Compare metrics from iteration ``start`` to ``end``, to the bit. Measured ones, such as times, are left out.
+
+    ``metrics.json`` has null for NaN and for infinite values, so these are equal here.
 
     Returns:
-        The run's value and the replay's, as in ``--set``, by full key. Without those in LOG, which change no step.
+        ``values``: how many were compared; ``first_difference``: None, or iteration, metric and both values.
     """
-    later: list[str] = []
-    with suppress(OSError):  # the run goes on, and has removed one
-        later = [path for path in _checkpoints(run) if iteration_of(path) >= iteration]
-    changes: dict[str, tuple[Any, Any]] = {}
-    for saved in (config_in(path) for path in [checkpoint, *later[-1:]] if path):
-        changes |= changes_since(saved, cfg) if saved else {}
-    return {
-        key: ["(not set)" if value is MISSING else spell(value) for value in pair]
-        for key, pair in changes.items()
-        if not key.startswith("LOG.")
-    }
+    count, found = 0, []
+    for name in run.keys() & replay.keys():
+        if is_measured(name):
+            continue
+        shared, ours, theirs = np.intersect1d(run[name].iterations, replay[name].iterations, return_indices=True)
+        within = (shared >= start) & (shared <= end)
+        before, now = run[name].values[ours][within], replay[name].values[theirs][within]
+        count += len(now)
+        for place in np.flatnonzero((before != now) & ~(np.isnan(before) & np.isnan(now)))[:1]:
+            found.append((int(shared[within][place]), name, float(before[place]), float(now[place])))
+    keys = ("iteration", "metric", "run", "replay")
+    return {"values": count, "first_difference": dict(zip(keys, min(found), strict=True)) if found else None}
 
 
-def _checkpoints(run: str) -> list[str]:
-    reader = Checkpointer(model=None, save_dir=run)  # type: ignore[arg-type]
-    return newest_first(reader.get_all_checkpoint_files())
+def environment_of(run: str) -> str:
+    """Return the versions and device that the run's ``log.txt`` names last; empty if there are none."""
+    path = os.path.join(run, "log.txt")
+    if not os.path.isfile(path):
+        return ""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        found = [match[1] for line in file if (match := re.search(r"hookline \S+, (torch .*)$", line))]
+    return found[-1].strip() if found else ""
 
 
-def _check_free(folder: str) -> None:
-    """Raise an error if the folder has files that no replay has written, or is none."""
-    if os.path.exists(folder) and not os.path.isdir(folder):
-        raise ConfigError(f"{folder} is a file, and the report goes into a folder of this name: move the file away")
-    foreign = set(os.listdir(folder)).difference(_FILES) if os.path.isdir(folder) else set()
-    if foreign:
-        raise ConfigError(f"{folder} has files that no replay has written, such as {min(foreign)}: move them away")
+# ---------------------------------------------------------------------- the command
 
 
-@contextmanager
-def _scratch_folder() -> Iterator[str]:
-    """The folder of a replay, for all ranks; it is removed at the end of the block."""
-    folder = comm.broadcast_object(tempfile.mkdtemp(prefix="hookline-replay-") if comm.is_main_process() else "")
-    try:
-        yield folder
-    finally:
-        if comm.is_main_process():
-            shutil.rmtree(folder, ignore_errors=True)
+def replay_in_ranks(
+    run: str, iteration: int, trainer: type[DefaultTrainer], ranks: int = 0, hooks: Sequence[str] = (), **options: Any
+) -> None:
+    """Replay a step in as many processes as the run had, and print the report.
+
+    Args:
+        run, iteration, trainer: see :func:`replay`.
+        ranks: another number of processes; 0: as the run had.
+        hooks: names of hooks that take part, such as "my_hooks:Hook".
+        **options: other arguments of :func:`replay`.
+
+    Raises:
+        ConfigError: as for :func:`replay`, or an option is wrong.
+    """
+    overrides = options.get("overrides", ())
+    if len(overrides) % 2:
+        raise ConfigError(f"--set takes pairs of KEY VALUE; {overrides[-1]!r} has no value")
+    device = _replay_config(run, options.get("cfg"), overrides).MODEL.DEVICE
+    had = ranks_of(run, find_checkpoint(run, iteration))
+    if ranks < 0 or (options.get("debug") and (ranks or had) > 1):
+        raise ConfigError("--ranks: must be positive, and 1 with --pdb")
+    if ranks not in (0, had):
+        logger.warning("The run had %d ranks, and the replay has %d: it is equal up to rounding", had, ranks)
+    launch(_replay_rank, ranks or had, args=(run, iteration, trainer, hooks, options), device=device)
 
 
-def _prepare(run: str, checkpoint: str, scratch: str) -> None:
-    """Make a scratch folder one that resumes from a checkpoint; without a checkpoint it stays empty."""
-    if not checkpoint:
-        return
-    name = os.path.basename(checkpoint)
-    os.symlink(os.path.abspath(checkpoint), os.path.join(scratch, name))
-    with open(os.path.join(scratch, "last_checkpoint"), "w", encoding="utf-8") as file:
-        file.write(name)
-    for file_name in ("config.yaml", "metrics.json"):
-        if os.path.exists(os.path.join(run, file_name)):
-            shutil.copy(os.path.join(run, file_name), scratch)
+def _replay_rank(
+    run: str, iteration: int, trainer: type[DefaultTrainer], names: Sequence[str], options: Mapping[str, Any]
+) -> None:
+    hooks: list[HookBase] = []
+    for name in names:
+        with errors_at("--hook"):
+            hook: Any = locate(name)
+            if not (isinstance(hook, type) and issubclass(hook, HookBase)):
+                raise ConfigError(f"{name} is no subclass of HookBase")
+            hooks.append(hook())
+    report = replay(run, iteration, trainer=trainer, extra_hooks=hooks, **options)
+    if comm.is_main_process():
+        print(report_text(report))
+        print(f"Wrote {report['run']}/replay_{iteration}/report.json")

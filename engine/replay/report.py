@@ -1,28 +1,27 @@
-"""The report of a replayed step: text for the console, JSON, and one HTML page."""
+"""The report of a replayed step: text for the console, JSON, and the images of the batch."""
 
-import base64
-import html
-import io
 import json
 import math
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
 from ...config.files.atomic import replace_text
 
-__all__ = ["changes_text", "json_text", "report_text", "write_report"]
+__all__ = ["json_text", "report_text", "write_report"]
 
 _SHOWN = 12  # rows of a table on the console
 
 
 def write_report(report: Mapping[str, Any], images: torch.Tensor | None, folder: str) -> None:
-    """Write ``report.json`` and ``report.html`` into a folder."""
+    """Write ``report.json``, and with Pillow ``samples.png``, into a folder."""
     replace_text(os.path.join(folder, "report.json"), json_text(report) + "\n")
-    replace_text(os.path.join(folder, "report.html"), _page(report, images))
+    if images is not None and find_spec("PIL"):
+        write_images(images, os.path.join(folder, "samples.png"))
 
 
 def json_text(report: Mapping[str, Any]) -> str:
@@ -94,19 +93,14 @@ def _verdict(report: Mapping[str, Any]) -> list[str]:
     if report["overrides"]:
         lines.append(f"  other config: {' '.join(report['overrides'])}")
     if changes := report["config_changes"]:
-        lines.append(f"  {changes_text(changes)}")
+        each = (f"{key} was {then} and is {now}" for key, (then, now) in changes.items())
+        lines.append(f"  the run was resumed with another config: {', '.join(each)}")
         earlier = [f"{key} {shlex.quote(then)}" for key, (then, _) in changes.items() if then != "(not set)"]
         lines += [f"  with the earlier config: --set {' '.join(earlier)}"] if earlier else []
     there = report["environment"]
     if there["then"] != there["now"]:
         lines.append(f"  the run: {there['then']}\n  now: {there['now']}")
     return lines
-
-
-def changes_text(changes: Mapping[str, Sequence[str]]) -> str:
-    """Return what ``config_changes`` of a report has as text."""
-    each = (f"{key} was {then} and is {now}" for key, (then, now) in changes.items())
-    return f"the run was resumed with another config: {', '.join(each)}"
 
 
 def _table(title: str, entries: list[Mapping[str, Any]]) -> list[str]:
@@ -129,34 +123,16 @@ def _numbers(values: Mapping[str, Any]) -> str:
     return f"{text}  {zeros}  {values['nan']}  {values['inf']}"
 
 
-def _page(report: Mapping[str, Any], images: torch.Tensor | None) -> str:
-    pictures = ""
-    if images is not None:
-        each = report.get("losses_per_sample") or []
-        for number, image in enumerate(images):
-            index = report["samples"][number]["index"] if number < len(report["samples"]) else number
-            loss = f", loss {each[number]:.4g}" if number < len(each) else ""
-            data = base64.b64encode(_png(image)).decode()
-            pictures += (
-                f'<figure><img src="data:image/png;base64,{data}" alt="sample {index}">'
-                f"<figcaption>{index}{loss}</figcaption></figure>"
-            )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8">'
-        f"<title>Iteration {report['iteration']}</title>"
-        "<style>body{font-family:sans-serif;margin:2em}figure{display:inline-block;margin:.5em;text-align:center}"
-        "img{width:96px;image-rendering:pixelated}figcaption{font-size:.8em}</style>"
-        f"<h1>Iteration {report['iteration']}</h1><pre>{html.escape(report_text(report))}</pre>{pictures}</html>\n"
-    )
+def write_images(images: torch.Tensor, path: str) -> None:
+    """Write images (N, 1 or 3, H, W) into one PNG, side by side in rows of 8, in the order of the batch.
 
-
-def _png(image: torch.Tensor) -> bytes:
-    """Return an image (1 or 3, H, W) as PNG, its finite values scaled to the whole range; others are black."""
+    Finite values are scaled to the whole range; others are black.
+    """
     from PIL import Image
 
-    finite = image[image.isfinite()]
+    finite = images[images.isfinite()]
     low, high = (float(finite.min()), float(finite.max())) if finite.numel() else (0.0, 1.0)
-    scaled = ((image - low) / ((high - low) or 1.0) * 255).nan_to_num(0.0, 0.0, 0.0).clamp(0, 255).byte()
-    file = io.BytesIO()
-    Image.fromarray(scaled.permute(1, 2, 0).squeeze(2).contiguous().numpy()).save(file, "PNG")
-    return file.getvalue()
+    scaled = ((images - low) / ((high - low) or 1.0) * 255).nan_to_num(0.0, 0.0, 0.0).clamp(0, 255).byte()
+    rows = [torch.cat(list(row), dim=2) for row in scaled.split(8)]
+    rows = [torch.nn.functional.pad(row, (0, rows[0].shape[2] - row.shape[2])) for row in rows]
+    Image.fromarray(torch.cat(rows, dim=1).permute(1, 2, 0).squeeze(2).contiguous().numpy()).save(path, "PNG")

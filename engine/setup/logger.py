@@ -7,8 +7,6 @@ import os
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import IO, Any
 
 from ...hooks.writers.console import shortened
@@ -17,7 +15,6 @@ from ...hooks.writers.progress_bar import bar_is_shown
 __all__ = [
     "LOGGERS",
     "close_logs",
-    "console_kept",
     "hold_logs",
     "open_logs",
     "release_logs",
@@ -173,21 +170,6 @@ def set_console_level(level: str) -> None:
         for handler in logging.getLogger(name).handlers:
             if isinstance(handler, _ConsoleHandler):
                 handler.setLevel(level)
-
-
-@contextmanager
-def console_kept() -> Iterator[None]:
-    """Undo what the block does to the console: its level, and the handlers if there were none."""
-    before = {handler: handler.level for name in LOGGERS for handler in logging.getLogger(name).handlers}
-    try:
-        yield
-    finally:
-        for name in LOGGERS:
-            for handler in list(logging.getLogger(name).handlers):
-                if handler in before:
-                    handler.setLevel(before[handler])
-                elif isinstance(handler, _ConsoleHandler):
-                    logging.getLogger(name).removeHandler(handler)
 
 
 def _files(output: str, rank: int) -> list[tuple[str, int]]:

@@ -26,7 +26,7 @@ def test_a_rate_is_suggested_and_nothing_is_written(command, tmp_path):
 
 
 def test_the_largest_batch_is_printed(command, tmp_path, monkeypatch):
-    monkeypatch.setattr("hookline.engine.setup.find._memory_is_limited", lambda: True)
+    monkeypatch.setattr("hookline.engine.program.find._memory_is_limited", lambda: True)
     code, out, _ = command("find-batch-size", "--max-size", "300", *CONFIG)
     assert (code, out.splitlines()[-1]) == (0, "DATALOADER.BATCH_SIZE 300")
     assert not list(tmp_path.iterdir())

@@ -29,7 +29,7 @@ def test_the_commands_print_the_step_and_its_samples(run, capsys):
     text = capsys.readouterr().out
     assert "from checkpoint model_0000006.pth" in text
     assert "equal metrics.json to the bit" in text
-    assert f"Wrote {run}/replay_8/report.html" in text
+    assert f"Wrote {run}/replay_8/report.json" in text
     assert main(["samples", run, "--iter", "8"]) == 0
     indices = capsys.readouterr().out.split()
     report = json.loads(Path(run, "replay_8", "report.json").read_text())

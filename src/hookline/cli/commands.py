@@ -217,9 +217,11 @@ def replay(args: argparse.Namespace) -> None:
 
     Starts from the newest checkpoint before the step, and writes RUN/replay_N/.
     """
-    from hookline.engine.replay.command import replay_in_processes
+    from hookline.engine.options import named_trainer
+    from hookline.engine.replay.repeat import replay_in_ranks
 
-    replay_in_processes(args)
+    options = {"overrides": args.set, "debug": args.pdb, "profile": args.profile, "save": args.save}
+    replay_in_ranks(args.run, args.iter, named_trainer(args.trainer), args.ranks, args.hook, **options)
 
 
 @_command(
@@ -296,7 +298,7 @@ def find_lr(args: argparse.Namespace) -> None:
     Nothing is written except the plot.
     """
     from hookline.engine.options import check_options, merge_options
-    from hookline.engine.setup.find import find_lr
+    from hookline.engine.program.find import find_lr
 
     cfg = merge_options(args)
     check_options(args, cfg)
@@ -329,7 +331,7 @@ def find_batch_size(args: argparse.Namespace) -> None:
     memory of the process first: ulimit -v KILOBYTES
     """
     from hookline.engine.options import check_options, merge_options
-    from hookline.engine.setup.find import find_batch_size
+    from hookline.engine.program.find import find_batch_size
 
     cfg = merge_options(args)
     check_options(args, cfg)

@@ -181,7 +181,7 @@ def test_a_step_is_replayed_with_the_scripts_trainer_and_keys(start, tmp_path, c
         report = json.loads((tmp_path / "out" / "replay_2" / "report.json").read_text())
         assert report["compared"]["first_difference"] is None
         assert report["overrides"] == (["SOLVER.BASE_LR", "0.5"] if opts else [])
-        assert "replay_2/report.html" in capsys.readouterr().out
+        assert "replay_2/report.json" in capsys.readouterr().out
     after = contents(tmp_path / "out")
     assert {name: after[name] for name in before if "hookline" not in name} == {
         name: content for name, content in before.items() if "hookline" not in name

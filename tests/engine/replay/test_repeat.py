@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from hookline.cli import main
 from hookline.config import ConfigError
 from hookline.engine.replay import iterations_of, replay, samples_at
-from hookline.engine.replay.differences import compare_curves
+from hookline.engine.replay.repeat import compare_curves
 from hookline.engine.replay.report import report_text
 from hookline.hooks import HookBase
 from hookline.runs.reading import Curve
@@ -71,8 +71,8 @@ def test_a_replay_equals_the_run_to_the_bit_and_changes_none_of_its_files(tmp_pa
     assert [sample["index"] for sample in report["samples"]] == samples_at(str(tmp_path), 17)
     assert len(report["losses_per_sample"]) == 8
     assert content(tmp_path) == before
-    assert {path.name for path in (tmp_path / "replay_17").iterdir()} == {"report.json", "report.html"}
-    assert "image/png" in (tmp_path / "replay_17" / "report.html").read_text()
+    assert {path.name for path in (tmp_path / "replay_17").iterdir()} == {"report.json", "samples.png"}
+    assert (tmp_path / "replay_17" / "samples.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_replay_follows_a_plateau_schedule_to_the_step_that_stops_the_run(tmp_path):
@@ -178,10 +178,10 @@ def test_a_step_that_the_run_does_not_have_is_refused(tmp_path, capsys):
         replay(str(tmp_path / "other"), 3)
     (tmp_path / "replay_2").mkdir()
     (tmp_path / "replay_2" / "notes.txt").write_text("mine")
-    with pytest.raises(ConfigError, match=r"notes\.txt"):
+    with pytest.raises(ConfigError, match="replay_2: has files that no replay has written"):
         replay(str(tmp_path), 2)
     (tmp_path / "replay_4").write_text("mine")
-    with pytest.raises(ConfigError, match="replay_4 is a file"):
+    with pytest.raises(ConfigError, match="replay_4: has files"):
         replay(str(tmp_path), 4)
     with pytest.raises(SystemExit, match="2"):
         main(["replay", str(tmp_path), "--iter", "3", "--trainer", "os:path"])

@@ -16,9 +16,9 @@ from ...hooks import CallbackHook
 from ...hooks.common.rng import preserve_rng
 from .. import comm
 from ..defaults import DefaultTrainer
+from ..setup.start import default_setup
 from ..simple_trainer import SimpleTrainer
 from ..step.nonfinite import NonFinitePolicy
-from .start import default_setup
 
 __all__ = ["LRSweep", "find_batch_size", "find_lr"]
 

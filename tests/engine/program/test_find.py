@@ -10,8 +10,8 @@ from torch.utils.data import Dataset
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer, Trainer
-from hookline.engine.setup import find
-from hookline.engine.setup.find import find_batch_size, find_lr
+from hookline.engine.program import find
+from hookline.engine.program.find import find_batch_size, find_lr
 from hookline.hooks.common.rng import capture_rng
 
 
