@@ -101,10 +101,13 @@ class DefaultTrainer(SimpleTrainer):
         trainer.train()
     """
 
+    __slots__ = ("_inner",)  # of InnerTrainer; not in __dict__, which the inner trainer shares: that would be a cycle
+
     # What a subclass that skips __init__ has not set.
     _record: dict[str, Any] = {}  # what a checkpoint says of the config; empty if the config does not decide
     _segments: list[Segment] = []
     _start: RunStart | None = None
+    _watched: Callable[[], CfgNode | None] = staticmethod(lambda: None)  # the config that the trainer was made with
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
     _resume: bool | None = None
     _last_eval_results: Mapping[str, Any] = {}
@@ -117,6 +120,7 @@ class DefaultTrainer(SimpleTrainer):
     _trainer = InnerTrainer()
 
     def __init__(self, cfg: CfgNode) -> None:
+        self._watched = weakref.ref(cfg)
         cfg, self._start = prepared_start(cfg, overridden_builders(type(self), DefaultTrainer))
         device, strategy = resolve_device(cfg.MODEL.DEVICE), build_strategy(cfg)
         comm.set_data_ranks(strategy.data_rank, strategy.data_size)
@@ -309,11 +313,11 @@ class DefaultTrainer(SimpleTrainer):
         if self._start is not None:
             self._start.begin_after_step()
 
-    def _end_run(self) -> None:
+    def _end_run(self, after_train: Callable[[], None]) -> None:
         if self._error is None:
             self._attempt(self._begin_after_step)  # no step was trained
         try:
-            super()._end_run()
+            super()._end_run(after_train)
         finally:
             self._rng_after_train, self._texts_after_train = capture_rng(), self._texts()
             self._rates = rates_of(self.optimizer)
@@ -325,8 +329,7 @@ class DefaultTrainer(SimpleTrainer):
 
     def _texts(self) -> list[str]:
         """Return the trainer's config and the one it was made with, as YAML."""
-        given = None if self._start is None else self._start.given()
-        return [cfg.dump() for cfg in (self.cfg, given) if cfg is not None] if self._record else []
+        return [cfg.dump() for cfg in (self.cfg, self._watched()) if cfg is not None] if self._record else []
 
     def _fail(self, error: BaseException) -> BaseException:
         if self._error is None and not (self._start is not None and self._start.waits):  # else nothing to replay

@@ -539,11 +539,11 @@ class SimpleTrainer(TrainerBase):
         self.strategy.before_save(self.model, self.optimizer)
         self._random_state.gather(self.finished_iter)
 
-    def _end_run(self) -> None:
+    def _end_run(self, after_train: Callable[[], None]) -> None:
         # A resumed run without a step: an evaluation at its end must draw the numbers that the killed run's drew.
         if self._error is None:
             self._random_state.restore()
-        super()._end_run()
+        super()._end_run(after_train)
 
     def _check_state(self, requests: set[str]) -> None:
         self.nonfinite.settle(self, self.ranks_in_sync)

@@ -37,7 +37,7 @@ from . import comm
 from .ranks.agreement import Agreement, RankHooks, StopRequest
 from .ranks.exit_error import as_failure
 from .ranks.shared_metrics import share_metrics
-from .step.own_loop import begin_own_loop
+from .step.own_loop import OwnLoop
 
 __all__ = ["OPEN_STORAGE", "HookBase", "TrainResult", "TrainerBase"]
 
@@ -115,6 +115,8 @@ class TrainerBase:
         self._at_last_save = False  # the checkpoint that is saved now is the final one
         self._saved_end = False  # the work after ``after_train`` of all hooks is done
         self._ends_together = False  # all ranks end the run, with the same hooks
+        self._in_loop = False  # the loop is that of _train()
+        self._own_loop: OwnLoop | None = None  # the loop is the subclass's own
         self._began = 0.0
         self._has_state = False  # from an earlier train(), or loaded
         self._trained = False  # the state is that of an earlier train()
@@ -224,7 +226,7 @@ class TrainerBase:
         logger.info("Starting training from iteration %d", start_iter)
         self._prepare(start_iter, max_iter, stop)
         self._use_storage(EventStorage(start_iter))
-        self._trained = True
+        self._trained = self._in_loop = True
         with self.storage:
             try:
                 try:
@@ -235,11 +237,14 @@ class TrainerBase:
                         self.before_step()
                         run_step()
                         self._finish_step()
-                        self.after_step()
+                        try:
+                            self.after_step()
+                        except StopTraining as stop_training:  # by the method of a subclass; in a hook it is a request
+                            self.request_stop(str(stop_training))
                         self._end_step()
                         self.iter += 1
-                except StopTraining as error:  # in a hook it is a request
-                    self._stop_step(str(error))
+                except StopTraining as stop_training:
+                    self._stop_step(str(stop_training))
             except BaseException as error:
                 self._requests.clear()
                 failure = self._fail(error)
@@ -247,7 +252,10 @@ class TrainerBase:
                     raise
                 raise failure from error
             finally:
-                self._end_run()
+                try:
+                    self._end_run(self.after_train)
+                finally:
+                    self._in_loop = False
             metrics = {name: value for name, (value, _) in self.storage.latest().items()}
         end = self._stop
         if end is None or (end.exit_code and self.completed):  # interrupted after the last step
@@ -265,6 +273,7 @@ class TrainerBase:
         self._error, self._loaded_end, self._state_at_end, self._at_last_save = None, None, None, False
         self._stop, self._agreement = stop, None
         self._requests.clear()
+        self._own_loop = None  # of an earlier run, which ended without its after_train()
         self._began = time.monotonic()
         if starts_over:
             for hook in self._hooks:
@@ -284,10 +293,34 @@ class TrainerBase:
             storage.load_state_dict(self._storage_state)
             self._storage_state = None
 
+    # The loop above calls these four methods, and so may a subclass's own loop: then they do the loop's work, too.
+
     def before_train(self) -> None:
-        if not self._running:  # called by a loop of the subclass's own
-            begin_own_loop(self)
+        if not self._in_loop:
+            OwnLoop.of(self)
         self.emit("before_train")
+
+    def before_step(self) -> None:
+        if not self._in_loop:
+            OwnLoop.of(self).begin_step()
+        if self._listeners["before_step"]:
+            self.emit("before_step")
+
+    def after_step(self) -> None:
+        if not self._in_loop:
+            OwnLoop.of(self).finish_step()
+        if self._listeners["after_step"]:
+            self.emit("after_step")
+        if not self._in_loop:
+            OwnLoop.of(self).end_step()
+
+    def after_train(self) -> None:
+        """Call ``after_train`` of all hooks, write the last metrics, and save. A subclass may do more afterwards."""
+        if not self._in_loop:
+            OwnLoop.of(self).end(lambda: TrainerBase.after_train(self))
+            return
+        self._call_all("after_train")
+        self._write_and_save()
 
     def _in_output_dir(self) -> AbstractContextManager[None]:
         """Return the context of a run on the disk."""
@@ -301,9 +334,6 @@ class TrainerBase:
         self.storage.iter = self.iter
         self._hook_list.change()
 
-    def before_step(self) -> None:
-        self.emit("before_step")
-
     def run_step(self) -> None:
         """Run one iteration. Subclasses define it."""
         raise NotImplementedError(f"{type(self).__name__} must define run_step()")
@@ -311,9 +341,6 @@ class TrainerBase:
     def after_backward(self) -> None:
         if self._listeners["after_backward"]:
             self.emit("after_backward")
-
-    def after_step(self) -> None:
-        self.emit("after_step")
 
     def _finish_step(self) -> None:
         """Count the step, before the hooks' ``after_step``."""
@@ -324,7 +351,10 @@ class TrainerBase:
     def _end_step(self) -> None:
         """End the epoch if this step does, and do what hooks have requested."""
         if self.epoch_ended:
-            self.after_epoch()
+            try:
+                self.after_epoch()
+            except StopTraining as stop:
+                self.request_stop(str(stop))
         if self._agreement is not None:
             self._exchange_requests()
         if self._requests:
@@ -358,13 +388,33 @@ class TrainerBase:
 
     # ------------------------------------------------------------------ the end of a run
 
-    def after_train(self) -> None:
-        """Call ``after_train`` of all hooks, write the last metrics, and save. A subclass may do more afterwards."""
-        self._call_all("after_train")
+    def _end_run(self, after_train: Callable[[], None]) -> None:
+        """End the run: call the events after the loop. If hooks raise errors, the others are still called."""
+        self._saved_end, before, late = False, self._error, None
+        if before is None:
+            self.iter = self.storage.iter = self._finished + 1
+            self._attempt(self._check_state, {"on_eval", "on_save"})
+        self._attempt(self._end_requests)
+        if self._error is None and not self.completed:
+            # A stopped run may be resumed. Its checkpoint holds the metrics as they are here, before after_train.
+            self._state_at_end = self.storage.state_dict()
+        try:
+            after_train()
+        except BaseException as error:
+            if self._saved_end and self._error is None:  # what a subclass does after the end of the run
+                late = error
+            else:
+                self._fail(error)
         self._write_and_save()
+        self._requests.clear()
+        self._hook_list.running = self._ends_together = False
+        if self._error is not before:
+            raise self._error  # type: ignore[misc]
+        if late is not None:
+            raise late
 
     def _write_and_save(self) -> None:
-        """Write the last metrics and save, once; :meth:`_end_run` does it if ``after_train`` has not."""
+        """Write the last metrics and save, once: in ``after_train``, or after one that does not call its parent's."""
         if self._saved_end:
             return
         self._saved_end = True
@@ -373,27 +423,9 @@ class TrainerBase:
         if "on_save" in self._requests:
             self._at_last_save = self._error is None
             if self._at_last_save and self._ends_together:
-                self._gather_state()
+                self._attempt(self._gather_state)
             self._call_all("on_save")
         self._call_all("after_run")
-
-    def _end_run(self) -> None:
-        """End the run: call the events after the loop. If hooks raise errors, the others are still called."""
-        self._saved_end = False
-        before = self._error
-        if before is None:
-            self.iter = self.storage.iter = self._finished + 1
-            self._attempt(self._check_state, {"on_eval", "on_save"})
-        self._attempt(self._end_requests)
-        if self._error is None and not self.completed:
-            # A stopped run may be resumed. Its checkpoint holds the metrics as they are here, before after_train.
-            self._state_at_end = self.storage.state_dict()
-        self._attempt(self.after_train)
-        self._write_and_save()
-        self._requests.clear()
-        self._hook_list.running = self._ends_together = False
-        if self._error is not before:
-            raise self._error  # type: ignore[misc]
 
     def _call_all(self, event: str, *args: Any) -> None:
         """Call every hook that has ``event``, whatever the others raise."""
@@ -560,10 +592,6 @@ class TrainerBase:
 
     def _stop_step(self, reason: str) -> None:
         """Stop because a step raised ``StopTraining``. All ranks must do so in the same step."""
-        if self._finished == self.iter:  # by a hook that the after_step of a subclass has called
-            self.request_stop(reason)
-            self._end_step()
-            return
         reason = reason or "stop requested"
         if self._agreement is not None:
             self._agreement.wait_for_stop(self.iter, reason)

@@ -1,10 +1,11 @@
 """``HookList``: the hooks of a trainer, in their order, and the one way to call them."""
 
+import copy
 import inspect
 import logging
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..config import ConfigError, Duration
@@ -38,7 +39,7 @@ class HookList:
     """
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer = weakref.proxy(trainer)  # weak: a cycle of trainer and hooks would keep GPU memory in use
+        self._trainer = weakref.ref(trainer)  # weak: a cycle of trainer and hooks would keep GPU memory in use
         self.hooks: list[HookBase] = []
         self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys(EVENTS, ())
         self.calling: HookBase | None = None
@@ -49,6 +50,13 @@ class HookList:
         self._joined: list[HookBase] = []
         self._left: list[HookBase] = []
         self._warned: set[str] = set()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "HookList":
+        """Copy the list of a trainer that is being copied. The table is built when the copy trains."""
+        copied = HookList(memo[id(self._trainer())])
+        memo[id(self)], memo[id(self.listeners)] = copied, copied.listeners
+        copied.hooks = copy.deepcopy(self.hooks, memo)
+        return copied
 
     # ------------------------------------------------------------------ registration
 
@@ -93,7 +101,7 @@ class HookList:
                 reset = True
             moved.append((hook, reset))
         for hook, reset in moved:
-            hook.trainer = self._trainer
+            hook.trainer = weakref.proxy(self._trainer())
             if reset:
                 hook.reset_state()
 
@@ -130,7 +138,7 @@ class HookList:
         event: str,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
-        listeners: Iterable[Listener] | None = None,
+        listeners: Sequence[Listener] | None = None,
         on_error: Callable[[BaseException], Any] | None = None,
     ) -> None:
         """Call hooks' method for an event, which need not be declared.
@@ -143,6 +151,9 @@ class HookList:
         """
         if listeners is None:
             listeners = self.listeners_of(event)
+        if not listeners:
+            return
+        trainer: Any = self._trainer()
         clock, outer = time.perf_counter, self.calling
         start = clock()
         try:
@@ -153,9 +164,9 @@ class HookList:
                     else:
                         call(*args)
                 except StopTraining as stop:
-                    self._trainer.request_stop(str(stop))
+                    trainer.request_stop(str(stop))
                 except BaseException as error:
-                    error.add_note(f"(in hook {hook_name(self.calling)}.{event}, at iteration {self._trainer.iter})")
+                    error.add_note(f"(in hook {hook_name(self.calling)}.{event}, at iteration {trainer.iter})")
                     if on_error is None:
                         raise
                     on_error(error)
@@ -176,7 +187,8 @@ class HookList:
         """Build the table of the methods to call for each event."""
         for event in EVENTS:
             self.listeners[event] = tuple(self.listener(hook, event) for hook in self.hooks if overrides(hook, event))
-        self._trainer._hooks_changed()
+        trainer: Any = self._trainer()
+        trainer._hooks_changed()
 
     def listener(self, hook: HookBase, event: str) -> Listener:
         """Return a hook's entry in the table."""
@@ -234,7 +246,7 @@ class HookList:
                     "Call self.emit(%r) there, or the method of SimpleTrainer that does",
                     ", ".join(map(hook_name, silent)),
                     event,
-                    self._trainer.__class__.__name__,
+                    type(self._trainer()).__name__,
                     event,
                 )
 

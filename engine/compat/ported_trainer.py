@@ -1,8 +1,8 @@
-"""Support for trainers written for detectron2's DefaultTrainer; the others never come here.
+"""Support for trainers written for detectron2's DefaultTrainer; others do not run this code.
 
 - A class with an ``__init__`` of its own may skip ``DefaultTrainer.__init__`` and set ``model``, ``optimizer`` and
   ``data_loader`` itself: it gets :class:`PortedTrainer` as a base class, behind DefaultTrainer.
-- An inner trainer may be set as ``_trainer``: see :class:`InnerTrainer`.
+- An inner trainer may be set as ``_trainer``: see :class:`InnerTrainer`. A trainer without such a class gets one then.
 
 A loop of its own, which any trainer may have, is supported by ``engine/step/own_loop.py``.
 """
@@ -26,35 +26,34 @@ __all__ = ["InnerTrainer", "PortedTrainer", "support"]
 
 def support(cls: type) -> None:
     """Make a subclass of DefaultTrainer that has its own ``__init__`` a :class:`PortedTrainer`."""
+    if vars(cls).get("_trainer", cls) is None:  # only declared: it would hide DefaultTrainer's
+        del cls._trainer  # type: ignore[attr-defined]
     owner = next(parent for parent in cls.__mro__ if "__init__" in vars(parent))
     if not owner.__module__.startswith("hookline.") and not issubclass(cls, PortedTrainer):
-        cls.__bases__ += (PortedTrainer,)
+        bases = list(cls.__bases__)
+        after = (index for index, base in enumerate(bases) if issubclass(PortedTrainer, base))
+        bases.insert(next(after, len(bases)), PortedTrainer)
+        cls.__bases__ = tuple(bases)
 
 
 class InnerTrainer:
-    """The attribute ``_trainer`` of a DefaultTrainer.
+    """The attribute ``_trainer`` of a DefaultTrainer, which is kept in its slot ``_inner``.
 
     If a subclass sets it, its ``run_step`` is the step, and its ``state_dict`` belongs to the checkpoint. Both trainers
     share all attributes, so the events of its step reach the hooks of the outer trainer. If it is not set, it stands
     for the trainer itself, without the subclass's ``run_step`` and state.
     """
 
-    def __init__(self) -> None:
-        # Not an attribute, since the trainers share these: a reference to the inner one there would be a cycle.
-        self._inner: weakref.WeakKeyDictionary[Any, TrainerBase] = weakref.WeakKeyDictionary()
-
-    def of(self, trainer: Any) -> Any:
-        """Return the inner trainer that was set, or None."""
-        return self._inner.get(trainer)
-
     def __get__(self, trainer: Any, owner: Any = None) -> Any:
-        return self if trainer is None else self.of(trainer) or _Itself(trainer)
+        return self if trainer is None else _inner(trainer) or _Itself(trainer)
 
     def __set__(self, trainer: Any, inner: Any) -> None:
         if not isinstance(inner, TrainerBase):
             raise TypeError(f"_trainer must be a trainer, such as a SimpleTrainer, not {inner!r}")
         if not isinstance(trainer, PortedTrainer):
-            raise TypeError(f"set _trainer in the __init__ of a subclass of {type(trainer).__name__}")
+            cls = type(trainer)
+            names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__slots__": ()}
+            trainer.__class__ = type(cls.__name__, (cls, PortedTrainer), names)
         own, new, hooks = vars(trainer), vars(inner), inner._hooks
         kept = {*vars(TrainerBase())}
         if own.get("model") is not None and own["model"] is new.get("model"):
@@ -62,10 +61,15 @@ class InnerTrainer:
             if own.get("data_loader") is new.get("data_loader"):
                 kept |= {"_batches"} & own.keys()
         own.update({name: value for name, value in new.items() if name not in kept})
-        self._inner[trainer], inner.__dict__ = inner, own
+        trainer._inner, inner.__dict__ = inner, own
         trainer.register_hooks(hooks)
         if "_batches" in own:
             trainer._batches.listener = weakref.proxy(trainer)
+
+
+def _inner(trainer: Any) -> Any:
+    """Return the inner trainer that was set, or None."""
+    return getattr(trainer, "_inner", None)
 
 
 class _Itself:
@@ -96,7 +100,7 @@ class _Step:
     def __get__(self, trainer: Any, owner: Any = None) -> Any:
         if trainer is None:
             return SimpleTrainer.run_step
-        inner = type(trainer)._trainer.of(trainer)
+        inner = _inner(trainer)
         return MethodType(SimpleTrainer.run_step, trainer) if inner is None else inner.run_step
 
 
@@ -107,7 +111,9 @@ class PortedTrainer(SimpleTrainer):
     """
 
     run_step = _Step()
-    _trainer: Any
+    device = precision = None  # until a SimpleTrainer's __init__ sets them, or _add_missing_parts()
+    _given_length = None
+    _whole_step = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         if args or kwargs:
@@ -151,7 +157,7 @@ class PortedTrainer(SimpleTrainer):
 
     def state_dict(self) -> dict[str, Any]:
         self._add_missing_parts()
-        state, inner = super().state_dict(), type(self)._trainer.of(self)
+        state, inner = super().state_dict(), _inner(self)
         if inner is None or type(inner).state_dict in (SimpleTrainer.state_dict, TrainerBase.state_dict):
             return state
         return {**state, **inner.state_dict()}
@@ -159,7 +165,7 @@ class PortedTrainer(SimpleTrainer):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         self._add_missing_parts()
         super().load_state_dict(state_dict)
-        inner = type(self)._trainer.of(self)
+        inner = _inner(self)
         if inner is None or type(inner).load_state_dict in (SimpleTrainer.load_state_dict, TrainerBase.load_state_dict):
             return
         inner.load_state_dict(state_dict)

@@ -4,79 +4,88 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, cast
+from typing import Any
 
-from ...hooks.base import HookBase
-
-__all__ = ["begin_own_loop"]
+__all__ = ["OwnLoop"]
 
 
-def begin_own_loop(trainer: Any) -> None:
-    """Prepare a run whose loop is the subclass's own: ``before_train`` was called, and not by :meth:`_train`.
+class OwnLoop:
+    """Does for a subclass's own loop what ``TrainerBase.train`` does besides calling these methods.
 
-    Until ``after_train``, the trainer's ``before_step``, ``after_step`` and ``after_train`` do what ``_train`` does
-    besides calling them.
-    """
-    storage, own_loop, this = trainer.storage, _OwnLoop(sys.exc_info()[1]), weakref.ref(trainer)
-    own_loop.resources.enter_context(trainer._in_output_dir())
-    trainer._hooks = [hook for hook in trainer._hooks if not isinstance(hook, _OwnLoop)]
-    trainer.register_hooks([own_loop])
-    trainer._prepare(trainer.start_iter, trainer.max_iter, None)
-    trainer._use_storage(storage)
-    for name, function in (("before_step", _before_step), ("after_step", _after_step), ("after_train", _after_train)):
-        setattr(trainer, name, _method(function, this))
-
-
-def _method(function: Callable[[Any], None], this: Callable[[], Any]) -> Callable[[], None]:
-    return lambda: function(this())
-
-
-def _before_step(trainer: Any) -> None:
-    trainer._begin_step()
-    type(trainer).before_step(trainer)
-
-
-def _after_step(trainer: Any) -> None:
-    trainer._finish_step()
-    type(trainer).after_step(trainer)
-    trainer._end_step()
-
-
-def _after_train(trainer: Any) -> None:
-    for name in ("before_step", "after_step", "after_train"):
-        delattr(trainer, name)
-    own_loop = trainer.find_hook(_OwnLoop)
-    with own_loop.resources:
-        error = sys.exc_info()[1]
-        if trainer._error is None and error not in (None, own_loop.error_before, own_loop.stop):
-            trainer._requests.clear()
-            trainer._fail(error)
-        trainer._end_run()
-    trainer.remove_hook(own_loop)
-
-
-class _OwnLoop(HookBase):
-    """Ends a loop that cannot see requests to stop, when there is one.
+    The run begins with the first of the methods that calls its parent's, and ends with ``after_train``. A step whose
+    ``after_step`` was not called, or not its parent's, is finished when the next one begins.
 
     Args:
-        error_before: the exception that was being handled when the loop began, or None.
+        trainer: the trainer.
     """
 
-    def __init__(self, error_before: BaseException | None) -> None:
-        self.error_before = error_before
-        self.stop: BaseException | None = None
-        self.resources = ExitStack()  # closed when the loop has ended
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = weakref.proxy(trainer)
+        self._in_step = False
+        self._iter = -1  # of the last step
+        self._error_before = sys.exc_info()[1]  # the exception that is being handled now, or None
+        self._stop: BaseException | None = None  # raised to end the loop
+        self._resources = ExitStack()  # closed when the loop has ended
+        self._resources.enter_context(trainer._in_output_dir())
+        storage = trainer.storage
+        trainer._prepare(trainer.start_iter, trainer.max_iter, None)
+        trainer._use_storage(storage)
 
-    def before_step(self) -> None:
-        request = cast(Any, self.trainer)._stop
-        if request is None:
-            return
-        if request.exit_code:  # as the commands do after an interruption
-            self.stop = SystemExit(request.exit_code)
-        else:
-            self.stop = RuntimeError(
-                f"training was asked to stop ({request.reason}), but the trainer has a training loop of its own, which "
-                "goes on. The run ends here, with its final checkpoint. To stop without this error, have the loop "
-                "check self.stopped, or call TrainerBase.train(self, start_iter, max_iter) in place of the loop"
-            )
-        raise self.stop
+    @classmethod
+    def of(cls, trainer: Any) -> "OwnLoop":
+        """Return the own loop of a trainer, which begins with the first call."""
+        if trainer._own_loop is None:
+            own_loop = cls(trainer)
+            trainer._own_loop = own_loop
+        return trainer._own_loop  # type: ignore[no-any-return]
+
+    def begin_step(self) -> None:
+        """Begin a step, or end a loop that cannot see requests to stop, when there is one."""
+        self._finish_late()
+        request = self._trainer._stop
+        if request is not None:
+            if request.exit_code:  # as the commands do after an interruption
+                self._stop = SystemExit(request.exit_code)
+            else:
+                self._stop = RuntimeError(
+                    f"training was asked to stop ({request.reason}), but the trainer has a training loop of its own, "
+                    "which goes on. The run ends here, with its final checkpoint. To stop without this error, have the "
+                    "loop check self.stopped, or call TrainerBase.train(self, start_iter, max_iter) in place of it"
+                )
+            raise self._stop
+        self._trainer._begin_step()
+        self._in_step, self._iter = True, self._trainer.iter
+
+    def finish_step(self) -> None:
+        """Count the step."""
+        if not self._in_step:  # before_step() was not called, or not its parent's
+            self.begin_step()
+        self._trainer._finish_step()
+
+    def end_step(self) -> None:
+        """End the step, after the hooks' ``after_step``."""
+        self._in_step = False
+        self._trainer._end_step()
+
+    def _finish_late(self) -> None:
+        """Finish the step that was begun last, unless it is finished."""
+        if self._in_step:
+            trainer, self._trainer.iter, now = self._trainer, self._iter, self._trainer.iter
+            self.finish_step()
+            self.end_step()
+            trainer.iter = now
+
+    def end(self, after_train: Callable[[], None]) -> None:
+        """End the run; ``after_train``: see :meth:`TrainerBase._end_run`."""
+        trainer, error = self._trainer, sys.exc_info()[1]
+        trainer._in_loop = True
+        try:
+            with self._resources:
+                if error in (None, self._error_before):
+                    self._finish_late()
+                elif trainer._error is None and error is not self._stop:
+                    trainer._requests.clear()
+                    trainer._fail(error)
+                trainer._end_run(after_train)
+        finally:
+            trainer._in_loop, trainer._own_loop = False, None

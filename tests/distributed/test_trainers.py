@@ -16,7 +16,7 @@ def both(tmp_path_factory):
 def test_all_ranks_stop_at_the_same_step_when_one_requests_it(both):
     for results in both:
         assert results["stop"] == ["rank 1 had enough", 75, True]
-        assert results["raised stop"] == "a hook raised it"
+        assert results["raised stop"] == ["a hook raised it", "a method raised it"]
         assert results["two reasons"] == "0"
 
 

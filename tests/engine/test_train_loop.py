@@ -49,11 +49,11 @@ def batches(count=4, size=2):
     return [torch.rand(size, 3, generator=generator) for _ in range(count)]
 
 
-def make_trainer(loader=None, **kwargs):
+def make_trainer(loader=None, cls=SimpleTrainer, **kwargs):
     torch.manual_seed(0)
     model = LossModel()
     loader = batches() if loader is None else loader
-    return SimpleTrainer(model, loader, torch.optim.SGD(model.parameters(), 0.1), **kwargs)
+    return cls(model, loader, torch.optim.SGD(model.parameters(), 0.1), **kwargs)
 
 
 class Recorder(HookBase):
@@ -221,6 +221,24 @@ def test_a_step_counts_if_a_hook_stops_training_in_any_of_its_events(event):
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.parametrize("method", ["after_step", "after_epoch"])
+def test_stop_training_in_a_trainers_own_method_is_a_stop_request(method):
+    class Stops(SimpleTrainer):
+        pass
+
+    def stop(self):
+        getattr(SimpleTrainer, method)(self)
+        if self.iter >= 3:
+            raise StopTraining("enough")
+
+    setattr(Stops, method, stop)
+    trainer, recorder = make_trainer(cls=Stops), Recorder()
+    trainer.register_hooks([recorder])
+    result = trainer.train(0, 100)
+    assert (result.reason, result.iteration, trainer.finished_iter) == ("enough", 4, 3)
+    assert recorder.events.count("after_epoch") == 1
+
+
 def test_stop_training_raised_by_the_data_discards_the_step():
     def loader():
         yield from batches(2)
@@ -296,6 +314,37 @@ def test_an_error_in_after_train_is_raised_when_it_is_the_first():
     with pytest.raises(Boom, match="late"):
         trainer.train(0, 2)
     assert recorder.events[-5:] == ["on_exception", "after_train", "before_write", "on_write", "after_run"]
+
+
+def test_an_error_after_the_end_of_the_run_is_raised():
+    class Evaluates(SimpleTrainer):
+        def after_train(self):
+            super().after_train()
+            raise Boom("my own test set is missing")
+
+    trainer, recorder = make_trainer(cls=Evaluates), Recorder()
+    trainer.register_hooks([recorder])
+    with pytest.raises(Boom, match="my own test set"):
+        trainer.train(0, 2)
+    assert recorder.events[-4:] == ["after_train", "before_write", "on_write", "after_run"]
+    assert trainer.completed
+
+
+def test_hooks_end_if_the_state_of_other_ranks_cannot_be_collected():
+    class Alone(SimpleTrainer):
+        def _gather_state(self):
+            raise Boom("a rank is gone")
+
+        def _end_requests(self):
+            super()._end_requests()
+            self._ends_together = True
+            self._requests["on_save"] = True
+
+    trainer, recorder = make_trainer(cls=Alone), Recorder()
+    trainer.register_hooks([recorder])
+    with pytest.raises(Boom, match="a rank is gone"):
+        trainer.train(0, 2)
+    assert recorder.events[-3:] == ["on_exception", "on_save", "after_run"]
 
 
 def test_an_error_names_the_hook_and_event():

@@ -29,8 +29,15 @@ class Steps(TrainerBase):
         torch.distributed.all_reduce(torch.ones(1))
 
 
-def agreed(hooks, steps=100000):
-    trainer = Steps()
+class StopsInItsMethod(Steps):
+    def after_step(self):
+        super().after_step()
+        if comm.get_rank() == 1 and self.iter >= 3:
+            raise StopTraining("a method raised it")
+
+
+def agreed(hooks, steps=100000, cls=Steps):
+    trainer = cls()
     trainer.register_hooks(hooks)
     return trainer, trainer.train(0, steps)
 
@@ -81,7 +88,8 @@ def decisions(results):
         raise StopTraining("a hook raised it")
 
     _, result = agreed([on_rank(0, 3, raise_stop)])
-    results["raised stop"] = all_same(result).reason
+    results["raised stop"] = [all_same(result).reason]
+    results["raised stop"].append(all_same(agreed([], cls=StopsInItsMethod)[1]).reason)
 
     # Both stop in the same step: the reason of rank 0 counts.
     _, result = agreed([on_rank(0, 5, lambda t: t.request_stop("0")), on_rank(1, 5, lambda t: t.request_stop("1"))])

@@ -1,5 +1,8 @@
 """Trainers built around detectron2's DefaultTrainer and its inner trainer."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 from small_runs import mlp_config
@@ -147,6 +150,48 @@ def test_only_classes_with_an_init_of_their_own_get_the_support(cfg):
     names = [cls.__name__ for cls in Plain.__mro__]
     assert names == ["Plain", "DefaultTrainer", "SimpleTrainer", "TrainerBase", "object"]
     assert [cls.__name__ for cls in Ported.__mro__][2] == "PortedTrainer"
-    trainer = Plain(cfg)
-    with pytest.raises(TypeError, match="in the __init__ of a subclass"):
-        trainer._trainer = SimpleTrainer(Net(), loader(), trainer.optimizer)
+
+
+def test_an_inner_trainer_may_be_set_from_outside(cfg):
+    class Counting(SimpleTrainer):
+        steps = 0
+
+        def run_step(self):
+            super().run_step()
+            self.steps += 1
+
+    trainer = DefaultTrainer(cfg)
+    trainer._trainer = Counting(trainer.model, trainer.data_loader, trainer.optimizer)
+    assert type(trainer).__name__ == "DefaultTrainer"
+    assert isinstance(trainer, DefaultTrainer)
+    trainer.train()
+    assert trainer.steps == cfg.SOLVER.MAX_ITER
+
+
+def test_bases_and_declarations_of_ported_classes(cfg):
+    class Both(DefaultTrainer, SimpleTrainer):
+        _trainer = None
+
+        def __init__(self, cfg):
+            TrainerBase.__init__(self)
+            assert self.device is None
+            assert self.precision is None
+            model = Net()
+            self._trainer = SimpleTrainer(model, loader(), torch.optim.SGD(model.parameters(), 0.1))
+            self.max_iter, self.cfg = 4, cfg
+
+    trainer = Both(cfg)
+    SimpleTrainer.train(trainer, 0, 4)
+    assert trainer._trainer.iter == trainer.iter == 4
+
+
+def test_an_inner_trainer_does_not_keep_its_trainer_alive(cfg):
+    class Ported(DefaultTrainer):
+        def __init__(self, cfg):
+            super().__init__(cfg)
+            self._trainer = SimpleTrainer(self.model, self.data_loader, self.optimizer)
+            self.register_hooks([hooks.EvalHook(2, lambda: self.evaluate())])  # a cycle, as detectron2's projects have
+
+    trainer = weakref.ref(Ported(cfg))
+    gc.collect()
+    assert trainer() is None
