@@ -1,5 +1,7 @@
 """Training: loop, trainers, data, models, optimization, evaluation, checkpoints."""
 
+from typing import TYPE_CHECKING, Any
+
 from .. import hooks
 from ..command_line import default_argument_parser
 from ..hooks import *  # noqa: F403 (as detectron2.engine does)
@@ -11,8 +13,6 @@ from .defaults import DefaultTrainer
 from .export.export import export_weights
 from .export.predictor import DefaultPredictor
 from .launch import DEFAULT_TIMEOUT, launch
-from .parallel.fsdp import FSDP2
-from .parallel.mesh import Mesh
 from .program.run import run
 from .setup.check import check_config
 from .setup.exit_codes import config_errors_exit
@@ -22,6 +22,9 @@ from .setup.start import begin_run, default_setup
 from .simple_trainer import SimpleTrainer
 from .train_loop import TrainerBase, TrainResult
 from .trainer import Trainer
+
+if TYPE_CHECKING:
+    from .parallel import FSDP2, Mesh
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -50,3 +53,11 @@ __all__ = [
     "setup_logger",
 ]
 __all__ += hooks.__all__
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("FSDP2", "Mesh"):  # imported when used
+        from . import parallel
+
+        return getattr(parallel, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -31,8 +31,7 @@ from .evaluation.training_metrics import training_metrics
 from .evaluation.trial import sanity_check_batches, trial
 from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
-from .parallel.base import build_strategy
-from .parallel.deferred_init import build_wrapped
+from .parallel.base import build_strategy, build_wrapped
 from .ranks.agreement import StopRequest
 from .ranks.torchrun import note_training
 from .resume.changes import (

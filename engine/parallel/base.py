@@ -1,9 +1,10 @@
 """Strategies for training one model on several processes."""
 
+import importlib
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
 
@@ -157,7 +158,23 @@ class Strategy:
         return None
 
 
-STRATEGY_REGISTRY = Registry("STRATEGY", Strategy)
+class _StrategyRegistry(Registry):
+    """Imports the strategies that shard models when they are asked for: torch's part of them is slow to import."""
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        self._import_others()
+        return super().__iter__()
+
+    def _resolve(self, name: str, prefix: str) -> Any:
+        if name not in self._obj_map:
+            self._import_others()
+        return super()._resolve(name, prefix)
+
+    def _import_others(self) -> None:
+        importlib.import_module(f"{__package__}.mesh")  # registers "fsdp2" and "mesh"
+
+
+STRATEGY_REGISTRY = _StrategyRegistry("STRATEGY", Strategy)
 """Strategies for ``PARALLEL.NAME``: subclasses of :class:`Strategy`, built with ``PARALLEL.ARGS``."""
 
 STRATEGY_SLOT = Slot(STRATEGY_REGISTRY, "PARALLEL.NAME")
@@ -219,7 +236,11 @@ class DDP(Strategy):
         device_ids = [device.index] if device.type == "cuda" else None
         wrapped = DistributedDataParallel(model, device_ids=device_ids, **self._options)  # type: ignore[arg-type]
         if self._compression != "none":
-            wrapped.register_comm_hook(None, _compressing(self._compression))
+            from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+            hook: Any = getattr(default_hooks, f"{self._compression}_compress_hook")
+            # DDP refuses torch's bfloat16 hook without NCCL, although gloo supports it; not a lambda around it.
+            wrapped.register_comm_hook(None, lambda state, bucket: hook(state, bucket))
         return wrapped
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
@@ -249,20 +270,6 @@ class DDP(Strategy):
             "(requires_grad_(False)) or set PARALLEL.ARGS.static_graph to True; if they differ from step to step, "
             "set PARALLEL.ARGS.find_unused_parameters to True"
         )
-
-
-def _compressing(dtype: str) -> Callable[[Any, Any], Any]:
-    """Return torch's compression hook. DDP refuses torch's bfloat16 hook without NCCL, although gloo supports it."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    hook = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}[dtype]
-
-    def compress(state: Any, bucket: Any) -> Any:
-        return hook(state, bucket)
-
-    # DDP rejects annotations other than its own types.
-    compress.__annotations__ = {}
-    return compress
 
 
 def check_strategy(strategy: Strategy, model: nn.Module, data_loader: Any) -> None:
@@ -331,15 +338,13 @@ def share_tensors(tensors: Iterable[torch.Tensor]) -> None:
             tensor.copy_(own)
 
 
-@torch.no_grad()
 def check_same_weights(model: nn.Module, iteration: int) -> None:
     """Check that the ranks that have copies of weights (DDP; HSDP within each shard) have the same. All ranks call it.
 
-    Bits are compared; if they differ, values, since devices of several kinds may round differently. Buffers, frozen
-    parameters and those that DDP ignores may differ.
+    Buffers, frozen parameters and those that DDP ignores may differ.
 
     Raises:
-        RuntimeError: a difference is larger than 0.1 % of the parameter's largest weight. All ranks raise it.
+        RuntimeError: they differ by more than rounding. All ranks raise it.
     """
     inner = unwrap_model(model)
     ignored = getattr(inner, "_ddp_params_and_buffers_to_ignore", ())
@@ -349,31 +354,44 @@ def check_same_weights(model: nn.Module, iteration: int) -> None:
         group = mesh.get_group("replicate")
     elif mesh is not None or not isinstance(model, DistributedDataParallel):
         return
-    parts = {name: local_part(one) for name, one in named.items()}
-    trained = [name for name, one in named.items() if one.requires_grad and name not in ignored]
-    sums = [parts[name].view(_BITS.get(parts[name].itemsize, torch.int64)).sum() for name in trained]
-    bits = torch.stack([one.to(sums[0].device) for one in sums]).tolist() if sums else []
-    copies = tuple(torch.distributed.get_process_group_ranks(group))
-    found = set(comm.all_gather((copies, hash(tuple(bits)))))
-    if len(found) == len({ranks for ranks, _ in found}):
-        return
-    problem = ""
-    for name, own in parts.items():
-        first = own.contiguous().clone()
-        torch.distributed.broadcast(first.view(-1).view(torch.uint8), src=copies[0], group=group)
-        if name in trained and own.numel() and not problem:
-            most = (own - first).abs().max().item()
-            if most > 1e-3 * first.abs().max().item():
-                problem = f"rank {comm.get_rank()} has another {name} than rank {copies[0]} (by up to {most:.3g})"
-    if problems := [one for one in comm.all_gather(problem) if one]:
+    trained = {name: one for name, one in named.items() if one.requires_grad and name not in ignored}
+    if differing := differing_copies(trained, group):
         raise RuntimeError(
-            f"the ranks' weights have drifted apart: after iteration {iteration} {problems[0]}. Nothing is saved. "
+            f"the ranks' weights have drifted apart: after iteration {iteration} {differing[0]}. Nothing is saved. "
             "Change weights, gradients and optimizer settings on all ranks in the same way. If ranks train weights of "
             "their own, set same_state_on_all_ranks to False in a strategy"
         )
 
 
-_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+@torch.no_grad()
+def differing_copies(weights: Mapping[str, torch.Tensor], group: Any) -> list[str]:
+    """Return which weights differ between the ranks of a group, which have copies of them. All ranks call it.
+
+    Bits are compared; if they differ, values, since devices of several kinds may round differently.
+
+    Args:
+        weights: the weights by name; of a sharded one, this rank's part is compared.
+        group: the process group of this rank and its copies. All such groups compare their own at the same time.
+
+    Returns:
+        A text for each difference above 0.1 % of the weight's largest value, the same on all ranks.
+    """
+    parts = {name: local_part(weight) for name, weight in weights.items()}
+    dtypes = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+    sums = [part.view(dtypes.get(part.itemsize, torch.int64)).sum() for part in parts.values()]
+    bits = torch.stack([one.to(sums[0].device) for one in sums]).tolist() if sums else []
+    ranks = tuple(torch.distributed.get_process_group_ranks(group))
+    found = set(comm.all_gather((ranks, hash(tuple(bits)))))
+    if len(found) == len({ranks for ranks, _ in found}):
+        return []
+    differing = []
+    for name, own in parts.items():
+        first = own.contiguous().clone()
+        torch.distributed.broadcast(first.view(-1).view(torch.uint8), src=ranks[0], group=group)
+        most = (own - first).abs().max().item() if own.numel() else 0.0
+        if most > 1e-3 * first.abs().max().item():
+            differing.append(f"rank {comm.get_rank()} has another {name} than rank {ranks[0]} (by up to {most:.3g})")
+    return [text for texts in comm.all_gather(differing) for text in texts]
 
 
 def own_method(strategy: Strategy, name: str) -> Callable[..., Any] | None:
@@ -385,6 +403,30 @@ def own_method(strategy: Strategy, name: str) -> Callable[..., Any] | None:
 def strategy_of(model: nn.Module) -> Strategy:
     """Return the strategy that wrapped a model."""
     return DDP() if isinstance(model, DistributedDataParallel) else Strategy()
+
+
+def build_wrapped(build: Callable[[], nn.Module], strategy: Strategy, device: torch.device) -> nn.Module:
+    """Build a model, with the same weights on all ranks, and wrap it for training. All ranks call this together.
+
+    All start with rank 0's weights. With the strategy's ``init`` "meta", no rank ever has the whole model: it is built
+    on torch's meta device and sharded, and the ``reset_parameters`` of each module gives it values. These depend on
+    rank 0's seed, but not on the number of ranks.
+
+    Args:
+        build: builds the model.
+        strategy: wraps it.
+        device: the device of the wrapped model.
+
+    Raises:
+        ConfigError: ``init`` is "meta", and a module cannot be built in this way.
+    """
+    if strategy.init == "meta" and strategy.shards_weights and comm.get_world_size() > 1:
+        from .meta_init import build_on_meta
+
+        return build_on_meta(build, strategy, device)
+    model = build()
+    share_weights(model)
+    return strategy.wrap(model, device)
 
 
 def build_strategy(cfg: CfgNode) -> Strategy:

@@ -2,7 +2,8 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 from ...config import ConfigError
 from ...hooks.common.models import describe_no_match, matches
+from ...hooks.common.tensors import gathered, is_sharded
 from .. import comm
 from .base import STRATEGY_REGISTRY, Strategy, share_tensors, share_weights
 
@@ -18,9 +20,11 @@ __all__ = ["FSDP2"]
 
 logger = logging.getLogger(__name__)
 
+_DTYPES = ("", "float32", "bfloat16", "float16")
 _Dtype = Literal["", "float32", "bfloat16", "float16"]
 
 
+@dataclass(eq=False, kw_only=True)
 @STRATEGY_REGISTRY.register(name="fsdp2")
 class FSDP2(Strategy):
     """Each rank has a shard of each parameter, its gradient and its optimizer state (torch's ``fully_shard``).
@@ -50,41 +54,31 @@ class FSDP2(Strategy):
             that no machine holds; shards get the values of each module's ``reset_parameters()``.
     """
 
+    modules: Sequence[str] = ()
+    min_params: int = 100_000
+    param_dtype: _Dtype = ""
+    reduce_dtype: _Dtype = ""
+    reshard_after_forward: bool | int = True
+    cpu_offload: bool = False
+    forward_prefetch: int = 0
+    backward_prefetch: int = 0
+    init: Literal["cpu", "meta"] = "cpu"
+
     averages = True
     shards_weights = True
 
-    def __init__(
-        self,
-        modules: Sequence[str] = (),
-        min_params: int = 100_000,
-        param_dtype: _Dtype = "",
-        reduce_dtype: _Dtype = "",
-        reshard_after_forward: bool | int = True,
-        cpu_offload: bool = False,
-        forward_prefetch: int = 0,
-        backward_prefetch: int = 0,
-        init: Literal["cpu", "meta"] = "cpu",
-    ) -> None:
-        if init not in ("cpu", "meta"):
-            raise ConfigError(f'PARALLEL.ARGS.init: must be "cpu" or "meta", not {init!r}')
-        self.init = init
-        for name, dtype in (("param_dtype", param_dtype), ("reduce_dtype", reduce_dtype)):
-            if dtype not in ("", "float32", "bfloat16", "float16"):
+    def __post_init__(self) -> None:
+        if self.init not in ("cpu", "meta"):
+            raise ConfigError(f'PARALLEL.ARGS.init: must be "cpu" or "meta", not {self.init!r}')
+        for name, dtype in (("param_dtype", self.param_dtype), ("reduce_dtype", self.reduce_dtype)):
+            if dtype not in _DTYPES:
                 raise ConfigError(
                     f'PARALLEL.ARGS.{name}: must be "float32", "bfloat16", "float16" or "", not {dtype!r}'
                 )
-        if min_params < 1:
-            raise ConfigError(f"PARALLEL.ARGS.min_params: must be at least 1, not {min_params}")
-        self._modules = tuple(modules)
-        self._min_params = min_params
-        self._param_dtype = getattr(torch, param_dtype) if param_dtype else None
-        self._reduce_dtype = getattr(torch, reduce_dtype) if reduce_dtype else None
-        self._reshard_after_forward = reshard_after_forward
-        self._cpu_offload = cpu_offload
-        self._prefetch = {"forward_prefetch": forward_prefetch, "backward_prefetch": backward_prefetch}
-        for name, count in self._prefetch.items():
-            if count < 0:
-                raise ConfigError(f"PARALLEL.ARGS.{name}: must be a number of units, not {count}")
+        if self.min_params < 1:
+            raise ConfigError(f"PARALLEL.ARGS.min_params: must be at least 1, not {self.min_params}")
+        if self.forward_prefetch < 0 or self.backward_prefetch < 0:
+            raise ConfigError("PARALLEL.ARGS: forward_prefetch and backward_prefetch must be numbers of units")
 
     def sizes(self, ranks: int) -> tuple[int, int, int]:
         return 1, ranks, 1
@@ -107,66 +101,74 @@ class FSDP2(Strategy):
 
         units = self._units(model)
         _make_contiguous(model)
-        options: dict[str, Any] = {
-            "mesh": mesh,
-            "reshard_after_forward": self._reshard_after_forward,
-            "mp_policy": MixedPrecisionPolicy(param_dtype=self._param_dtype, reduce_dtype=self._reduce_dtype),
+        dtypes = {
+            "param_dtype": getattr(torch, self.param_dtype) if self.param_dtype else None,
+            "reduce_dtype": getattr(torch, self.reduce_dtype) if self.reduce_dtype else None,
         }
-        if self._cpu_offload:
+        options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**dtypes)}
+        if self.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        reshard = self.reshard_after_forward
         for unit in units:
-            fully_shard(unit, **options)
-        root = False if self._reshard_after_forward is True else self._reshard_after_forward
-        fully_shard(model, **options | {"reshard_after_forward": root})
+            fully_shard(unit, reshard_after_forward=reshard, **options)
+        fully_shard(model, reshard_after_forward=False if reshard is True else reshard, **options)
         for unit in (*units, model):
             unit.register_forward_hook(_reshard_without_backward)
-        self._set_prefetch(model, units)
-        return model
-
-    def _set_prefetch(self, model: nn.Module, units: list[nn.Module]) -> None:
         place = {id(module): number for number, module in enumerate(model.modules())}
-        in_order = sorted(units, key=lambda unit: place[id(unit)])
+        in_order: list[Any] = sorted(units, key=lambda unit: place[id(unit)])
         # The rest of the model, a unit too, is gathered first in both passes.
-        for name, order in (("forward_prefetch", in_order), ("backward_prefetch", in_order[::-1])):
-            count, order = self._prefetch[name], [model, *order]
-            for number, unit in enumerate(order if count else []):
-                getattr(unit, f"set_modules_to_{name}")(order[number + 1 : number + 1 + count])
+        for number, unit in enumerate(order := [model, *in_order] if self.forward_prefetch else []):
+            unit.set_modules_to_forward_prefetch(order[number + 1 : number + 1 + self.forward_prefetch])
+        for number, unit in enumerate(order := [model, *in_order[::-1]] if self.backward_prefetch else []):
+            unit.set_modules_to_backward_prefetch(order[number + 1 : number + 1 + self.backward_prefetch])
+        return model
 
     @property
     def _needs_shards(self) -> bool:
         """Whether there are options that only sharded models have."""
-        options = self._param_dtype, self._reduce_dtype, self._cpu_offload, self.init == "meta"
-        return any(options) or any(self._prefetch.values())
+        options = self.param_dtype, self.reduce_dtype, self.cpu_offload, self.init == "meta"
+        return any((*options, self.forward_prefetch, self.backward_prefetch))
 
     def weights_device(self, device: torch.device) -> torch.device:
-        return torch.device("cpu") if self._cpu_offload else device
+        return torch.device("cpu") if self.cpu_offload else device
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
-        return _no_sync(model)
+    @contextmanager
+    def no_sync(self, model: nn.Module) -> Iterator[None]:
+        from torch.distributed.fsdp import FSDPModule
+
+        if not isinstance(model, FSDPModule):
+            yield
+            return
+        model.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            model.set_requires_gradient_sync(True)
 
     def clip(
         self, clipper: Callable[[list[nn.Parameter]], torch.Tensor | None], parameters: list[nn.Parameter]
     ) -> torch.Tensor | None:
-        # full_tensor() combines the norms of all shards. It does not synchronize with the device.
-        norm = clipper(parameters)
-        return norm.full_tensor() if isinstance(norm, _sharded_tensor()) else norm
+        norm: torch.Tensor | None = gathered(clipper(parameters))  # without synchronizing with the device
+        return norm
 
     def before_evaluation(self, model: nn.Module) -> None:
         if comm.get_world_size() > 1:
-            sharded = _sharded_tensor()
             # Checkpoints have rank 0's buffers as well.
-            share_tensors(buffer for buffer in model.buffers() if not isinstance(buffer, sharded))
+            share_tensors(buffer for buffer in model.buffers() if not is_sharded(buffer))
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
         """Return the submodules that are units, inner ones first."""
-        owners = _owners(model)
-        if not self._modules:
-            return _large(model, self._min_params, owners)
+        owners: _Owners = {}
+        for module in model.modules():
+            for parameter in module.parameters(recurse=False):
+                owners.setdefault(id(parameter), set()).add(id(module))
+        if not self.modules:
+            return _large(model, self.min_params, owners)
         # fully_shard needs inner modules first.
         found = []
-        unused = set(self._modules)
+        unused = set(self.modules)
         for name, module in reversed(list(model.named_modules())):
-            fitting = {pattern for pattern in self._modules if matches(pattern, name, module)}
+            fitting = {pattern for pattern in self.modules if matches(pattern, name, module)}
             unused -= fitting
             if not fitting or module is model:
                 continue
@@ -190,23 +192,8 @@ def _reshard_without_backward(unit: Any, inputs: Any, output: Any) -> None:
         unit.reshard()
 
 
-def _sharded_tensor() -> Any:
-    """Return the class of sharded tensors. Importing it is slow."""
-    from torch.distributed.tensor import DTensor
-
-    return DTensor
-
-
 _Owners = dict[int, set[int]]
-
-
-def _owners(model: nn.Module) -> _Owners:
-    """Return the ids of the modules that have each parameter, by its id. A tied parameter has several."""
-    owners: _Owners = {}
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), set()).add(id(module))
-    return owners
+"""The ids of the modules that have each parameter, by its id. A tied parameter has several."""
 
 
 def _splits_tie(unit: nn.Module, owners: _Owners) -> bool:
@@ -249,17 +236,3 @@ def _make_contiguous(model: nn.Module) -> None:
     for name in names:
         parameter = model.get_parameter(name)
         parameter.data = parameter.data.contiguous()
-
-
-@contextmanager
-def _no_sync(model: nn.Module) -> Iterator[None]:
-    from torch.distributed.fsdp import FSDPModule
-
-    if not isinstance(model, FSDPModule):
-        yield
-        return
-    model.set_requires_gradient_sync(False)
-    try:
-        yield
-    finally:
-        model.set_requires_gradient_sync(True)

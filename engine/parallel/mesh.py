@@ -3,27 +3,19 @@
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
 
 from ...config import ConfigError
-from ...hooks.common.tensors import convert, is_sharded
 from .. import comm
-from .base import DDP, STRATEGY_REGISTRY, share_weights
+from .base import DDP, STRATEGY_REGISTRY, differing_copies, share_weights
 from .fsdp import FSDP2
-from .tensor_parallel import (
-    check_plan,
-    check_words,
-    comparing_widths,
-    differing_copies,
-    find_plan,
-    parallelize,
-    scores_layer,
-)
+from .tensor_parallel import check_plan, check_words, comparing_widths, find_plan, parallelize, splits
 
 __all__ = ["Mesh"]
 
@@ -32,6 +24,7 @@ logger = logging.getLogger(__name__)
 _DIMS = ("replicate", "shard", "tensor")
 
 
+@dataclass(eq=False, kw_only=True)
 @STRATEGY_REGISTRY.register(name="mesh")
 class Mesh(FSDP2):
     """Ranks in a grid of ``replicate`` x ``shard`` x ``tensor``, whose product is the number of ranks.
@@ -51,8 +44,6 @@ class Mesh(FSDP2):
             Layouts that differ from the usual stand before and after: "colwise->replicate" gathers the output,
             "rowwise->sequence" splits it along dimension 1, "sequence->replicate" gathers a module's first input.
             Empty: the model's ``tensor_parallel_plan``, or its ``_tp_plan`` (transformers).
-        loss_parallel: compute cross-entropy from scores that are split over classes, without gathering them: those of
-            the Linear with "colwise->replicate" in the plan.
         modules: the submodules that are gathered together.
         min_params: without ``modules``: their smallest number of parameters.
         param_dtype: gather and compute in this dtype.
@@ -64,35 +55,20 @@ class Mesh(FSDP2):
         init: where the model is built.
     """
 
-    def __init__(
-        self,
-        replicate: int = 1,
-        shard: int = -1,
-        tensor: int = 1,
-        plan: Mapping[str, Any] | None = None,
-        loss_parallel: bool = False,
-        modules: Sequence[str] = (),
-        min_params: int = 100_000,
-        param_dtype: Literal["", "float32", "bfloat16", "float16"] = "",
-        reduce_dtype: Literal["", "float32", "bfloat16", "float16"] = "",
-        reshard_after_forward: bool | int = True,
-        cpu_offload: bool = False,
-        forward_prefetch: int = 0,
-        backward_prefetch: int = 0,
-        init: Literal["cpu", "meta"] = "cpu",
-    ) -> None:
-        options = (param_dtype, reduce_dtype, reshard_after_forward, cpu_offload, forward_prefetch, backward_prefetch)
-        super().__init__(modules, min_params, *options, init)
-        self._asked = dict(zip(_DIMS, (replicate, shard, tensor), strict=True))
-        for name, size in self._asked.items():
-            if size < 1 and size != -1:
+    replicate: int = 1
+    shard: int = -1
+    tensor: int = 1
+    plan: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in _DIMS:
+            if (size := getattr(self, name)) < 1 and size != -1:
                 raise ConfigError(f"PARALLEL.ARGS.{name}: must be at least 1, or -1 for what is left, not {size}")
-        if sum(size == -1 for size in self._asked.values()) > 1:
+        if [self.replicate, self.shard, self.tensor].count(-1) > 1:
             raise ConfigError(f"PARALLEL.ARGS: only one of {', '.join(_DIMS)} can be -1, what is left")
-        self._plan = plan
-        self._loss_parallel = loss_parallel
         self._tensor_mesh: Any = None
-        check_words(plan or {})
+        check_words(self.plan or {})
 
     def sizes(self, ranks: int) -> tuple[int, int, int]:
         """Return the sizes of the grid, replicate, shard and tensor, for a number of ranks.
@@ -100,13 +76,17 @@ class Mesh(FSDP2):
         Raises:
             ConfigError: they do not multiply to it.
         """
-        given = {name: size for name, size in self._asked.items() if size != -1}
-        product = math.prod(given.values())
-        left = [name for name in _DIMS if name not in given]
-        if ranks % product or (not left and ranks != product):
-            raise ConfigError(_mismatch(given, left, ranks))
-        sizes = given | dict.fromkeys(left, ranks // product)
-        return sizes["replicate"], sizes["shard"], sizes["tensor"]
+        sizes = self.replicate, self.shard, self.tensor
+        product = math.prod(size for size in sizes if size != -1)
+        if ranks % product or (-1 not in sizes and ranks != product):
+            grid = " x ".join(f"{name} {size}" for name, size in zip(_DIMS, sizes, strict=True) if size != -1)
+            problem = "does not divide" if -1 in sizes else f"is {product}, not"
+            raise ConfigError(
+                f"PARALLEL.ARGS: {grid} {problem} the number of ranks, {ranks}. Start {product} ranks"
+                f"{', or a multiple' if -1 in sizes else ''}, or set one of {', '.join(_DIMS)} to -1, what is left"
+            )
+        replicate, shard, tensor = (ranks // product if size == -1 else size for size in sizes)
+        return replicate, shard, tensor
 
     def check_ranks(self, ranks: int) -> None:
         self.sizes(ranks)
@@ -114,10 +94,7 @@ class Mesh(FSDP2):
     def check_model(self, model: nn.Module, ranks: int) -> None:
         """Raise ConfigError if a model, which may be on the meta device, cannot be split on this number of ranks."""
         if (tensor := self.sizes(ranks)[2]) > 1:
-            plan = find_plan(self._plan, model)
-            check_plan(model, plan, tensor)
-            if self._loss_parallel:
-                scores_layer(model, plan)
+            check_plan(model, find_plan(self.plan, model), tensor)
 
     @property
     def data_rank(self) -> int:
@@ -146,11 +123,7 @@ class Mesh(FSDP2):
         mesh = _device_mesh(device, (replicate, shard, tensor))
         if tensor > 1:
             self._tensor_mesh = mesh["tensor"]
-            plan = find_plan(self._plan, model)
-            scores = scores_layer(model, plan) if self._loss_parallel else ""
-            parallelize(model, self._tensor_mesh, plan, scores)
-            if scores:
-                self._split_loss(model)
+            parallelize(model, self._tensor_mesh, find_plan(self.plan, model))
         # With 1 x 1 ranks too, so that all parameters are of one kind, which optimizers need, and gradients are whole.
         return self._shard(model, mesh["replicate", "shard"] if replicate > 1 else mesh["shard"], device)
 
@@ -159,19 +132,21 @@ class Mesh(FSDP2):
 
     def before_evaluation(self, model: nn.Module) -> None:
         super().before_evaluation(model)
-        if self._tensor_mesh is not None and (names := differing_copies(model, self._tensor_mesh)):
+        if self._tensor_mesh is None:
+            return
+        whole = {name: one for name, one in model.named_parameters() if not splits(one, "tensor")}
+        if differing := differing_copies(whole, self._tensor_mesh.get_group()):
             logger.warning(
-                "PARALLEL.ARGS.plan: the ranks of the dimension tensor have different values of %s (%d parameters), "
-                "which are whole on each of them. Is a parameter used between a colwise and a rowwise layer, where "
-                "each rank has a part? Then its gradient is a part too; compute with it outside",
-                names[0],
-                len(names),
+                "PARALLEL.ARGS.plan: a parameter that is whole on the ranks of the dimension tensor is not the same on "
+                "all: %s. Is it used between a colwise and a rowwise layer, where each rank has a part? Then its "
+                "gradient is a part too; compute with it outside",
+                differing[0],
             )
 
     def checking(self, model: nn.Module) -> AbstractContextManager[None]:
         if self._tensor_mesh is None:
             return nullcontext()
-        return comparing_widths(model, self._tensor_mesh, find_plan(self._plan, model))
+        return comparing_widths(model, self._tensor_mesh, find_plan(self.plan, model))
 
     def explain(self, error: Exception, model: nn.Module) -> Exception | None:
         if isinstance(model, nn.parallel.DistributedDataParallel):
@@ -185,45 +160,9 @@ class Mesh(FSDP2):
             'size of its input (view(n, length, -1, head_size)). Elsewhere, "colwise->replicate" gathers the output'
         )
 
-    def _split_loss(self, model: nn.Module) -> None:
-        """Have torch compute cross-entropy from scores that are split over classes; predictions are gathered."""
-        from torch.distributed.tensor.parallel import loss_parallel
-
-        self._losses = loss_parallel()
-        self._losses.__enter__()  # until the process ends: backward passes need it too
-        model.register_forward_hook(_gather_predictions)
-
     def _own_sizes(self) -> tuple[int, int, int]:
         ranks = comm.get_world_size()
         return self.sizes(ranks) if ranks > 1 else (1, 1, 1)
-
-
-def _gather_predictions(model: nn.Module, inputs: Any, output: Any) -> Any:
-    if model.training:
-        return None
-    return convert(output, lambda value: value.full_tensor() if is_sharded(value) else None)
-
-
-def _mismatch(given: Mapping[str, int], left: Sequence[str], ranks: int) -> str:
-    """Return the error for sizes that do not multiply to the number of ranks."""
-    product = math.prod(given.values())
-    text = " x ".join(f"{name} {size}" for name, size in given.items())
-    if not left:
-        text = f"PARALLEL.ARGS: {text} needs {product} ranks, and there are {ranks}"
-    else:
-        text = f"PARALLEL.ARGS: {text} does not divide the number of ranks, {ranks}"
-    # Keep what splits the model, and change the dimension that only adds ranks.
-    for name in ("replicate", "shard", "tensor"):
-        rest = math.prod(size for key, size in given.items() if key != name)
-        if name in given and ranks % rest == 0:
-            return f"{text}. Set {name} to {ranks // rest if not left else _divisor(given[name], ranks // rest)}"
-    more = ", or a multiple" if left else ""
-    return f"{text}. Start {product} ranks{more}, or set replicate 1, shard -1, tensor 1"
-
-
-def _divisor(size: int, of: int) -> int:
-    """Return the largest divisor of a number that is not above ``size``."""
-    return next(one for one in range(min(size, of), 0, -1) if of % one == 0)
 
 
 def _device_mesh(device: torch.device, sizes: tuple[int, int, int]) -> Any:

@@ -12,7 +12,6 @@ from ...config import ConfigError, suggest
 from ...config.errors import first_line
 from ...hooks.common.models import describe_no_match, matches
 from ...hooks.common.rng import gpus_of, preserve_rng
-from ...hooks.common.tensors import local_part
 from .. import comm
 
 __all__ = [
@@ -20,10 +19,9 @@ __all__ = [
     "check_plan",
     "check_words",
     "comparing_widths",
-    "differing_copies",
     "find_plan",
     "parallelize",
-    "scores_layer",
+    "splits",
 ]
 
 logger = logging.getLogger(__name__)
@@ -100,17 +98,16 @@ def check_plan(model: nn.Module, plan: Plan, ranks: int) -> None:
         ConfigError: it does not.
     """
     for name, word in _assign(model, plan).items():
-        _style(name, model, word, ranks, False)
+        _style(name, model, word, ranks)
 
 
-def parallelize(model: nn.Module, mesh: Any, plan: Plan, sharded_scores: str = "") -> None:
+def parallelize(model: nn.Module, mesh: Any, plan: Plan) -> None:
     """Split the layers that a plan names over the ranks of a mesh. Tied parameters stay tied.
 
     Args:
         model: the model, the same on all ranks; it may be on the meta device.
         mesh: a DeviceMesh of one dimension.
         plan: what happens to which modules.
-        sharded_scores: name of the layer whose output stays split over classes, for torch's ``loss_parallel``.
 
     Raises:
         ConfigError: the plan does not fit the model or the number of ranks.
@@ -118,7 +115,7 @@ def parallelize(model: nn.Module, mesh: Any, plan: Plan, sharded_scores: str = "
     from torch.distributed.tensor.parallel import parallelize_module
 
     words = _assign(model, plan)
-    styles = {name: _style(name, model, word, mesh.size(), name == sharded_scores) for name, word in words.items()}
+    styles = {name: _style(name, model, word, mesh.size()) for name, word in words.items()}
     places = _places(model)
     trainable = {key: value[0][0]._parameters[value[0][1]].requires_grad for key, value in places.items()}  # type: ignore[union-attr]
     for name, style in styles.items():
@@ -138,49 +135,13 @@ def parallelize(model: nn.Module, mesh: Any, plan: Plan, sharded_scores: str = "
             module._parameters[own] = found[0]
 
 
-def scores_layer(model: nn.Module, plan: Plan) -> str:
-    """Return the name of the layer that computes the scores of all classes: the Linear with "colwise->replicate".
-
-    Raises:
-        ConfigError: there is none, or several.
-    """
-    found = [
-        name
-        for name, word in _assign(model, plan).items()
-        if isinstance(word, str)
-        and isinstance(model.get_submodule(name), nn.Linear)
-        and _parse(name, word)[1:] == ("colwise", "replicate")
-    ]
-    if len(found) != 1:
-        raise ConfigError(
-            "PARALLEL.ARGS.loss_parallel: needs one Linear in the plan, the last layer, with "
-            f'"colwise->replicate"; there are {len(found)}'
-        )
-    return found[0]
-
-
-@torch.no_grad()
-def differing_copies(model: nn.Module, mesh: Any) -> list[str]:
-    """Return the names of parameters that the ranks of a mesh should have copies of, and that differ.
-
-    All ranks call it together.
-    """
-    (dim,) = mesh.mesh_dim_names
-    names, sums = [], []
-    for name, parameter in model.named_parameters():
-        placements = dict(zip(parameter.device_mesh.mesh_dim_names, parameter.placements, strict=True))  # type: ignore[attr-defined]
-        if dim not in placements or placements[dim].is_replicate():
-            part = local_part(parameter).double()
-            names.append(name)
-            sums += [part.sum(), part.abs().sum()]
-    if not sums:
-        return []
-    values = torch.stack(sums)
-    largest, smallest = values.clone(), values.clone()
-    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX, group=mesh.get_group())
-    torch.distributed.all_reduce(smallest, torch.distributed.ReduceOp.MIN, group=mesh.get_group())
-    spread, size = (largest - smallest).view(-1, 2).amax(dim=1), largest.view(-1, 2)[:, 1]
-    return [name for name, differs in zip(names, (spread > 1e-3 * size).tolist(), strict=True) if differs]
+def splits(parameter: Any, dim: str) -> bool:
+    """Whether a parameter is split over a dimension of its mesh, by the dimension's name."""
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None or dim not in mesh.mesh_dim_names:
+        return False
+    split: bool = not parameter.placements[mesh.mesh_dim_names.index(dim)].is_replicate()
+    return split
 
 
 @contextmanager
@@ -376,7 +337,7 @@ def _parse(pattern: str, word: str) -> tuple[str, str, str]:
     )
 
 
-def _style(name: str, model: nn.Module, word: Any, ranks: int, sharded_scores: bool) -> Any:
+def _style(name: str, model: nn.Module, word: Any, ranks: int) -> Any:
     """Return torch's style for a word; None: the module is not changed.
 
     Raises:
@@ -412,8 +373,6 @@ def _style(name: str, model: nn.Module, word: Any, ranks: int, sharded_scores: b
     if style == "rowwise" and isinstance(module, nn.Embedding) and not before:
         given["input_layouts"] = Replicate()
     given = {key: layout for key, layout in given.items() if layout is not None}
-    if sharded_scores:
-        return ColwiseParallel(**{**given, "output_layouts": Shard(-1)}, use_local_output=False)
     return (ColwiseParallel if style == "colwise" else RowwiseParallel)(**given)
 
 

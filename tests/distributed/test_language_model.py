@@ -35,7 +35,6 @@ KINDS = {
     "ddp": [2],
     "fsdp2": [2, "PARALLEL.NAME", "fsdp2", "PARALLEL.ARGS.modules", "['TransformerBlock']"],
     "tensor": [2, *TENSOR],
-    "loss_parallel": [2, *TENSOR, "PARALLEL.ARGS.loss_parallel", True],
     "compiled": [
         *(1, "MODEL.COMPILE.ENABLED", True, "MODEL.COMPILE.MODULES", "['TransformerBlock']"),
         *("MODEL.COMPILE.ARGS.backend", "aot_eager"),

@@ -18,7 +18,7 @@ FOUR = [*LARGE, *MIXED]
 # Runs of programs/meshes.py. "all" has accumulation, clipping by norm, EMA, evaluations, best checkpoints and
 # asynchronous saves. The reference of the last ones is a run of one rank without them.
 RUNS = ["all", "value", "param_norm", "inf", "sequence", "tied", "items", "token_loss"]
-REFERENCE = {"autocast": "autocast", "bfloat16": "autocast", "loss_parallel": "plain"}
+REFERENCE = {"autocast": "autocast", "bfloat16": "autocast"}
 # Relative differences; computing in bfloat16 rounds to 8 bits.
 TOLERANCE = {"autocast": 0.01, "bfloat16": 0.02}
 NAMES = [*RUNS, *REFERENCE]
@@ -128,22 +128,20 @@ def test_a_checkpoint_of_a_mesh_is_exported_and_evaluated_on_one_rank(one, four,
 def test_two_ranks_split_layers_exactly_and_errors_name_the_key_and_the_remedy(tmp_path):
     code, output, results = run_ranks("meshes:errors", 2, tmp_path)
     assert code == 0, output
-    product = "PARALLEL.ARGS: replicate 3 x shard 1 x tensor 1 needs 3 ranks, and there are 2. Set replicate to 2"
+    product = "PARALLEL.ARGS: replicate 3 x shard 1 x tensor 1 is 3, not the number of ranks, 2. Start 3 ranks, or set"
     for found in results:
         assert found["losses"][1] == pytest.approx(found["losses"][0], rel=1e-6)
         assert found["losses"][0][2] < found["losses"][0][0]
-        assert found["product"] == product
-        assert found["left"].endswith("shard 3 x tensor 1 does not divide the number of ranks, 2. Set shard to 2")
+        assert found["product"].startswith(product)
+        assert "shard 3 x tensor 1 does not divide the number of ranks, 2. Start 3 ranks" in found["left"]
         assert "no submodule and no class that matches 'atention.q'; did you mean 'attention.q'?" in found["pattern"]
         assert "needs a plan, and Untouched has no tensor_parallel_plan" in found["none"]
         assert "norm2 (LayerNorm) has none" in found["incomplete"]
         assert "'mlp' and 'ml?' both match mlp" in found["twice"]
         assert 'norm1 is a LayerNorm, and "colwise" splits Linear and Embedding only' in found["kind"]
         assert "tokens.weight and head.weight are one parameter" in found["tied"]
-        assert 'needs one Linear in the plan, the last layer, with "colwise->replicate"; there are 0' in found["scores"]
         assert 'mlp is "colwise", which leaves its output split, and no "rowwise" layer' in found["forgotten"]
-        assert "scale" in found["differ"]
-        assert "norm2.weight" not in found["differ"]
+        assert [one.partition(" than ")[0] for one in found["differ"]] == ["rank 1 has another scale"]
         assert "2 ranks cannot split the heads of attention, 3, evenly" in found["heads"]
         for dtype in ("", " in bfloat16"):
             assert (

@@ -14,7 +14,7 @@ from hookline.engine import SimpleTrainer, comm
 from hookline.engine.data import ArrayDataset, EpochSampler, GlobalBatchSampler
 from hookline.engine.modeling import GPT, MODEL_REGISTRY, ModelAdapter, build_model
 from hookline.engine.parallel import Strategy
-from hookline.engine.parallel.deferred_init import build_wrapped
+from hookline.engine.parallel.base import build_wrapped
 from hookline.engine.parallel.fsdp import FSDP2
 from hookline.engine.parallel.mesh import Mesh
 from hookline.engine.solver import build_optimizer
@@ -111,7 +111,11 @@ def on_meta():
     cpu = torch.device("cpu")
     plan = {"3.blocks.*.mlp": "colwise", "3.blocks.*.mlp_proj": "rowwise", "3.tokens": "rowwise"}
     split = {"tensor": 2, "plan": {**plan, "3.head": "colwise->replicate"}}
-    sharded, copied, split = FSDP2(init="meta"), Mesh(2, 1, init="meta"), Mesh(1, 1, **split, init="meta")
+    sharded, copied, split = (
+        FSDP2(init="meta"),
+        Mesh(replicate=2, shard=1, init="meta"),
+        Mesh(shard=1, **split, init="meta"),
+    )
     for strategy in (sharded, copied, split):
         torch.manual_seed(comm.get_rank())
         state = torch.get_rng_state()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine.parallel.deferred_init import _reset
+from hookline.engine.parallel.meta_init import _reset
 
 
 class Positions(nn.Module):

@@ -1,4 +1,4 @@
-"""Builds a model and wraps it for training; models that no machine holds get their values shard by shard."""
+"""Builds models that no machine holds: sharded without values, which they get module by module."""
 
 import logging
 import random
@@ -14,36 +14,20 @@ from ...hooks.common.models import unwrap_model
 from ...hooks.common.rng import preserve_rng
 from ...hooks.common.tensors import is_sharded, local_part, shard_like
 from .. import comm
-from .base import Strategy, share_weights
 
-__all__ = ["build_wrapped"]
+__all__ = ["build_on_meta"]
 
 logger = logging.getLogger(__name__)
 
 
-def build_wrapped(build: Callable[[], nn.Module], strategy: Strategy, device: torch.device) -> nn.Module:
-    """Build a model, with the same weights on all ranks, and wrap it for training. All ranks call this together.
+def build_on_meta(build: Callable[[], nn.Module], strategy: Any, device: torch.device) -> nn.Module:
+    """Build a model on torch's meta device, shard it, and have ``reset_parameters`` give it values.
 
-    All start with rank 0's weights. With the strategy's ``init`` "meta", no rank ever has the whole model: it is built
-    on torch's meta device and sharded, and the ``reset_parameters`` of each module gives it values. These depend on
-    rank 0's seed, but not on the number of ranks.
-
-    Args:
-        build: builds the model.
-        strategy: wraps it.
-        device: the device of the wrapped model.
+    The arguments are those of ``build_wrapped``.
 
     Raises:
-        ConfigError: ``init`` is "meta", and a module cannot be built in this way.
+        ConfigError: a module cannot be built in this way.
     """
-    if strategy.init == "meta" and strategy.shards_weights and comm.get_world_size() > 1:
-        return _build_on_meta(build, strategy, device)
-    model = build()
-    share_weights(model)
-    return strategy.wrap(model, device)
-
-
-def _build_on_meta(build: Callable[[], nn.Module], strategy: Strategy, device: torch.device) -> nn.Module:
     try:
         with torch.device("meta"):
             model = build()
