@@ -36,18 +36,25 @@ from .ranks.agreement import StopRequest
 from .ranks.torchrun import note_training
 from .resume.changes import (
     apply_changes,
-    changes_since,
     check_changes,
+    check_changes_by_hand,
+    check_has_last_weights,
     continue_without_state,
-    describe_changes,
     hyperparameters,
-    kinds,
+    load_optimizer,
+    previous_end,
+    previous_result,
     rates_of,
+    run_record,
 )
-from .resume.ended import check_changes_by_hand, check_has_last_weights, previous_end, previous_result
-from .resume.lengths import Segment, epochs_at, loader_length, resolve_lengths, scale_config, segments_since
-from .resume.optimizer_state import load_optimizer
-from .resume.schedule_length import apply_changes_of_schedule, apply_max_iter, rebuild_schedule
+from .resume.lengths import (
+    apply_max_iter,
+    epoch_offset,
+    loader_length,
+    rebuild_schedule,
+    resolve_lengths,
+    scale_config,
+)
 from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, overridden_builders
 from .setup.curves import draw_at_end
 from .setup.exit_codes import exit_after_signal
@@ -75,9 +82,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Keys that may change a schedule.
-_SCHEDULE = ("SOLVER.BASE_LR", "SOLVER.MAX_ITER", "SOLVER.LR_SCHEDULER_ARGS", "SOLVER.OPTIMIZERS")
-
 
 class DefaultTrainer(SimpleTrainer):
     """A :class:`SimpleTrainer` whose parts are built from a config, with the hooks of a usual run.
@@ -104,7 +108,7 @@ class DefaultTrainer(SimpleTrainer):
 
     # What a subclass that skips __init__ has not set.
     _record: dict[str, Any] = {}  # what a checkpoint says of the config; empty if the config does not decide
-    _segments: list[Segment] = []
+    _epoch_offset = 0  # see epoch_offset()
     _start: RunStart | None = None
     _watched: Callable[[], CfgNode | None] = staticmethod(lambda: None)  # the config that the trainer was made with
     _saved_run: Mapping[str, Any] = {}  # the "run" entry of the loaded checkpoint
@@ -114,7 +118,7 @@ class DefaultTrainer(SimpleTrainer):
     _passes: Mapping[str, Any] | None = None  # of the sanity check, for the table of the model
     _rng_after_train: dict[str, Any] | None = None
     _texts_after_train: Sequence[str] = ()  # see _texts()
-    _rates: Sequence[tuple[dict[str, Any], float]] = ()  # learning rates as built, or after the last train()
+    _rates: Sequence[float] = ()  # learning rates as built, or after the last train()
     _length_key = "SOLVER.MAX_ITER"  # where users set the length of a run
     _trainer = InnerTrainer()
 
@@ -153,7 +157,6 @@ class DefaultTrainer(SimpleTrainer):
             cuda_graph=cfg.SOLVER.CUDA_GRAPH,
         )
         self.scheduler = one_or_several(self.build_lr_scheduler(cfg, self.optimizer), SchedulerList)
-        self._segments = segments_since((), 0, 0, 0, self.iters_per_epoch)
         self._record = {"config": cfg.dump(), "built": hyperparameters(self.optimizer)}
         self._rates = rates_of(self.optimizer)
         self.checkpointer = checkpointer_for(
@@ -219,30 +222,22 @@ class DefaultTrainer(SimpleTrainer):
 
     def _apply_changes(self, saved: Mapping[str, Any]) -> None:
         """Apply the config where it differs from the checkpoint's."""
-        segments = segments_since(
-            saved.get("stretches", ()), self.start_iter, self.epoch, self._batches.position, self.iters_per_epoch
-        )
-        if len(segments) > 1:
-            # The epoch length has changed: lengths in epochs are other numbers of iterations now.
-            self._segments = segments
-            cfg = resolve_lengths(self.given, self.iters_per_epoch, segments)
+        position = self.epoch, self._batches.position, self.iters_per_epoch
+        self._epoch_offset = epoch_offset(saved.get("epochs", {}), self.start_iter, *position)
+        if self._epoch_offset:  # lengths in epochs are other numbers of iterations now
+            cfg = resolve_lengths(self.given, self.iters_per_epoch, self._epoch_offset)
             self.max_iter = cfg.SOLVER.MAX_ITER
             for hook in self.find_hooks(hooks.PeriodicWriter):
                 hook.set_max_iter(self.max_iter)
-            rebuild_schedule(self, self.cfg, cfg)
+            rebuild_schedule(self, cfg)
             self._set_config(cfg)
-        changes = changes_since(saved["config"], self.cfg)
-        for text in describe_changes(changes, (saved.get("world_size", 1), comm.get_world_size())):
-            logger.warning("%s", text)
-        apply_changes(self.optimizer, self.scheduler, self._record["built"], saved["built"], changes)
-        if any(key.startswith(_SCHEDULE) for key in changes):
-            apply_changes_of_schedule(self, changes.get("SOLVER.MAX_ITER", (self.max_iter,))[0])
+        apply_changes(self, saved)
 
     def train(self) -> TrainResult:  # type: ignore[override]
         """Train from ``start_iter`` to ``max_iter``, and check TEST.EXPECTED_RESULTS.
 
         A second call continues a stopped run where it stopped. A completed run continues only if ``max_iter`` was
-        raised. A resumed run that had ended trains only if MAX_ITER grew or the cause of its stop has changed.
+        raised. A resumed run that had ended trains only if MAX_ITER is larger than it was.
         Otherwise nothing is trained, and the result is that of the earlier run.
 
         Returns:
@@ -271,7 +266,8 @@ class DefaultTrainer(SimpleTrainer):
             self._random_state.pending = self._rng_after_train
         if self._record and self.max_iter != self.cfg.SOLVER.MAX_ITER:
             apply_max_iter(self)
-        epochs = f" ({epochs_at(self.max_iter, self._segments):.4g} epochs)" if self._segments else ""
+        length = self.iters_per_epoch
+        epochs = f" ({(self.max_iter - self._epoch_offset) / length:.4g} epochs)" if length else ""
         log_start(self, f"{self.max_iter} iterations{epochs}", first=self._result is None)
         stop = None
         if end is not None and end["reason"] != "completed":
@@ -522,16 +518,8 @@ class DefaultTrainer(SimpleTrainer):
 
     def state_dict(self) -> dict[str, Any]:
         """Add to the trainer's state what a resume with another config needs."""
-        if not self._record:
-            return super().state_dict()
-        run = {
-            **self._record,
-            "kinds": kinds(self.optimizer, self.scheduler, unwrap_model(self.model)),
-            "stretches": self._segments,
-            "world_size": comm.get_world_size(),
-            "results": self._last_eval_results,
-        }
-        return {**super().state_dict(), "run": run}
+        state = super().state_dict()
+        return {**state, "run": run_record(self)} if self._record else state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         if self._running:
@@ -540,12 +528,5 @@ class DefaultTrainer(SimpleTrainer):
         self._last_eval_results = self._saved_run.get("results", {})
         self._result, self._rng_after_train, self._texts_after_train = None, None, ()
         if self._saved_run:
-            report = getattr(self.checkpointer, "load_report", None)  # fvcore's Checkpointer has none
-            check_changes(
-                getattr(self.checkpointer, "loaded_from", "the checkpoint"),
-                self._saved_run.get("kinds", {}),
-                kinds(self.optimizer, self.scheduler, unwrap_model(self.model)),
-                self.cfg,
-                report.differences() if report else [],
-            )
+            check_changes(self, self._saved_run)
         super().load_state_dict(state_dict)

@@ -1,36 +1,48 @@
-"""Resume with a changed config: which values come from the config, and which from the checkpoint.
+"""Resumed runs: the config takes precedence over the checkpoint. Runs that have ended, and second calls of ``train()``.
 
-Each key of :data:`EFFECTS` has a row in the table of ``docs/checkpoints.md``.
+The table of ``docs/checkpoints.md`` lists what a changed key does.
 """
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import suppress
 from itertools import chain
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from ... import hooks
 from ...config import CfgNode, ConfigError
 from ...config.errors import printable
 from ...hooks.common.models import optimizers_of
+from ...hooks.common.tensors import has_shards
+from ...hooks.storage.event_storage import EventStorage
+from .. import comm
+from ..checkpoint import unwrap_model
+from ..checkpoint.weights import read_checkpoint
 from ..solver import LRMultiplier
 from ..solver.several import schedulers_of
+from ..train_loop import TrainResult
+from .lengths import rebuild_schedule, set_rates
 
 __all__ = [
-    "EFFECTS",
-    "adopt_rates",
     "apply_changes",
     "changes_since",
     "check_changes",
+    "check_changes_by_hand",
+    "check_has_last_weights",
     "continue_without_state",
-    "describe_changes",
     "hyperparameters",
     "kinds",
+    "load_optimizer",
+    "previous_end",
+    "previous_result",
     "rates_of",
-    "set_rates",
+    "run_record",
 ]
 
 logger = logging.getLogger(__name__)
@@ -39,38 +51,12 @@ logger = logging.getLogger(__name__)
 _IMPLEMENTATION = ("fused", "foreach", "capturable", "differentiable")
 # These do not affect what is computed.
 _IGNORED = ("OUTPUT_DIR", "MODEL.WEIGHTS", "MODEL.WEIGHTS_FROM", "MODEL.WEIGHTS_STRICT", "VERSION")
+# Keys that are read when the trainer is built.
+_BUILT = ("SOLVER.", "MODEL.", "DATASETS.TRAIN", "DATALOADER.", "SEED")
+# Keys that may change a schedule.
+_SCHEDULE = ("SOLVER.BASE_LR", "SOLVER.MAX_ITER", "SOLVER.LR_SCHEDULER_ARGS", "SOLVER.OPTIMIZERS")
 
-_ORDER = "the sample order changes at the next step: in this epoch some samples may be seen twice or not at all"
-_AVERAGES = "used from the next step on; the optimizer's running averages are kept"
-_SCHEDULE = "the learning rate follows the new schedule from the next step on"
-
-EFFECTS: dict[str, str] = {
-    "SOLVER.BASE_LR": _SCHEDULE,
-    "SOLVER.MAX_ITER": _SCHEDULE,
-    "SOLVER.LR_SCHEDULER_NAME": _SCHEDULE,
-    "SOLVER.LR_SCHEDULER_ARGS": _SCHEDULE,
-    "SOLVER.STEPS": _SCHEDULE,
-    "SOLVER.GAMMA": _SCHEDULE,
-    "SOLVER.WARMUP": _SCHEDULE,
-    "SOLVER.OPTIMIZER.ARGS": _AVERAGES,
-    "SOLVER.WEIGHT_DECAY": _AVERAGES,
-    "SOLVER.PARAM_GROUPS": _AVERAGES,
-    "SOLVER.LAYER_DECAY": _AVERAGES,
-    "SOLVER.MOMENTUM": _AVERAGES,
-    "SOLVER.ACCUMULATION_STEPS": "same batches, same gradients up to rounding; batch norm sees other micro-batches",
-    "SOLVER.AMP": "used from the next step on; a loss scale that is not in the checkpoint starts at its default",
-    "DATALOADER.BATCH_SIZE": "the epoch continues at the same sample; the iteration count continues (one iteration is "
-    "one update of any size), and lengths in epochs are recomputed",
-    "DATALOADER.NUM_WORKERS": "the same batches in the same order",
-    "DATALOADER.SAMPLER_TRAIN": _ORDER,
-    "DATALOADER.SAMPLER_ARGS": _ORDER,
-    "DATASETS.TRAIN": "the epoch continues at its position, in the order of the new data",
-    "SEED": _ORDER + "; random generators continue from the checkpoint",
-    "MODEL": "the weights are the checkpoint's; everything else of the model is the config's",
-    "HOOKS": "the hooks are the config's; new hooks start without state, and states of removed hooks are dropped",
-    "": "the config's value is used from now on",
-}
-"""The effect of a changed key, by the start of the key."""
+# ---------------------------------------------------------------------------- another config
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
@@ -91,6 +77,27 @@ def kinds(optimizer: Any, scheduler: Any, model: nn.Module) -> dict[str, Any]:
     return {"optimizer": ", ".join(names), "scheduler": ", ".join(schedules), "groups": groups}
 
 
+def run_record(trainer: Any) -> dict[str, Any]:
+    """Return the "run" entry of a DefaultTrainer's checkpoint: what a resume with another config needs."""
+    return {
+        **trainer._record,
+        "kinds": kinds(trainer.optimizer, trainer.scheduler, unwrap_model(trainer.model)),
+        "epochs": {"length": trainer.iters_per_epoch, "offset": trainer._epoch_offset},
+        "results": trainer._last_eval_results,
+        **_sizes(trainer),
+    }
+
+
+_SIZES = {"world_size": "process(es)", "samples": "training samples"}
+
+
+def _sizes(trainer: Any) -> dict[str, int]:
+    sizes = {"world_size": comm.get_world_size()}
+    with suppress(AttributeError, TypeError, NotImplementedError):  # a stream has no length
+        sizes["samples"] = len(trainer.data_loader.dataset)
+    return sizes
+
+
 def changes_since(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
     """Return the keys that differ between a checkpoint's config and this run's.
 
@@ -108,25 +115,23 @@ def changes_since(saved: str, cfg: CfgNode) -> dict[str, tuple[Any, Any]]:
     return {key: pair for key, pair in cfg.diff(before).items() if key not in _IGNORED}
 
 
-def check_changes(
-    path: str, saved: Mapping[str, Any], present: Mapping[str, Any], cfg: CfgNode, differences: Sequence[str] = ()
-) -> None:
-    """Check that the checkpoint fits this run's model, optimizer class and schedule class.
+def check_changes(trainer: Any, run: Mapping[str, Any]) -> None:
+    """Check that a checkpoint fits a trainer's model, optimizer class and schedule class, before its state is loaded.
 
     Args:
-        path: the checkpoint.
-        saved, present: :func:`kinds` of the run that wrote the checkpoint, and of this one.
-        cfg: this run's config.
-        differences: the checkpoint's weights that do not fit the model.
+        trainer: a DefaultTrainer whose model has the checkpoint's weights.
+        run: the "run" entry of the checkpoint.
 
     Raises:
         ConfigError: it does not fit. The message has the remedy.
     """
+    path, report = (getattr(trainer.checkpointer, name, None) for name in ("loaded_from", "load_report"))
+    saved, present = run.get("kinds", {}), kinds(trainer.optimizer, trainer.scheduler, unwrap_model(trainer.model))
     instead = f"To start a new run from its weights, leave out --resume and set MODEL.WEIGHTS to {path}"
-    if differences:
+    if report and report.differences():  # fvcore's Checkpointer has no report
         raise ConfigError(
-            f"MODEL: the weights in {path} do not fit {cfg.MODEL.NAME} with these MODEL.ARGS; to resume, change them "
-            f"back. {instead}.\n" + "\n".join(differences)
+            f"MODEL: the weights in {path} do not fit {trainer.cfg.MODEL.NAME} with these MODEL.ARGS; to resume, "
+            f"change them back. {instead}.\n" + "\n".join(report.differences())
         )
     if saved.get("optimizer", present["optimizer"]) != present["optimizer"]:
         raise ConfigError(
@@ -148,52 +153,37 @@ def check_changes(
         )
 
 
-def describe_changes(changes: Mapping[str, tuple[Any, Any]], world_size: tuple[int, int]) -> list[str]:
-    """Return one message for each change: the values and the effect.
+def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
+    """Apply the config where it differs from that of the loaded checkpoint, and log each difference.
+
+    Hyperparameters that hooks or schedules changed during training are kept, if the config has not changed them.
 
     Args:
-        changes: see :func:`changes_since`.
-        world_size: the old and the new number of processes.
+        trainer: a DefaultTrainer that has the checkpoint's state.
+        saved: the "run" entry of the checkpoint.
     """
-    texts = []
+    changes = changes_since(saved["config"], trainer.cfg)
     for key, (before, now) in changes.items():
-        effect = next(text for start, text in EFFECTS.items() if key.startswith(start))
-        texts.append(f"Resuming with {printable(key)} = {now!r} instead of {before!r}: {effect}")
-    if world_size[0] != world_size[1]:
-        texts.append(
-            f"Resuming with {world_size[1]} process(es) instead of {world_size[0]}: batches are the same and each "
-            "sample of the epoch is seen once, but random numbers in each process differ"
-        )
-    return texts
-
-
-def apply_changes(
-    optimizer: Optimizer,
-    scheduler: Any,
-    built: list[dict[str, Any]],
-    saved_built: list[dict[str, Any]],
-    changes: Mapping[str, tuple[Any, Any]],
-) -> None:
-    """Apply the config's changes to an optimizer and scheduler that have the checkpoint's state.
-
-    Only changed values are applied. Changes by hooks or schedules during training are kept.
-
-    Args:
-        optimizer, scheduler: with the checkpoint's state.
-        built: :func:`hyperparameters` built from this run's config.
-        saved_built: those built from the checkpoint's config.
-        changes: see :func:`changes_since`.
-    """
-    for group, new, old in zip(optimizer.param_groups, built, saved_built, strict=True):
+        logger.warning("Resuming with %s = %r instead of %r", printable(key), now, before)
+    for name, now in _sizes(trainer).items():
+        if (before := saved.get(name, now)) != now:
+            logger.warning("Resuming with %s %s instead of %s", now, _SIZES[name], before)
+    for group, new, old in zip(trainer.optimizer.param_groups, trainer._record["built"], saved["built"], strict=True):
         for key, value in new.items():
             if key in _IMPLEMENTATION or (key != "lr" and old.get(key) != value):
                 group[key] = copy.deepcopy(value)
     if not any(key.startswith("SOLVER.") for key in changes):
         return
-    for one in schedulers_of(scheduler):
-        if isinstance(one, LRMultiplier):  # the others: see schedule_length.py
+    for one in schedulers_of(trainer.scheduler):
+        if isinstance(one, LRMultiplier):
             one.base_lrs = [group["initial_lr"] for group in one.optimizer.param_groups]
             set_rates(one)
+    if any(key.startswith(_SCHEDULE) for key in changes):
+        former = schedulers_of(trainer.scheduler)
+        rebuild_schedule(trainer, trainer.cfg)
+        for one in schedulers_of(trainer.scheduler):
+            if any(one is kept for kept in former):
+                logger.warning("%s keeps the checkpoint's schedule", type(one).__name__)
 
 
 def continue_without_state(content: Mapping[str, Any]) -> int:
@@ -208,40 +198,128 @@ def continue_without_state(content: Mapping[str, Any]) -> int:
     return iteration
 
 
-def rates_of(optimizer: Any) -> list[tuple[dict[str, Any], float]]:
-    """Return the parameter groups and their present learning rates."""
-    return [(group, float(group.get("lr", 0.0))) for group in optimizer.param_groups]
+# ---------------------------------------------------------------------------- runs that have ended
 
 
-def adopt_rates(scheduler: Any, before: Sequence[tuple[dict[str, Any], float]]) -> None:
-    """Make learning rates that were set by hand the base rates of their schedules.
+def previous_end(trainer: Any) -> Mapping[str, Any] | None:
+    """Return how the run ended, unless MAX_ITER is larger than it was then. See :meth:`TrainerBase._end`."""
+    end: Mapping[str, Any] | None = trainer._loaded_end
+    if trainer._result is not None and end is None:  # trained by this trainer: only a complete run has ended
+        end = trainer._end() if trainer.finished_iter + 1 >= trainer.max_iter else None
+        return None if end is None else {**end, "complete": True}
+    return None if end is None or trainer.max_iter > end["max_iter"] else end
 
-    Args:
-        scheduler: the schedules.
-        before: :func:`rates_of` the optimizer when its rates were last set by the schedules.
+
+def previous_result(trainer: Any, end: Mapping[str, Any]) -> TrainResult:
+    """Log that there is nothing to train, and return the result of the run that had ended.
+
+    If the run was loaded, load the best weights if that run did so.
+    """
+    logger.info(
+        "Nothing to train: the run ended at iteration %d (%s). To continue, raise %s above %d",
+        end["iteration"],
+        end["reason"],
+        trainer._length_key if trainer._result is None else "trainer.max_iter",
+        max(trainer.max_iter, end["max_iter"]),
+    )
+    if trainer._result is not None:
+        return trainer._result
+    storage = EventStorage(end["iteration"])
+    if trainer._storage_state is not None:
+        storage.load_state_dict(trainer._storage_state)
+    metrics = {name: value for name, (value, _) in storage.latest().items()}
+    result = TrainResult(end["reason"], end["iteration"], metrics)
+    for writer in trainer.find_hooks(hooks.PeriodicWriter):
+        writer.check_files()
+    for hook in trainer.find_hooks(hooks.BestCheckpointer):
+        hook.load_best()
+    trainer._evaluate_best(result)
+    return result
+
+
+# ---------------------------------------------------------------------------- a second train()
+
+
+def rates_of(optimizer: Any) -> list[float]:
+    """Return the present learning rate of each parameter group."""
+    return [float(group.get("lr", 0.0)) for group in optimizer.param_groups]
+
+
+def check_changes_by_hand(trainer: Any) -> None:
+    """Check that config and learning rates are as the last ``train()``, or the constructor, left them.
 
     Raises:
-        ConfigError: the schedule replaces the rate in the next step, since it is not constant or not hookline's own.
+        ConfigError: they were changed, and the trainer would not use the change.
     """
-    for one in schedulers_of(scheduler):
-        groups = getattr(getattr(one, "optimizer", None), "param_groups", ())
-        for index, group in enumerate(groups if not isinstance(one, ReduceLROnPlateau) else ()):
-            old = next((lr for other, lr in before if other is group), None)
-            new, base = float(group.get("lr", 0.0)), float(group.get("initial_lr", 0.0))
-            if old is None or new in (old, base):
-                continue
-            if not isinstance(one, LRMultiplier) or old != base:
-                raise ConfigError(
-                    f"optimizer.param_groups: the learning rate was set to {new:g}, but the schedule sets it in each "
-                    f"step ({type(one).__name__}, now {old:g}). Set it back; for another rate, make a new trainer with "
-                    "that SOLVER.BASE_LR (Trainer: lr), and resume"
-                )
-            one.base_lrs[index] = group["initial_lr"] = new
-            logger.info("The learning rate was set to %g instead of %g, and is the schedule's base rate now", new, old)
+    for before, now in zip(trainer._texts_after_train, trainer._texts(), strict=False):
+        changes = CfgNode.load_cfg(now).diff(CfgNode.load_cfg(before)) if now != before else {}
+        keys = ", ".join(key for key in changes if key.startswith(_BUILT))
+        if keys:
+            raise ConfigError(
+                f"{keys}: was changed between two train() calls, and this trainer was built with the former value. "
+                "Change it back; to train on with it, make a new trainer and resume. For the length, set "
+                "trainer.max_iter"
+            )
+    schedules = [one for one in schedulers_of(trainer.scheduler) if not isinstance(one, ReduceLROnPlateau)]
+    scheduled = {id(group) for one in schedules for group in getattr(one.optimizer, "param_groups", ())}
+    for group, before in zip(trainer.optimizer.param_groups, trainer._rates, strict=False):
+        if id(group) in scheduled and float(group["lr"]) != before:
+            raise ConfigError(
+                f"optimizer.param_groups: the learning rate was set to {float(group['lr']):g}, but the schedule sets "
+                f"it in each step (now {before:g}). Set it back; for another rate, make a new trainer with that "
+                "SOLVER.BASE_LR (Trainer: lr), and resume"
+            )
 
 
-def set_rates(scheduler: Any) -> None:
-    """Set learning rates to the present ones of hookline's own schedules."""
-    for one in schedulers_of(scheduler):
-        for group, lr in zip(one.optimizer.param_groups, one.get_lr(), strict=True):
-            group["lr"] = lr
+def check_has_last_weights(trainer: Any) -> None:
+    """Raise a ConfigError if the model has the best weights in place of the last ones."""
+    for hook in trainer.find_hooks(hooks.BestCheckpointer):
+        if hook.loaded_iter is not None:
+            raise ConfigError(
+                f"CHECKPOINT.LOAD_BEST_AT_END: the model has the weights of iteration {hook.loaded_iter}, and "
+                "training cannot continue with them. Make a new trainer, and call resume_or_load(resume=True)"
+            )
+
+
+# ---------------------------------------------------------------------------- a new run with another run's optimizer
+
+
+def load_optimizer(optimizer: Any, model: Any, path: str) -> None:
+    """Load an optimizer's state, such as momentum, from a checkpoint. Learning rates and other settings stay.
+
+    Args:
+        optimizer: the optimizer, or an OptimizerList.
+        model: its model.
+        path: a local checkpoint of a trainer.
+
+    Raises:
+        ConfigError: the file has no state of an optimizer, or one that does not fit.
+    """
+    key = "MODEL.WEIGHTS_OPTIMIZER"
+    if has_shards(model):
+        raise ConfigError(f"{key}: is not supported for sharded models")
+    state = read_checkpoint(path).get("trainer", {}).get("optimizer")
+    if state is None:
+        raise ConfigError(f"{key}: {path} has weights only, and no state of an optimizer")
+    own, saved = optimizers_of(optimizer), state.get("optimizers", [state])
+    if len(own) != len(saved):
+        raise ConfigError(f"{key}: {path} has {len(saved)} optimizers, and this run {len(own)}")
+    for one, other in zip(own, saved, strict=True):
+        groups = one.state_dict()["param_groups"]
+        parameters = [parameter for group in one.param_groups for parameter in group["params"]]
+        before, now = ([len(group["params"]) for group in g] for g in (other["param_groups"], groups))
+        fits = before == now and all(
+            not isinstance(value, torch.Tensor) or value.dim() == 0 or value.shape == parameters[index].shape
+            for index, values in other["state"].items()
+            for value in values.values()
+        )
+        if not fits:
+            raise ConfigError(
+                f"{key}: the optimizer in {path} is of other parameters: its groups have {before} of them, and those "
+                f"of {type(one).__name__} {now}, or shapes differ"
+            )
+        try:
+            one.load_state_dict({"state": other["state"], "param_groups": groups})
+        except (ValueError, KeyError) as error:
+            raise ConfigError(f"{key}: the optimizer in {path} does not fit {type(one).__name__}: {error}") from error
+    logger.info("Loaded the optimizer's state from %s", path)

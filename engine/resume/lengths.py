@@ -1,38 +1,44 @@
-"""Lengths in iterations: from epochs, and for another number of processes."""
+"""Lengths in iterations, from epochs and for another number of processes, and schedules of another length."""
 
+import copy
 import logging
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
 from ...config import CfgNode, ConfigError, Duration
 from ...config.components import period_of
+from ...hooks.common.models import TimmScheduler, takes_epoch
+from ...hooks.writers.periodic import PeriodicWriter
+from ..solver import LRMultiplier, SchedulerList
 from ..solver.parts import solver_parts
 from ..solver.scheduling import resolve_schedule
+from ..solver.several import one_or_several, schedulers_of
 
 __all__ = [
-    "Segment",
-    "epochs_at",
-    "iteration_of",
+    "apply_max_iter",
+    "epoch_offset",
     "loader_length",
+    "rebuild_schedule",
     "resolve_lengths",
     "scale_config",
-    "segments_since",
+    "set_rates",
 ]
 
 logger = logging.getLogger(__name__)
 
-Segment = tuple[int, float, int]
-"""A part of a run with one epoch length: its first iteration, the epochs done before it, iterations per epoch."""
 
-
-def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequence[Segment] = ()) -> CfgNode:
+def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, offset: int = 0) -> CfgNode:
     """Return a copy of a config with MAX_ITER, WARMUP_ITERS, STEPS and the schedule's arguments in iterations.
 
     Args:
         cfg: the config.
         iters_per_epoch: batches in one pass over the data; None if unknown.
-        segments: see :func:`segments_since`, if the epoch length changed during the run.
+        offset: see :func:`epoch_offset`.
 
     Raises:
         ConfigError: a length is in epochs, and the epoch length is unknown.
@@ -41,9 +47,7 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequenc
     def iterations(key: str, length: Any) -> int:
         try:
             duration = Duration.parse_length(length)
-            if segments and duration.unit == "ep":
-                return iteration_of(duration.value, segments)
-            return duration.iterations(iters_per_epoch)
+            return max(1, duration.iterations(iters_per_epoch) + (offset if duration.unit == "ep" else 0))
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
 
@@ -58,7 +62,7 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, segments: Sequenc
     )
     solver.STEPS = tuple(iterations("SOLVER.STEPS", step) for step in solver.STEPS)
     for name, part in solver_parts(given).items():
-        entry, resolved = solver.OPTIMIZERS[name], resolve_lengths(part, iters_per_epoch, segments).SOLVER
+        entry, resolved = solver.OPTIMIZERS[name], resolve_lengths(part, iters_per_epoch, offset).SOLVER
         for key in ("WARMUP_ITERS", "STEPS", "LR_SCHEDULER_ARGS"):
             if key in entry or resolved[key] != solver[key]:  # "1ep" may be another number of steps
                 entry[key] = resolved[key]
@@ -141,38 +145,104 @@ def loader_length(loader: Any) -> int | None:
     return max(1, size // batch_size) if batch_size else None
 
 
-# ---------------------------------------------------------------------- runs whose epoch length changed
+# ---------------------------------------------------------------------------- runs whose epoch length changed
 
 
-def segments_since(
-    saved: Sequence[Sequence[float]], iteration: int, epoch: int, position: int, iters_per_epoch: int | None
-) -> list[Segment]:
-    """Return the parts of a run with different epoch lengths. Another batch size changes the epoch length.
+def epoch_offset(saved: Mapping[str, Any], iteration: int, epoch: int, position: int, length: int | None) -> int:
+    """Return how many more iterations a run has done than its epochs take with the present epoch length.
+
+    Another batch size changes the epoch length. Then a length in epochs is ``epochs * length + offset`` iterations.
 
     Args:
-        saved: the parts up to the checkpoint; empty if the epoch length was unknown.
+        saved: the "epochs" entry of the checkpoint: epoch length and offset of the run that wrote it.
         iteration: the first iteration of the resumed run.
-        epoch, position: its position in the data; ``position`` counts iterations of the new length.
-        iters_per_epoch: the new epoch length; None if unknown.
-
-    Returns:
-        The parts, the present one last; empty if none is known.
+        epoch, position: its position in the data; ``position`` counts iterations of the present epoch length.
+        length: iterations in an epoch; None if unknown.
     """
-    segments = [(int(start), float(epochs), int(length)) for start, epochs, length in saved]
-    if not iters_per_epoch or (segments and segments[-1][2] == iters_per_epoch):
-        return segments
-    if not segments and iteration:
-        return []
-    return [*segments, (iteration, epoch + position / iters_per_epoch, iters_per_epoch)]
+    before = saved.get("length")
+    if not length or not before or before == length:
+        return int(saved.get("offset", 0))
+    return iteration - epoch * length - position
 
 
-def iteration_of(epochs: float, segments: Sequence[Segment]) -> int:
-    """Return the number of iterations in the first ``epochs`` epochs."""
-    start, before, length = [segment for segment in segments if segment[1] <= epochs][-1]
-    return max(1, start + round((epochs - before) * length))
+# ---------------------------------------------------------------------------- schedules
 
 
-def epochs_at(iteration: int, segments: Sequence[Segment]) -> float:
-    """Return the number of epochs in the first ``iteration`` iterations."""
-    start, before, length = [segment for segment in segments if segment[0] <= iteration][-1]
-    return before + (iteration - start) / length
+def apply_max_iter(trainer: Any) -> None:
+    """Put a new ``max_iter`` into the config, the schedule and the writers of a DefaultTrainer."""
+    cfg, given = trainer.cfg.clone(), trainer.given.clone()
+    cfg.defrost()
+    given.defrost()
+    given.SOLVER.MAX_ITER = cfg.SOLVER.MAX_ITER = max(1, trainer.max_iter)
+    resolved = resolve_lengths(given, trainer.iters_per_epoch, trainer._epoch_offset).SOLVER
+    cfg.SOLVER.LR_SCHEDULER_ARGS, cfg.SOLVER.OPTIMIZERS = resolved.LR_SCHEDULER_ARGS, resolved.OPTIMIZERS
+    if trainer.cfg.is_frozen():
+        cfg.freeze()
+    rebuild_schedule(trainer, cfg)
+    trainer._set_config(cfg)
+    for hook in trainer.find_hooks(PeriodicWriter):
+        hook.set_max_iter(trainer.max_iter)
+
+
+def rebuild_schedule(trainer: Any, cfg: CfgNode) -> None:
+    """Replace the trainer's schedules by those of a config, at the present position.
+
+    hookline's own schedules are functions of the position. torch's and timm's are stepped to it. ReduceLROnPlateau,
+    and a schedule that cannot be built again because the trainer was given the object, are kept.
+    """
+    own = all(isinstance(one, LRMultiplier) for one in schedulers_of(trainer.scheduler))
+    if not own and trainer.max_iter <= trainer.finished_iter + 1:  # torch's cannot be stepped beyond their end
+        return
+    groups = trainer.optimizer.param_groups
+    before = [copy.deepcopy({key: value for key, value in group.items() if key != "params"}) for group in groups]
+    for group in groups:
+        _set(group, {"lr": group.get("initial_lr", group["lr"])})
+    with warnings.catch_warnings():  # torch warns that no step of the optimizer comes between
+        warnings.simplefilter("ignore")
+        fresh = one_or_several(trainer.build_lr_scheduler(cfg, trainer.optimizer), SchedulerList)
+        new = fresh.named if isinstance(fresh, SchedulerList) else {"": fresh}
+        old = trainer.scheduler.named if isinstance(trainer.scheduler, SchedulerList) else {"": trainer.scheduler}
+        for name, one in new.items():
+            new[name] = _at_position(one, old[name], trainer)
+    kept = {id(g) for name in new if new[name] is old[name] for g in getattr(old[name].optimizer, "param_groups", ())}
+    for group, values in zip(groups, before, strict=True):
+        if id(group) in kept:
+            _set(group, values)
+    trainer.scheduler = fresh if isinstance(fresh, SchedulerList) else new[""]
+
+
+def _at_position(fresh: Any, present: Any, trainer: Any) -> Any:
+    """Return ``fresh`` at the trainer's position, or ``present`` if it has to stay."""
+    if fresh is present:
+        return present
+    if type(fresh) is type(present) and isinstance(fresh, LRMultiplier):
+        fresh.load_state_dict(present.state_dict())
+        set_rates(fresh)
+    elif type(fresh) is type(present) and isinstance(fresh, LRScheduler) and not isinstance(fresh, ReduceLROnPlateau):
+        for _ in range(present.last_epoch):
+            fresh.step()
+    elif type(fresh) is type(present) and isinstance(fresh, TimmScheduler):
+        done = trainer.finished_iter + 1
+        if takes_epoch(type(fresh)):
+            # The next epoch begins with the next step.
+            fresh.step(trainer.epoch + (trainer.epoch_ended and not trainer._running))
+            fresh.step_update(done)
+        else:
+            fresh.step_update(max(done - 1, 0))
+    else:
+        return present
+    return fresh
+
+
+def set_rates(scheduler: LRMultiplier) -> None:
+    """Set learning rates to the present ones of a schedule."""
+    for group, lr in zip(scheduler.optimizer.param_groups, scheduler.get_lr(), strict=True):
+        group["lr"] = lr
+
+
+def _set(group: dict[str, Any], values: dict[str, Any]) -> None:
+    for key, value in values.items():
+        if isinstance(group.get(key), torch.Tensor):
+            group[key].fill_(value)
+        else:
+            group[key] = value

@@ -20,8 +20,7 @@ class EarlyStopping(HookBase):
     Reads the metric after each evaluation, or every ``period``. Without a period a metric of training, such as
     ``"total_loss"``, is read after each epoch. NaN is not an improvement. Saves the best value and the count.
 
-    A run that was stopped has ended. ``--resume`` continues it only with a larger MAX_ITER, with other arguments for
-    this hook, or without the hook.
+    A run that was stopped has ended. ``--resume`` continues it only with a larger MAX_ITER.
 
     Args:
         metric: the metric's full name, such as ``"digits_test/accuracy"``, or a function of all metrics; see

@@ -519,7 +519,7 @@ CASES: dict[str, Case] = {
     "trainer/run/config": Case("rates", overrides=("SOLVER.BASE_LR", 0.1)),
     "trainer/run/built": Case("rates", overrides=("SOLVER.OPTIMIZER.ARGS.weight_decay", 0.3)),
     "trainer/run/kinds": Case("error", overrides=("SOLVER.OPTIMIZER.NAME", "SGD")),
-    "trainer/run/stretches": Case("end", None, "swa", ("DATALOADER.BATCH_SIZE", 4)),
+    "trainer/run/epochs": Case("end", None, "swa", ("DATALOADER.BATCH_SIZE", 4)),
 }
 """What shows that an item is missing, by the item: its keys in the checkpoint, with slashes between."""
 
@@ -588,7 +588,14 @@ ELSEWHERE = {
         "engine/resume/test_changes.py",
         "test_resuming_a_complete_run_returns_its_results_and_writes_nothing",
     ),
-    "trainer/run/world_size": ("engine/resume/test_changes.py", "test_another_number_of_processes_is_logged"),
+    "trainer/run/world_size": (
+        "engine/resume/test_changes.py",
+        "test_another_number_of_processes_and_of_samples_is_logged",
+    ),
+    "trainer/run/samples": (
+        "engine/resume/test_changes.py",
+        "test_another_number_of_processes_and_of_samples_is_logged",
+    ),
     "trainer/data/loader/last": (
         "engine/data/test_stream.py",
         "test_a_set_that_splits_itself_resumes_in_each_worker",
