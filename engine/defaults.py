@@ -26,9 +26,8 @@ from .compat.writers import default_writers
 from .data import build_test_loader, build_train_loader, check_same_length
 from .data.given import NoTrainData
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, verify_results
-from .evaluation.test_sets import evaluate_sets, evaluate_test_sets, own_periods
-from .evaluation.training_metrics import training_metrics
-from .evaluation.trial import sanity_check_batches, trial
+from .evaluation.build import training_metrics
+from .evaluation.testing import evaluate_sets, evaluate_test_sets, own_periods, sanity_check_batches, trial
 from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .parallel.base import build_strategy, build_wrapped

@@ -20,10 +20,10 @@ from .checkpoint import unwrap_model
 from .data.epoch_iterator import EpochIterator
 from .data.microbatch import split_batch
 from .data.transfer import move_to_device
-from .evaluation.collect import collect
-from .evaluation.predictions import outputs_of
+from .evaluation.evaluator import outputs_of
+from .evaluation.metrics import collect
 from .modeling.adapters import ModelAdapter
-from .modeling.explain import raise_clearer
+from .modeling.outputs import raise_clearer
 from .parallel.base import Strategy, check_same_weights, check_strategy, own_method, strategy_of
 from .ranks.loss_weights import LossWeights
 from .solver.clipping import clipper_of

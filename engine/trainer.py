@@ -14,8 +14,8 @@ from .checkpoint import unwrap_model
 from .data import check_same_length, move_to_device
 from .defaults import DefaultTrainer
 from .evaluation import evaluation_context
-from .evaluation.collect import Predictions, collect
-from .evaluation.test_sets import predictor
+from .evaluation.metrics import Predictions, collect
+from .evaluation.testing import predictor
 from .modeling.outputs import predictions_of
 from .setup.arguments import config_of_arguments, test_entries
 from .train_loop import TrainResult

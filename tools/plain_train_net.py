@@ -31,7 +31,7 @@ from hookline.engine.evaluation import (
     inference_on_dataset,
     verify_results,
 )
-from hookline.engine.evaluation.test_sets import predictor
+from hookline.engine.evaluation.testing import predictor
 from hookline.engine.launch import launched_by_torchrun
 from hookline.engine.modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from hookline.engine.resume.lengths import resolve_lengths

@@ -20,3 +20,8 @@ def diabetes(split: Literal["train", "test"]) -> ArrayDataset:
     x, y = ((v - v[~test].mean(0)) / v[~test].std(0) for v in (x, y[:, None]))
     chosen = test if split == "test" else ~test
     return ArrayDataset(x[chosen], y[chosen])
+
+
+def mean_squared_error(predictions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The metric: the mean over all samples of (prediction - target) squared."""
+    return (predictions - targets).square().mean()

@@ -1,5 +1,7 @@
 """Evaluation: evaluators, metrics, predictions and results."""
 
+from typing import Any
+
 from .build import (
     EVALUATOR_REGISTRY,
     MetricsEvaluator,
@@ -9,11 +11,8 @@ from .build import (
     check_metrics,
     result_names,
 )
-from .columns import prediction_rows
 from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset
-from .function_metric import FunctionMetric
-from .metrics import METRIC_REGISTRY, Accuracy, Loss, MeanMetric, MeanSquaredError, Metric
-from .predictions import predict_dataset, write_predictions
+from .metrics import METRIC_REGISTRY, Accuracy, FunctionMetric, Loss, MeanMetric, Metric
 from .testing import flatten_results_dict, format_results, print_csv_format, verify_results
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "FunctionMetric",
     "Loss",
     "MeanMetric",
-    "MeanSquaredError",
     "Metric",
     "MetricsEvaluator",
     "build_evaluator",
@@ -44,3 +42,11 @@ __all__ = [
     "verify_results",
     "write_predictions",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("predict_dataset", "prediction_rows", "write_predictions"):  # only --predict needs this file
+        from . import predictions
+
+        return getattr(predictions, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,29 +7,30 @@ from typing import Any, SupportsFloat
 import torch
 from torch import nn
 
-from ...config import CfgNode, ConfigError, Registry
+from ...config import CfgNode, ConfigError, Registry, suggest
 from ...config.components import name_key
 from ...config.errors import MismatchError
 from ...config.signatures import is_function_of_two
 from ...config.slots import Slot, errors_at
-from ...hooks.common.tensors import samples_in
+from ...hooks.base import HookBase
+from ...hooks.common.tensors import gathered, samples_in
 from ...hooks.evaluation import flatten_names
 from ..modeling.adapters import ModelAdapter
-from ..modeling.explain import raise_clearer
-from ..modeling.outputs import predictions_of
+from ..modeling.outputs import describe, predictions_of, raise_clearer
 from .evaluator import DatasetEvaluator
-from .function_metric import FunctionMetric
-from .metrics import METRIC_REGISTRY, Loss, Metric, local_value
-from .predictions import check_format
+from .metrics import METRIC_REGISTRY, FunctionMetric, Loss, Metric, local_value
 
 __all__ = [
     "EVALUATOR_REGISTRY",
     "MetricsEvaluator",
+    "TrainingMetrics",
     "build_evaluator",
     "build_metrics",
     "check_evaluation",
+    "check_format",
     "check_metrics",
     "result_names",
+    "training_metrics",
 ]
 
 EVALUATOR_REGISTRY = Registry("EVALUATOR", DatasetEvaluator)
@@ -41,6 +42,8 @@ EVALUATOR_SLOT = Slot(
 )
 METRICS_SLOT = Slot(METRIC_REGISTRY, "TEST.METRICS")
 TRAIN_METRICS_SLOT = Slot(METRIC_REGISTRY, "LOG.TRAIN_METRICS")
+
+_FORMATS = ("jsonl", "csv", "npz")
 
 
 @EVALUATOR_REGISTRY.register()
@@ -103,8 +106,8 @@ class MetricsEvaluator(DatasetEvaluator):
                     ) from error
                 raise_clearer(error)
                 error.add_note(
-                    f"in update() of the metric {self.dataset_name}/{name}, with predictions of {_shape(outputs)} and "
-                    f"targets of {_shape(targets)}"
+                    f"in update() of the metric {self.dataset_name}/{name}, with {describe(outputs)} as predictions "
+                    f"and {describe(targets)} as targets"
                 )
                 raise
 
@@ -135,6 +138,41 @@ class MetricsEvaluator(DatasetEvaluator):
                         raise TypeError(f"the metric {self.dataset_name}/{part} is not a number but {number!r}")
             results.update(found)
         return {self.dataset_name: results}
+
+
+class TrainingMetrics(HookBase):
+    """Puts the metrics of each training batch as ``train/<metric>``: smoothed and averaged over ranks, like losses.
+
+    With several micro-batches they are those of the last one. Metrics see what evaluations give them: predictions as
+    the model made them for this step, and targets. Saves nothing.
+
+    Args:
+        metrics: metrics by name.
+
+    Raises:
+        ConfigError: a metric is the model's own loss, which is logged anyway.
+    """
+
+    uses_outputs = True
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self._evaluator = MetricsEvaluator("train", metrics, self._targets)
+        if self._evaluator.needs_losses:
+            raise ConfigError("LOG.TRAIN_METRICS: the losses of the model are logged anyway; leave out Loss")
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        trainer: Any = self.trainer
+        self._evaluator.reset()
+        self._evaluator.process(trainer.batch, gathered(trainer.adapter.predictions(trainer.outputs, training=True)))
+        values = flatten_names(self._evaluator.evaluate(local=True))
+        if trainer.ranks_in_sync:
+            trainer.storage.average_over_ranks(values)
+        trainer.storage.put_scalars(**values)
+
+    def _targets(self, batch: Any) -> Any:
+        trainer: Any = self.trainer
+        return trainer.adapter.targets(batch, training=True)
 
 
 def build_evaluator(
@@ -186,6 +224,11 @@ def build_metrics(cfg: CfgNode, slot: Slot = METRICS_SLOT) -> dict[str, Metric]:
     return metrics
 
 
+def training_metrics(cfg: CfgNode) -> TrainingMetrics | None:
+    """Build the hook of ``cfg.LOG.TRAIN_METRICS``; None if there are none."""
+    return TrainingMetrics(build_metrics(cfg, TRAIN_METRICS_SLOT)) if cfg.LOG.TRAIN_METRICS else None
+
+
 def check_evaluation(cfg: CfgNode) -> None:
     """Check names and arguments of the evaluator and the metrics without building anything.
 
@@ -199,6 +242,14 @@ def check_evaluation(cfg: CfgNode) -> None:
     for name, args, key in [*METRICS_SLOT.entries(cfg), *TRAIN_METRICS_SLOT.entries(cfg)]:
         if not _metric_function(name, args, key):
             METRIC_REGISTRY.check(name, args, offered=METRICS_SLOT.offers, key=key)
+
+
+def check_format(format: str, key: str = "format") -> None:
+    """Raise ConfigError unless ``format`` is one of prediction files."""
+    if format not in _FORMATS:
+        raise ConfigError(
+            f"{key}: unknown format {format!r}, not one of {', '.join(_FORMATS)}{suggest(format, _FORMATS)}"
+        )
 
 
 def check_metrics(cfg: CfgNode) -> None:
@@ -238,15 +289,7 @@ def _metric_function(name: str, args: Mapping[str, Any], key: str) -> Callable[.
 
 def _default_name(metric: Metric) -> str:
     """The name of a metric to which the config gives none."""
-    return str(getattr(metric, "name", None) or _snake_case(type(metric).__name__))
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-
-
-def _shape(value: Any) -> str:
-    return f"shape {tuple(value.shape)} ({value.dtype})" if isinstance(value, torch.Tensor) else type(value).__name__
+    return str(getattr(metric, "name", None) or re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(metric).__name__).lower())
 
 
 def _plain(value: Any) -> Any:

@@ -4,23 +4,26 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice, repeat
 from typing import Any
 
 import torch
 from torch import nn
 
+from ...hooks.common.tensors import has_shards
+from .. import comm
 from ..data.iterate import whole_pass
 from ..data.transfer import move_to_device
-from .lockstep import counted
 
 __all__ = [
     "DatasetEvaluator",
     "DatasetEvaluators",
+    "counted",
     "evaluates_for_trainer",
     "evaluation_context",
     "inference_context",
     "inference_on_dataset",
+    "outputs_of",
 ]
 
 logger = logging.getLogger(__name__)
@@ -170,6 +173,65 @@ def inference_context(model: Any) -> Iterator[None]:
         for module, training in modes:
             module.training = training
 
+
+def outputs_of(
+    model: Any,
+    data_loader: Iterable[Any],
+    predict: Callable[[Any, Any], Any] | None = None,
+    device: torch.device | str | None = None,
+) -> Iterator[Any]:
+    """Yield the predictions for each batch, without gradients.
+
+    Consume all of them: with a sharded model (FSDP2) each batch needs all ranks. If ranks share a batch, only the first
+    yields it.
+
+    Args:
+        model: a module, which is in eval mode for each batch, or any callable.
+        data_loader: batches of this rank.
+        predict: ``predict(model, batch)``. Default: ``model(batch)``.
+        device: device for the batches; None does not move them.
+    """
+    # The caller may change the model's mode between batches, so it is set for each.
+    for batch, counts in counted(model, whole_pass(data_loader)):
+        if device is not None:
+            batch = move_to_device(batch, device)
+        with inference_context(model), torch.no_grad():
+            outputs = model(batch) if predict is None else predict(model, batch)
+        if counts:
+            yield outputs
+
+
+def counted(model: Any, batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Yield the batches to run the model on, and whether their outputs count. Each sample counts once.
+
+    If the forward pass gathers parameters from other ranks (FSDP2), a rank without further batches repeats its last one
+    while another rank has more. Ranks that share a batch count it once.
+
+    Args:
+        model: the model to run.
+        batches: batches of this rank, any number.
+    """
+    is_first = comm.is_first_of_data_rank()
+    if comm.get_world_size() == 1 or not isinstance(model, nn.Module) or not has_shards(model):
+        for batch in batches:
+            yield batch, is_first
+        return
+    last = _END
+    for batch in chain(batches, repeat(_END)):
+        counts = batch is not _END
+        if counts:
+            last = batch
+        # 2: has a batch that counts, 1: could repeat one, 0: has none at all.
+        states: list[int] = comm.all_gather(2 if counts else int(last is not _END))
+        if 2 not in states:
+            return
+        if 0 in states:  # a rank without any share of the data works on another's
+            lent = comm.broadcast_object(move_to_device(batch, "cpu") if counts else None, src=states.index(2))
+            last = lent if last is _END else last
+        yield last, counts and is_first
+
+
+_END: Any = object()
 
 # (emit, max_batches) of the active evaluation_context()s.
 _CONTEXTS: list[tuple[Callable[..., None], int | None]] = []

@@ -4,19 +4,24 @@ They keep sums and counts on the device, so that batches do not wait for it. ``c
 is that of the whole data set, on any number of ranks.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import nn
 
-from ...config import CfgNode, Registry
+from ...config import CfgNode, ConfigError, Registry
+from ...config.signatures import what_it_takes
 from .. import comm
+from ..data.transfer import move_to_device
 from ..modeling.build import build_loss
-from ..modeling.outputs import terms_of
-from ..modeling.token_loss import classes_second, number_of_terms
+from ..modeling.losses import classes_second, number_of_terms
+from ..modeling.outputs import entries_of, terms_of
 
-__all__ = ["METRIC_REGISTRY", "Accuracy", "Loss", "MeanMetric", "MeanSquaredError", "Metric"]
+__all__ = ["METRIC_REGISTRY", "Accuracy", "FunctionMetric", "Loss", "MeanMetric", "Metric", "Predictions", "collect"]
 
 
 @runtime_checkable
@@ -118,23 +123,6 @@ class Accuracy(MeanMetric):
 
 
 @METRIC_REGISTRY.register()
-class MeanSquaredError(MeanMetric):
-    """Mean over all elements of (prediction - target) squared."""
-
-    def update(self, preds: torch.Tensor, target: torch.Tensor) -> None:
-        """Add one batch, two tensors of the same shape.
-
-        Raises:
-            ValueError: the shapes differ.
-        """
-        if preds.shape != target.shape:
-            raise ValueError(
-                f"predictions {tuple(preds.shape)} and targets {tuple(target.shape)} must have the same shape"
-            )
-        self.add((preds - target).square().sum(), target.numel())
-
-
-@METRIC_REGISTRY.register()
 class Loss(MeanMetric):
     """The loss ``MODEL.LOSS`` over the whole set, as if computed in one batch.
 
@@ -176,12 +164,127 @@ class Loss(MeanMetric):
         if getattr(self._loss, "reduction", "mean") == "sum":
             self.add(loss, len(target))
             return
-        weight = _terms(self._loss, target)
+        # The divisor of the batch's mean: the number of samples, or the sum of the weights of their classes.
+        weight = torch.tensor(len(target), device=target.device)
+        if isinstance(self._loss, nn.CrossEntropyLoss | nn.NLLLoss) and not target.is_floating_point():
+            weight = number_of_terms(self._loss, target)
         self.add(torch.where(weight > 0, loss * weight, 0.0), weight)
 
 
-def _terms(loss: Callable[..., Any], target: torch.Tensor) -> torch.Tensor:
-    """The divisor of a batch's mean: the number of samples, or the sum of the weights of their classes."""
-    if not isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)) or target.is_floating_point():
-        return torch.tensor(len(target), device=target.device)
-    return number_of_terms(loss, target)
+class FunctionMetric:
+    """Keeps all predictions and targets, and calls a function with those of all ranks.
+
+    Each sample counts once, in the order of the data set. The tensors are on the CPU; tensors whose shapes differ
+    between batches become a list with one entry per sample. All ranks have all of them in memory.
+
+    Args:
+        function: called as ``function(predictions, targets)``, and with ``inputs=`` if it has a parameter of that name:
+            the ``x`` of batches ``(x, y)``, otherwise the whole batch. It returns a number, or numbers by name.
+        args: further arguments by name.
+    """
+
+    def __init__(self, function: Callable[..., Any], args: Mapping[str, Any] | None = None) -> None:
+        self.name: str = function.__name__
+        self._function = function
+        self._args = dict(args or {})
+        taken = what_it_takes(function)
+        self.takes_inputs = taken is not None and "inputs" in taken.keywords and "inputs" not in self._args
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        self._batches: list[tuple[Any, Any, Any]] = []
+
+    def update(self, preds: Any, target: Any, inputs: Any = None) -> None:
+        """Add one batch.
+
+        Args:
+            preds: the predictions.
+            target: the targets.
+            inputs: the batch; it is kept if the function takes ``inputs``.
+        """
+        if self.takes_inputs and isinstance(inputs, tuple | list) and len(inputs) > 1:
+            inputs = inputs[0] if len(inputs) == 2 else tuple(inputs[:-1])
+        self._batches.append((_on_cpu(preds), _on_cpu(target), _on_cpu(inputs) if self.takes_inputs else None))
+
+    def compute(self) -> Any:
+        """Return the function's result. Every rank calls it."""
+        return self._call(all_ranks=True)
+
+    def local_value(self) -> Any:
+        """Return the function's result for this rank's batches."""
+        return self._call(all_ranks=False)
+
+    def _call(self, all_ranks: bool) -> Any:
+        preds, targets, inputs = (self._joined(part, all_ranks) for part in range(3))
+        return self._function(preds, targets, **self._args, **({"inputs": inputs} if self.takes_inputs else {}))
+
+    def _joined(self, part: int, all_ranks: bool) -> Any:
+        batches = [batch[part] for batch in self._batches]
+        try:
+            return collect(batches, all_ranks)
+        except ConfigError:  # tensors of several shapes, as of sequences: a list with one entry per sample
+            return collect([list(batch) for batch in batches], all_ranks)
+
+
+def _on_cpu(value: Any) -> Any:
+    value = move_to_device(value, "cpu")
+    if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+        return value.float()  # NumPy has no bfloat16
+    return value
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """Outputs for a whole data set, in its order.
+
+    Attributes:
+        outputs: the model's outputs, with one entry per sample.
+        targets: the targets, if they were asked for.
+        metrics: the results of the metrics by name, if they were asked for.
+    """
+
+    outputs: Any
+    targets: Any = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+def collect(batches: Iterable[Any], all_ranks: bool = True) -> Any:
+    """Concatenate batches of tensors, arrays or lists, and dicts and tuples of these, on the CPU.
+
+    Args:
+        batches: those of this rank.
+        all_ranks: whether to collect those of all ranks, which must all call this function.
+
+    Returns:
+        The batches of all ranks, in the order of the ranks; None if there are none. Dataclasses and named tuples become
+        dicts.
+
+    Raises:
+        ConfigError: the batches cannot be concatenated.
+    """
+    named = [(batch, entries_of(batch)) for batch in batches]
+    parts = [move_to_device(batch if entries is None else dict(entries), "cpu") for batch, entries in named]
+    shares = comm.all_gather(parts) if all_ranks and comm.get_world_size() > 1 else [parts]
+    return _join(list(chain.from_iterable(shares)))
+
+
+def _join(parts: Sequence[Any]) -> Any:
+    if not parts or all(part is None for part in parts):
+        return None
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {name: _join([part[name] for part in parts]) for name in first}
+    if isinstance(first, tuple):
+        return tuple(map(_join, zip(*parts, strict=True)))
+    if isinstance(first, list):
+        return list(chain.from_iterable(parts))
+    problem = f"they are of type {type(first).__name__}"
+    try:
+        if isinstance(first, torch.Tensor):
+            return torch.cat(list(parts))
+        if isinstance(first, np.ndarray):
+            return np.concatenate(parts)
+    except (RuntimeError, ValueError) as error:  # shapes that differ, or single numbers
+        problem = str(error)
+    raise ConfigError(f"the outputs of the batches cannot be concatenated ({problem}); read them with stream=True")

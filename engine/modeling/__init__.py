@@ -14,9 +14,9 @@ from .build import (
     resolve_device,
 )
 from .gpt import GPT, TransformerBlock
+from .losses import CrossEntropyLoss, TokenCrossEntropyLoss
 from .sampling import SampleText
 from .summary import model_summary
-from .token_loss import CrossEntropyLoss, TokenCrossEntropyLoss
 from .zoo import MLP, ConvNet, ResNet
 
 __all__ = [

@@ -1,33 +1,56 @@
-"""The adapter that calls a model with a batch and reads losses or predictions from its output."""
+"""How a model is called with a batch, and how losses and predictions are read from its output."""
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, dtype, nn
+import torch
+from torch import Tensor, nn
 
 from ...config import ConfigError
 from ...config.errors import MismatchError, suggest
 from ...config.signatures import Taken, what_it_takes
 from ...hooks.common.models import unwrap_model
-from ...hooks.common.tensors import fields_of, is_sharded, local_part
-from .call_plan import CallPlan, all_but_last, check_step_name, compose, first, keys, keys_of_first, through_forward
-from .explain import check_forward, check_output, check_own_step, raise_clearer
-from .inputs import INPUT_FORMS, caller, describe, forward_of, required_positions
-from .outputs import entries_of, losses_of, terms_of, without_scalar
-from .precision import eval_autocast, in_precision
-from .targets import TARGET_NAMES, is_torch_loss, name_of, target_name, target_of, target_parameter
+from ...hooks.common.tensors import convert, fields_of
+from .outputs import check_output, describe, entries_of, losses_of, raise_clearer, terms_of, without_scalars
 
-__all__ = ["ModelAdapter"]
+__all__ = ["ModelAdapter", "check_names", "check_step_name"]
 
-# Number of cached plans.
-_MAX_PLANS = 64
-_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+logger = logging.getLogger(__name__)
+
+INPUT_FORMS = ("auto", "batch", "tuple", "kwargs")
+"""Values of MODEL.INPUTS."""
+
+TARGET_NAMES = ("label", "labels", "y", "target", "targets")
+"""Default names of the target in a dict batch, and of the parameter of a model that computes its loss."""
+
+_STEP_KEYS = {True: "MODEL.TRAIN_STEP", False: "MODEL.PREDICT_STEP"}
+_MAX_CALLS = 64  # forms of batches that are remembered
+
+
+@dataclass(slots=True)
+class _Call:
+    """How a model is called with batches of one form: ``run`` returns its output, ``target`` the loss's target.
+
+    Attributes:
+        own_step: ``run`` is the model's ``train_step`` or ``predict_step``.
+        pair: batches are ``(x, y)``, ``run`` is ``model(x)``, and the target is ``y``.
+    """
+
+    model: Any
+    form: Any
+    run: Callable[[Any], Any]
+    target: Callable[[Any], Any] | None = None
+    own_step: bool = False
+    pair: bool = False
 
 
 class ModelAdapter:
     """Calls a model with a batch, and reads losses or predictions from its output.
 
-    The adapter reads the signature of the model's ``forward`` when it first sees a form of batch, not in every step.
+    How the model is called is decided once for each form of batch, from the signature of its ``forward``, and logged.
     If the model has a method ``train_step(batch)`` (for predictions, ``predict_step(batch)``), that is called instead,
     with the unchanged batch; in DistributedDataParallel through its ``forward``. A dataclass is used like a dict. The
     adapter is not a module: the names in the model's state dict do not change.
@@ -50,6 +73,10 @@ class ModelAdapter:
         train_step: name of the method that is called instead of the model in training, if the model has it.
         predict_step: likewise, for predictions.
         eval_precision: dtype for torch.autocast in :meth:`predict`, whose outputs are then float32. None: no autocast.
+        input_function: returns the batch that the model and the loss use, from the loader's batch.
+        output_function: returns the output that the loss and the metrics use, from the model's.
+        eval_input_function: the same in evaluation and prediction. Default: ``input_function``.
+        eval_output_function: likewise. Default: ``output_function``.
 
     Raises:
         ConfigError: the arguments contradict each other, or the loss has no parameter of a name.
@@ -65,29 +92,53 @@ class ModelAdapter:
         target: str | None = None,
         train_step: str = "train_step",
         predict_step: str = "predict_step",
-        eval_precision: dtype | None = None,
+        eval_precision: torch.dtype | None = None,
+        input_function: Callable[[Any], Any] | None = None,
+        output_function: Callable[[Any], Any] | None = None,
+        eval_input_function: Callable[[Any], Any] | None = None,
+        eval_output_function: Callable[[Any], Any] | None = None,
     ) -> None:
         if inputs not in INPUT_FORMS:
             raise ConfigError(f"MODEL.INPUTS: {inputs!r} is not one of {', '.join(map(repr, INPUT_FORMS))}")
         self.loss = loss
-        self.input_mapping = dict(input_mapping or {})
-        self.output_mapping = dict(output_mapping or {})
+        self.input_mapping, self.output_mapping = dict(input_mapping or {}), dict(output_mapping or {})
         self.target = target or None
         if self.input_mapping and inputs in ("batch", "tuple"):
             raise ConfigError(f'MODEL.INPUT_MAPPING names keyword arguments; MODEL.INPUTS "{inputs}" has none')
         self.inputs = "kwargs" if self.input_mapping else inputs
         self._steps = {True: train_step, False: predict_step}
         self._eval_precision = eval_precision
-        self._maps_loss = loss is None and "loss" in self.output_mapping.values()
-        self._takes_tensor = is_torch_loss(loss)
-        self._target_parameter = target_parameter(loss, self.output_mapping)
-        self._training: CallPlan | None = None
-        self._predicting: CallPlan | None = None
-        self._plans: dict[Any, CallPlan] = {}
+        self._input_functions = {True: input_function, False: eval_input_function or input_function}
+        self._output_functions = {True: output_function, False: eval_output_function or output_function}
+        # Without a loss, the outputs mapped to it; the others are the predictions.
+        self._mapped_losses = {old: new for old, new in self.output_mapping.items() if loss is None and new == "loss"}
+        self._mapped_outputs = {old: new for old, new in self.output_mapping.items() if old not in self._mapped_losses}
+        function = getattr(loss, "func", loss)  # of a functools.partial
+        self._loss_name = getattr(function, "__name__", type(loss).__name__)
+        # A loss of torch, or a subclass, takes one tensor and the target.
+        of_torch = getattr(function, "__module__", "") == "torch.nn.functional"
+        self._takes_tensor = of_torch or isinstance(loss, nn.modules.loss._Loss)
+        self._target_parameter = self._find_target_parameter()
+        self._training: _Call | None = None
+        self._calls: dict[Any, _Call] = {}
+        self._logged: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Plans hold the model; a copy of the adapter is used with a copy of the model.
-        return {**self.__dict__, "_training": None, "_predicting": None, "_plans": {}}
+        # Calls hold the model; a copy of the adapter is used with a copy of the model.
+        return {**self.__dict__, "_training": None, "_calls": {}}
+
+    def _find_target_parameter(self) -> str:
+        """Return the loss's parameter for the target, which is the first that no output is mapped to."""
+        if self.loss is None or not self.output_mapping:
+            return ""
+        taken = what_it_takes(getattr(self.loss, "forward", self.loss))
+        if taken is None:
+            raise ConfigError(f"MODEL.OUTPUT_MAPPING: the signature of {self._loss_name} cannot be read")
+        check_names("MODEL.OUTPUT_MAPPING", self._loss_name, taken, self.output_mapping.values())
+        free = [name for name in taken.keywords if name not in self.output_mapping.values()]
+        if not free:
+            raise ConfigError(f"MODEL.OUTPUT_MAPPING leaves no parameter of {self._loss_name} for the target")
+        return free[0]
 
     def losses(self, model: nn.Module, batch: Any) -> dict[str, Any]:
         """Run the model on a batch and return its losses.
@@ -103,41 +154,39 @@ class ModelAdapter:
         Raises:
             TypeError: the batch does not fit, or the result is not a loss.
         """
-        plan = self._training
-        if (
-            plan is None
-            or plan.model is not model
-            or plan.kind is not type(batch)
-            or (plan.measure is not None and plan.measure(batch) != plan.form)
-        ):
-            plan = self._training = self._plan(model, batch, training=True)
-        if plan.pair:  # fast path
+        if self._input_functions[True] is not None:
+            batch = self._input_functions[True](batch)
+        call = self._training
+        if call is None or call.model is not model or call.form != _form(batch):
+            call = self._training = self._call(model, batch, training=True)
+        if call.pair:  # fast path
             output, target = model(batch[0]), batch[1]
         else:
             try:
-                output = plan.run(batch)
+                output = call.run(batch)
             except (AttributeError, TypeError) as error:
                 self._note_missing_loss(error, batch)
                 raise
-            if plan.target is None:
-                return self._own_losses(output) if self._maps_loss else losses_of(output)
-            target = plan.target(batch)
-        if self.output_mapping or (type(output) is not Tensor and (self._takes_tensor or is_sharded(output))):
-            return self._compute_losses(output, target)
-        loss = self.loss(output, target)  # type: ignore[misc]
-        return terms_of(loss)
+            if call.target is None:
+                return self._own_losses(output)
+            target = call.target(batch)
+        assert self.loss is not None
+        if self.output_mapping:
+            return terms_of(self.loss(**self._renamed(output, self.output_mapping), **{self._target_parameter: target}))
+        if type(output) is not Tensor and self._takes_tensor:
+            output, whole = self._only_output(output), output
+            if not isinstance(output, Tensor):
+                raise MismatchError(f"{self._loss_name} takes one tensor, the model returned {describe(whole)}")
+        return terms_of(self.loss(output, target))
 
     def prepare(self, model: nn.Module, batch: Any) -> None:
         """Decide how to call the model with batches like this one, before a step that is compiled or captured.
 
-        Args:
-            model: as for :meth:`losses`.
-            batch: as for :meth:`losses`.
-
         Raises:
             TypeError: the batch does not fit.
         """
-        self._training = self._plan(model, batch, training=True)
+        function = self._input_functions[True]
+        self._training = self._call(model, batch if function is None else function(batch), training=True)
 
     def predict(self, model: nn.Module, batch: Any) -> Any:
         """Return the model's predictions for a batch, which may lack the target.
@@ -149,8 +198,7 @@ class ModelAdapter:
         Raises:
             TypeError: the batch does not fit.
         """
-        plan, output = self._run(model, batch)
-        return self._predictions(plan, output)
+        return self._predict(model, batch)[0]
 
     def predict_with_losses(self, model: nn.Module, batch: Any) -> tuple[Any, dict[str, Any]]:
         """Return the model's predictions for a batch, and the losses that it computes itself.
@@ -161,14 +209,14 @@ class ModelAdapter:
         Raises:
             TypeError: the batch does not fit, or the model returns no losses in either mode.
         """
-        plan, output = self._run(model, batch)
-        predictions, module = self._predictions(plan, output), unwrap_model(model)
+        predictions, output = self._predict(model, batch)
+        module = unwrap_model(model)
         try:
             return predictions, self._own_losses(output)
         except TypeError:
             before, module.training = module.training, True
         try:
-            with eval_autocast(model, self._eval_precision):
+            with self._eval_autocast(model):
                 return predictions, self.losses(model, batch)
         except TypeError as error:
             error.add_note(
@@ -193,34 +241,12 @@ class ModelAdapter:
                 return losses_of(predictions)
             except TypeError:
                 return self.predict_with_losses(model, batch)[1]
-        named = predictions if len(self.output_mapping) > 1 else {}
-        if len(self.output_mapping) == 1:
-            named = {next(iter(self.output_mapping.values())): predictions}
         target = self.targets(batch)
-        loss = self.loss(**named, **{self._target_parameter: target}) if named else self.loss(predictions, target)
-        return terms_of(loss)
-
-    def _run(self, model: nn.Module, batch: Any) -> tuple[CallPlan, Any]:
-        plan = self._predicting
-        if plan is None or not plan.fits(model, batch):
-            plan = self._predicting = self._plan(model, batch, training=False)
-        try:
-            return plan, plan.run(batch)
-        except Exception as error:
-            self._note_missing_loss(error, batch)
-            raise_clearer(error, batch)
-            raise
-
-    def _note_missing_loss(self, error: Exception, batch: Any) -> None:
-        if self.loss is None and isinstance(batch, tuple | list) and isinstance(error, AttributeError | TypeError):
-            error.add_note(
-                "MODEL.LOSS is not set, so the model receives the whole batch and returns its losses. To train on "
-                "loss(model(x), y), set MODEL.LOSS (Trainer: loss=...)"
-            )
-
-    def _predictions(self, plan: CallPlan, output: Any) -> Any:
-        check_output(output)
-        return output if plan.own_step else self.predictions(output)
+        if not self.output_mapping:
+            return terms_of(self.loss(predictions, target))
+        several = len(self.output_mapping) > 1
+        named = predictions if several else {next(iter(self.output_mapping.values())): predictions}
+        return terms_of(self.loss(**named, **{self._target_parameter: target}))
 
     def predictions(self, output: Any, training: bool = False) -> Any:
         """Return the predictions in a model's output: what metrics receive.
@@ -229,12 +255,8 @@ class ModelAdapter:
             output: what ``forward`` returned.
             training: whether it returned it in a training step.
         """
-        if self.output_mapping:
-            mapped = self._rename_outputs(output)
-            return mapped if len(mapped) > 1 else next(iter(mapped.values()), output)
-        if self._takes_tensor:
-            return self._select_output(output)
-        return without_scalar(output) if self.loss is None else output
+        function = self._output_functions[True]
+        return self._select(function(output) if training and function is not None else output)
 
     def targets(self, batch: Any, training: bool = False) -> Any:
         """Return the targets of a batch: its last entry, or the target of a dict.
@@ -246,94 +268,113 @@ class ModelAdapter:
         Raises:
             TypeError: the batch has no target.
         """
-        return target_of(batch, self.target)(batch)
+        function = self._input_functions[training]
+        batch = batch if function is None else function(batch)
+        return self._target_reader(batch)[0](batch)
 
-    # ------------------------------------------------------------------ inputs
+    # ------------------------------------------------------------------ the call
 
-    def _plan(self, model: Any, batch: Any, training: bool) -> CallPlan:
-        measure: Callable[[Any], Any] | None = None
-        if isinstance(batch, Mapping):
-            measure = keys
-        elif isinstance(batch, tuple | list):
-            measure = len
-        form = frozenset(batch) if measure is keys else measure(batch) if measure is not None else None
-        key = (id(model), training, type(batch), form)
-        plan = self._plans.get(key)
-        if plan is None or not plan.fits(model, batch):
-            if len(self._plans) >= _MAX_PLANS:
-                self._plans.clear()
-            plan = self._plans[key] = self._new_plan(model, batch, training, measure, form)
-            if not training and self._eval_precision is not None:
-                plan.run = in_precision(plan.run, model, self._eval_precision)
-        return plan
+    def _predict(self, model: nn.Module, batch: Any) -> tuple[Any, Any]:
+        """Return the predictions for a batch, and the model's output."""
+        function = self._input_functions[False]
+        batch = batch if function is None else function(batch)
+        call = self._call(model, batch, training=False)
+        try:
+            with self._eval_autocast(model):
+                output = call.run(batch)
+        except Exception as error:
+            self._note_missing_loss(error, batch)
+            raise_clearer(error, batch)
+            raise
+        if self._eval_precision is not None:
+            output = convert(output, self._to_float32)
+        check_output(output)
+        return output if call.own_step else self._select(output), output
 
-    def _new_plan(
-        self, model: Any, batch: Any, training: bool, measure: Callable[[Any], Any] | None, form: Any
-    ) -> CallPlan:
-        if fields_of(batch) is not None:
-            return self._new_plan_for_fields(model, batch, training)
+    def _eval_autocast(self, model: Any) -> Any:
+        if self._eval_precision is None:
+            return nullcontext()
+        parameter = next(model.parameters(), None) if isinstance(model, nn.Module) else None
+        return torch.autocast("cpu" if parameter is None else parameter.device.type, dtype=self._eval_precision)
+
+    def _to_float32(self, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.float() if value.dtype is self._eval_precision else value
+        return None
+
+    def _note_missing_loss(self, error: Exception, batch: Any) -> None:
+        if self.loss is None and isinstance(batch, tuple | list) and isinstance(error, AttributeError | TypeError):
+            error.add_note(
+                "MODEL.LOSS is not set, so the model receives the whole batch and returns its losses. To train on "
+                "loss(model(x), y), set MODEL.LOSS (Trainer: loss=...)"
+            )
+
+    def _call(self, model: Any, batch: Any, training: bool) -> _Call:
+        key = (model, training, form := _form(batch))
+        call = self._calls.get(key)
+        if call is None:
+            if len(self._calls) >= _MAX_CALLS:
+                self._calls.clear()
+            call, text = self._decide(model, batch, training, form)
+            function = self._output_functions[training]
+            if function is not None:
+                run = call.run
+                call.run, call.pair = lambda batch: function(run(batch)), False
+            self._calls[key] = call
+            text = f"A batch of {'training' if training else 'evaluation or prediction'} is used as {text}"
+            if text not in self._logged:
+                self._logged.add(text)
+                logger.log(logging.INFO if training else logging.DEBUG, "%s", text)
+        return call
+
+    def _decide(self, model: Any, batch: Any, training: bool, form: Any) -> tuple[_Call, str]:
+        """Return how a model is called with batches of a form, and that as a text."""
         module, name = unwrap_model(model), self._steps[training]
         step = getattr(module, name, None)
-        if step is None:
-            check_step_name(module, "MODEL.TRAIN_STEP" if training else "MODEL.PREDICT_STEP", name)
         if callable(step):
-            check_own_step(step, "MODEL.TRAIN_STEP" if training else "MODEL.PREDICT_STEP")
-            if training and isinstance(getattr(model, "_orig_mod", model), _PARALLEL):
-                if not isinstance(model, nn.parallel.DistributedDataParallel):
-                    raise MismatchError(
-                        f"{type(module).__name__}.{name} would bypass {type(model).__name__}, and ranks would not "
-                        "exchange gradients; have the model's forward return its losses instead"
-                    )
-                step = through_forward(model, module, step)
-            return CallPlan(model, type(batch), None, None, step, own_step=True)
-        check_forward(module)
-        taken = what_it_takes(forward_of(module))
+            wrapper = getattr(model, "_orig_mod", model)
+            if training and isinstance(wrapper, nn.DataParallel):
+                raise MismatchError(f"{type(module).__name__}.{name} would bypass {type(wrapper).__name__}")
+            if training and isinstance(wrapper, nn.parallel.DistributedDataParallel):
+                step = _through_forward(model, module, step)
+            return _Call(model, form, step, own_step=True), f"model.{name}(batch)"
+        check_step_name(module, _STEP_KEYS[training], name)
+        _check_forward(module)
+        taken = what_it_takes(getattr(module, "forward", module))
+        fields = fields_of(batch)  # a dataclass is used like a dict
+        entries = batch if fields is None else fields
         # A model with train_step(batch) splits the batch there; its forward takes the inputs without the target.
         separate = self.loss is not None or (not training and callable(getattr(module, self._steps[True], None)))
-        take: Callable[[Any], Any] | None = None
-        target: str | None = None
-        inputs, several = batch, not separate and (self.inputs == "tuple" or self._takes_target(batch, taken))
-        if separate and isinstance(batch, Mapping):
-            target = target_name(batch, self.target, required=training)
-        elif separate and isinstance(batch, tuple | list):
-            if not training and self._lacks_target(batch, taken):
-                take = first if len(batch) == 1 else None
-            else:
-                target_of(batch, self.target)
-                take = first if len(batch) == 2 else all_but_last
-            inputs = take(batch) if take else batch
-            several = inputs is batch or len(batch) > 2
+        several = not separate and (self.inputs == "tuple" or self._takes_target(entries, taken))
+        inputs, read, source, target = entries, _same, "batch", None
+        if separate and isinstance(entries, Mapping):
+            target = self._target_name(entries, required=training)
+        elif separate and isinstance(entries, tuple | list):
+            if training or not self._lacks_target(entries, taken):
+                self._target_reader(entries)  # raises without a target
+                inputs, read = entries[:-1], _all_but_last
+                source = ", ".join(f"x{number}" for number in range(1, len(entries)))
+            several = len(entries) > 1
+            if len(inputs) == 1:
+                inputs, read, source, several = inputs[0], _first, "x", False
         elif separate and training:
-            target_of(batch, self.target)  # raises
-        if several and not isinstance(inputs, tuple | list | Mapping):
-            raise MismatchError(f'MODEL.INPUTS is "tuple", but the batch is {describe(batch)}')
-        call = caller(
-            model,
-            taken,
-            inputs,
-            self.inputs,
-            self.input_mapping,
-            target=target,
-            exact=training,
-            several=several,
-            guess_dict=self.loss is None or target is None,
-        )
-        if isinstance(inputs, Mapping) and inputs is not batch:
-            measure, form = keys_of_first, (len(batch), frozenset(inputs))
-        if call is model and take is None and not separate and measure is len:
-            measure = form = None  # the batch is passed unchanged, at any length
-        read_target = target_of(batch, self.target) if training and self.loss is not None else None
-        pair = call is model and take is first and read_target is not None
-        run = call if take is None else compose(call, take)
-        return CallPlan(model, type(batch), measure, form, run, read_target, pair=pair)
-
-    def _new_plan_for_fields(self, model: Any, batch: Any, training: bool) -> CallPlan:
-        """Return the plan for a dataclass: that for a dict, unless the model receives the batch itself."""
-        plan = ModelAdapter._new_plan(self, model, fields_of(batch), training, None, None)
-        whole = plan.own_step or plan.run is model
-        run = plan.run if whole else compose(plan.run, fields_of)
-        target = None if plan.target is None else compose(plan.target, fields_of)
-        return CallPlan(model, type(batch), None, None, run, target, own_step=plan.own_step)
+            self._target_reader(entries)
+        passed = self._arguments(taken, inputs, target, training, several, separate)
+        if passed is None:
+            run = model if read is _same else lambda batch: model(read(batch))
+            text = f"model(({source}))" if read is _all_but_last else f"model({source})"
+        elif passed == ():
+            run = lambda batch: model(*read(batch))  # noqa: E731
+            text = f"model({source})" if read is _all_but_last else f"model(*{source})"
+        else:
+            get = _read_entry if fields is None else getattr
+            run = lambda batch: model(**{name: get(read(batch), entry) for name, entry in passed.items()})  # noqa: E731
+            text = f"model({', '.join(f'{name}={entry}' for name, entry in passed.items())})"
+        if not training or self.loss is None:
+            return _Call(model, form, run), text
+        read_target, target_text = self._target_reader(batch)
+        pair = passed is None and read is _first and len(entries) == 2
+        return _Call(model, form, run, read_target, pair=pair), f"{text}, loss(output, {target_text})"
 
     def _lacks_target(self, batch: Sequence[Any], taken: Taken | None) -> bool:
         """Return whether the model needs every entry of a tuple or list, so that none is left for a target."""
@@ -341,7 +382,7 @@ class ModelAdapter:
             return True
         if taken is None or self.inputs not in ("auto", "tuple") or isinstance(batch[0], tuple | list | Mapping):
             return False
-        return len(batch) == len(required_positions(taken))
+        return len(batch) == len(_required_positions(taken))
 
     def _takes_target(self, batch: Any, taken: Taken | None) -> bool:
         """Return whether ``forward`` takes the entries of a batch one by one, the target among them."""
@@ -351,52 +392,254 @@ class ModelAdapter:
             return False
         return any(name in (self.target, *TARGET_NAMES) for name in taken.positions[1:])
 
-    # ------------------------------------------------------------------ outputs
+    def _arguments(
+        self, taken: Taken | None, inputs: Any, target: str | None, training: bool, several: bool, separate: bool
+    ) -> Mapping[str, Any] | tuple[()] | None:
+        """Return how inputs are passed: None: as one argument; (): by position; or the entry of each parameter."""
+        if self.inputs == "batch":
+            return None
+        is_sequence = isinstance(inputs, tuple | list)
+        if self.inputs == "tuple" and (isinstance(inputs, Mapping) or not (is_sequence or separate)):
+            raise MismatchError(f'MODEL.INPUTS is "tuple", but the inputs are {describe(inputs)}')
+        if isinstance(inputs, Mapping):
+            names = [name for name in inputs if name != target]
+            whole = self.inputs == "auto" and (self.loss is None or target is None)
+            return None if whole and _takes_whole_dict(taken, names) else self._by_name(taken, names, inputs, training)
+        if self.inputs == "kwargs":
+            raise MismatchError(
+                'MODEL.INPUTS "kwargs" and MODEL.INPUT_MAPPING need inputs in a dict, by their names; '
+                f"these are {describe(inputs)}"
+            )
+        required = [] if taken is None else _required_positions(taken)
+        if not is_sequence or not (self.inputs == "tuple" or several or len(required) > 1):
+            return None
+        if taken is not None:
+            too_many = len(inputs) > len(taken.positions) and not taken.any_position
+            if too_many or len(inputs) < len(required):
+                raise MismatchError(
+                    f"the batch has {len(inputs)} inputs, but the model's forward takes: {_listed(taken.positions)}. "
+                    'To pass them as one argument, set MODEL.INPUTS to "batch"; a model that also takes the target '
+                    "must return its losses, without MODEL.LOSS"
+                )
+        return ()
+
+    def _by_name(
+        self, taken: Taken | None, names: Sequence[Any], inputs: Mapping[Any, Any], training: bool
+    ) -> dict[str, Any]:
+        chosen: dict[str, Any] = {}  # from parameter to entry
+        for entry, parameter in self.input_mapping.items():
+            if entry in inputs:
+                chosen[parameter] = entry
+            elif training:
+                hint = suggest(entry, map(str, inputs)) or "."
+                raise MismatchError(f"MODEL.INPUT_MAPPING: the batch has no '{entry}'{hint} It has: {_listed(inputs)}")
+        for name in names:
+            taken_by_name = isinstance(name, str) if taken is None else _takes(taken, name)
+            if taken_by_name and name not in self.input_mapping and name not in chosen:
+                chosen[name] = name
+        check_names("MODEL.INPUT_MAPPING", "the model's forward", taken, chosen, MismatchError)
+        missing = [] if taken is None else [name for name in taken.required if name not in chosen]
+        if taken is not None and (missing or not chosen):
+            unused = [str(name) for name in names if name not in chosen.values()]
+            hint = suggest(missing[0], unused) if missing else ""
+            entry, parameter = (unused or ["entry"])[0], (missing or ["parameter"])[0]
+            raise MismatchError(
+                f"the model's forward needs {repr(parameter) if missing else 'an input'}, and the batch has no such "
+                f"entry{hint or '.'} The batch has: {_listed(inputs)}. forward takes: {_listed(taken.keywords)}. "
+                f"Rename entries with MODEL.INPUT_MAPPING, such as {{{entry}: {parameter}}}; to pass the dict itself, "
+                'set MODEL.INPUTS to "batch"'
+            )
+        return chosen
+
+    # ------------------------------------------------------------------ targets and outputs
+
+    def _target_name(self, batch: Mapping[Any, Any], required: bool = True) -> str | None:
+        """Return the name of the target in a dict batch; None if it has no target and none is required."""
+        names = [self.target] if self.target else TARGET_NAMES
+        found = [name for name in names if name in batch]
+        if len(found) == 1 or not (found or required):
+            return found[0] if found else None
+        hint = "" if self.target is None else suggest(self.target, map(str, batch))
+        raise MismatchError(
+            f"the batch's target may be {' or '.join(found)}: set MODEL.TARGET. The batch has: {_listed(batch)}"
+            if found
+            else f"{'MODEL.TARGET: ' if self.target else ''}the batch has no target: none of its entries is named "
+            f"{', '.join(names)}{hint or '.'} The batch has: {_listed(batch)}. MODEL.LOSS and targets need one: set "
+            "MODEL.TARGET"
+        )
+
+    def _target_reader(self, batch: Any) -> tuple[Callable[[Any], Any], str]:
+        """Return the function that reads the target of batches like this one, and the target's name."""
+        if isinstance(batch, tuple | list) and len(batch) >= 2:
+            return _last, "y"
+        fields = fields_of(batch)
+        if fields is not None or isinstance(batch, Mapping):
+            name: Any = self._target_name(batch if fields is None else fields)
+            get = _read_entry if fields is None else getattr
+            return (lambda batch: get(batch, name)), name
+        raise MismatchError(
+            f"expected a batch (x, y) or a dict, got {describe(batch)}. MODEL.LOSS and targets need such batches; "
+            'otherwise set MODEL.LOSS.NAME to "" and let the model return its losses'
+        )
 
     def _own_losses(self, output: Any) -> dict[str, Any]:
-        if not self._maps_loss:
+        """Return the losses that the model computed."""
+        if not self._mapped_losses:
             return losses_of(output)
-        return losses_of({"loss": self._rename_outputs(output, only="loss")["loss"]})
+        return losses_of(self._renamed(output, self._mapped_losses))
 
-    def _compute_losses(self, output: Any, target: Any) -> dict[str, Any]:
-        assert self.loss is not None
-        if self.output_mapping:
-            loss = self.loss(**self._rename_outputs(output), **{self._target_parameter: target})
-        else:
-            selected = self._select_output(output)
-            if self._takes_tensor and not isinstance(selected, Tensor):
-                raise MismatchError(f"{name_of(self.loss)} takes one tensor, the model returned {describe(output)}")
-            loss = self.loss(selected, target)
-        # The loss of scores that are split over ranks is a whole number on each of them.
-        return {name: local_part(term) for name, term in terms_of(loss).items()}
+    def _select(self, output: Any) -> Any:
+        """Return the predictions in an output."""
+        if self._mapped_outputs:
+            mapped = self._renamed(output, self._mapped_outputs)
+            return mapped if len(mapped) > 1 else next(iter(mapped.values()))
+        if self._takes_tensor:
+            return self._only_output(output)
+        return without_scalars(output) if self.loss is None else output
 
-    def _rename_outputs(self, output: Any, only: str = "") -> dict[str, Any]:
+    def _renamed(self, output: Any, mapping: Mapping[str, str]) -> dict[str, Any]:
+        """Return the outputs that a mapping names, by their new names."""
         entries = entries_of(output)
         if entries is None:
             raise MismatchError(f"MODEL.OUTPUT_MAPPING needs outputs with names; the model returned {describe(output)}")
-        mapping = {old: new for old, new in self.output_mapping.items() if not only or new == only}
-        if self._maps_loss and not only:
-            mapping = {old: new for old, new in mapping.items() if new != "loss"}
         for name in mapping:
             if name not in entries:
-                hint = suggest(name, map(str, entries))
-                raise MismatchError(
-                    f"MODEL.OUTPUT_MAPPING: the model returned no '{name}'{hint or '.'} "
-                    f"It returned: {', '.join(map(str, entries)) or 'nothing'}"
-                )
+                hint = suggest(name, map(str, entries)) or "."
+                returned = f"It returned: {_listed(entries)}"
+                raise MismatchError(f"MODEL.OUTPUT_MAPPING: the model returned no '{name}'{hint} {returned}")
         return {new: entries[name] for name, new in mapping.items()}
 
-    def _select_output(self, output: Any) -> Any:
+    def _only_output(self, output: Any) -> Any:
         """Return the output for a loss that takes one tensor."""
         check_output(output)
         entries = None if isinstance(output, Tensor) else entries_of(output)
         if entries is None:
-            return without_scalar(output)
+            return without_scalars(output)
         if len(entries) == 1:
             return next(iter(entries.values()))
         if "logits" in entries:
             return entries["logits"]
         raise MismatchError(
-            f"{name_of(self.loss)} takes one tensor, the model returned: {', '.join(map(str, entries)) or 'nothing'}. "
-            f"Select one with MODEL.OUTPUT_MAPPING, such as {{{next(iter(entries), 'name')}: input}}"
+            f"{self._loss_name} takes one tensor, the model returned: {_listed(entries)}. Select one with "
+            f"MODEL.OUTPUT_MAPPING, such as {{{next(iter(entries), 'name')}: input}}"
         )
+
+
+# ---------------------------------------------------------------------- functions of a batch
+# Not those of the operator module: torch.compile cannot trace them.
+
+
+def _form(batch: Any) -> Any:
+    """Return what distinguishes batches that are called differently: their type, and their length or names."""
+    if isinstance(batch, tuple | list):
+        first = batch[0] if batch else None
+        names = tuple(first) if type(first) is not Tensor and isinstance(first, Mapping) else None
+        return type(batch), len(batch), names
+    return (type(batch), tuple(batch)) if isinstance(batch, Mapping) else type(batch)
+
+
+def _same(batch: Any) -> Any:
+    return batch
+
+
+def _first(batch: Any) -> Any:
+    return batch[0]
+
+
+def _last(batch: Any) -> Any:
+    return batch[-1]
+
+
+def _all_but_last(batch: Any) -> Any:
+    return batch[:-1]
+
+
+def _read_entry(batch: Any, name: Any) -> Any:
+    return batch[name]
+
+
+def _through_forward(model: Any, module: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that calls a method of a module as if it were its ``forward``, which the wrapper watches."""
+
+    def run(batch: Any) -> Any:
+        own = vars(module).pop("forward", None)
+
+        def restore() -> None:
+            vars(module).pop("forward", None)
+            if own is not None:
+                module.forward = own
+
+        def first(*args: Any, **kwargs: Any) -> Any:
+            restore()  # the method calls the module itself
+            return step(*args, **kwargs)
+
+        module.forward = first
+        try:
+            return model(batch)
+        finally:
+            restore()
+
+    return run
+
+
+# ---------------------------------------------------------------------- parameters of forward
+
+
+def check_names(
+    key: str, label: str, taken: Taken | None, names: Iterable[Any], error: type[Exception] = ConfigError
+) -> None:
+    """Check that a callable takes parameters of these names. Any name is accepted if ``taken`` is None.
+
+    Raises:
+        ConfigError: a name is unknown (or another exception of type ``error``).
+    """
+    for name in names:
+        if taken is not None and not _takes(taken, name):
+            hint = suggest(name, taken.keywords) or "."
+            raise error(f"{key}: {label} takes no '{name}'{hint} It takes: {_listed(taken.keywords)}")
+
+
+def _takes(taken: Taken, name: Any) -> bool:
+    return isinstance(name, str) and (taken.any_keyword or name in taken.keywords)
+
+
+def _required_positions(taken: Taken) -> list[str]:
+    return [name for name in taken.required if name in taken.positions]
+
+
+def _takes_whole_dict(taken: Taken | None, names: Sequence[Any]) -> bool:
+    """Return whether ``forward`` takes the dict as one argument: no parameter has the name of an entry."""
+    if taken is None:
+        return True
+    if not (taken.positions or taken.any_position) or any(name in taken.keywords for name in names):
+        return False
+    return len(taken.required) <= 1
+
+
+def check_step_name(model: nn.Module, key: str, name: str) -> None:
+    """Check that the model has the method that ``MODEL.TRAIN_STEP`` or ``MODEL.PREDICT_STEP`` names.
+
+    Raises:
+        ConfigError: it has not, and the name is not the key's default.
+    """
+    if name not in ("train_step", "predict_step") and not callable(getattr(model, name, None)):
+        raise ConfigError(f"{key}: {type(model).__name__} has no method {name!r}{suggest(name, dir(model))}")
+
+
+def _check_forward(model: Any) -> None:
+    """Raise MismatchError if a model has no ``forward``, with the key for a method that another library calls."""
+    kind = type(model)
+    if not isinstance(model, nn.Module) or kind.__call__ is not nn.Module.__call__ or "forward" in vars(model):
+        return
+    if kind.forward is nn.Module.forward:
+        steps = ("training_step", "train_batch", "compute_loss")
+        step = next((name for name in steps if callable(getattr(model, name, None))), "")
+        hint = f"; to train by {step}(batch), set MODEL.TRAIN_STEP to it" if step else ""
+        raise MismatchError(
+            f"{kind.__name__} has no forward(){hint}. Evaluation calls forward(), or the method that "
+            "MODEL.PREDICT_STEP names"
+        )
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(map(str, names)) or "nothing"

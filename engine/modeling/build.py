@@ -17,10 +17,8 @@ from ...config.slots import Slot
 from .. import comm
 from ..parallel.base import build_strategy
 from .activation_checkpointing import checkpoint_activations, outermost_matches
-from .adapters import ModelAdapter
+from .adapters import ModelAdapter, check_names
 from .float8 import check_float8, to_float8
-from .inputs import check_names
-from .mapped_adapter import MappedAdapter
 
 __all__ = [
     "LOSS_REGISTRY",
@@ -161,32 +159,26 @@ def build_adapter(cfg: CfgNode) -> ModelAdapter:
     Raises:
         ConfigError: names or arguments are wrong.
     """
-    options = {
-        "inputs": cfg.MODEL.INPUTS,
-        "input_mapping": cfg.MODEL.INPUT_MAPPING,
-        "output_mapping": cfg.MODEL.OUTPUT_MAPPING,
-        "target": cfg.MODEL.TARGET,
-        "train_step": cfg.MODEL.TRAIN_STEP,
-        "predict_step": cfg.MODEL.PREDICT_STEP,
-        "eval_precision": getattr(torch, cfg.TEST.PRECISION) if cfg.TEST.PRECISION else None,
-    }
-    functions = _functions(cfg)
-    return (
-        MappedAdapter(build_loss(cfg), **functions, **options)
-        if functions
-        else ModelAdapter(build_loss(cfg), **options)
+    return ModelAdapter(
+        build_loss(cfg),
+        inputs=cfg.MODEL.INPUTS,
+        input_mapping=cfg.MODEL.INPUT_MAPPING,
+        output_mapping=cfg.MODEL.OUTPUT_MAPPING,
+        target=cfg.MODEL.TARGET,
+        train_step=cfg.MODEL.TRAIN_STEP,
+        predict_step=cfg.MODEL.PREDICT_STEP,
+        eval_precision=getattr(torch, cfg.TEST.PRECISION) if cfg.TEST.PRECISION else None,
+        input_function=_function(cfg, "MODEL", "INPUT_FUNCTION"),
+        output_function=_function(cfg, "MODEL", "OUTPUT_FUNCTION"),
+        eval_input_function=_function(cfg, "TEST", "INPUT_FUNCTION"),
+        eval_output_function=_function(cfg, "TEST", "OUTPUT_FUNCTION"),
     )
 
 
-def _functions(cfg: CfgNode) -> dict[str, Callable[[Any], Any]]:
-    """Return the functions of batches and outputs that the config names, by the names of MappedAdapter's arguments."""
-    keys = ("MODEL.INPUT_FUNCTION", "MODEL.OUTPUT_FUNCTION", "TEST.INPUT_FUNCTION", "TEST.OUTPUT_FUNCTION")
-    functions = {}
-    for key in keys:
-        section, _, last = key.partition(".")
-        if name := cfg[section][last]:
-            functions[f"{'eval_' if section == 'TEST' else ''}{last.lower()}"] = _FUNCTIONS.get(name, key)
-    return functions
+def _function(cfg: CfgNode, section: str, key: str) -> Callable[[Any], Any] | None:
+    """Return the function of batches or outputs that a key names."""
+    name = cfg[section][key]
+    return _FUNCTIONS.get(name, f"{section}.{key}") if name else None
 
 
 def check_model(cfg: CfgNode) -> None:
@@ -202,7 +194,9 @@ def check_model(cfg: CfgNode) -> None:
         for target in slot.check(cfg):
             label = getattr(target, "__name__", "")  # a functools.partial has none
             check_names(f"MODEL.{key}", label, _forward_parameters(target), model[key].values())
-    _functions(cfg)
+    for section in ("MODEL", "TEST"):
+        for key in ("INPUT_FUNCTION", "OUTPUT_FUNCTION"):
+            _function(cfg, section, key)
     ModelAdapter(inputs=model.INPUTS, input_mapping=model.INPUT_MAPPING)  # raises if the two do not fit together
     for key, patterns in (
         ("ACTIVATION_CHECKPOINTING", model.ACTIVATION_CHECKPOINTING),

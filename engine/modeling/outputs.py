@@ -1,15 +1,27 @@
-"""Reads losses and named parts from what a model returns."""
+"""Losses and named parts of what a model or loss returns, and clear errors where they do not fit together."""
 
+import re
 from collections.abc import Container, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor
 
+from ...config import ConfigError
 from ...config.errors import MismatchError
-from .inputs import describe
+from ...hooks.common.tensors import local_part
 
-__all__ = ["entries_of", "losses_of", "predictions_of", "terms_of", "without_loss", "without_scalar"]
+__all__ = [
+    "check_output",
+    "describe",
+    "entries_of",
+    "losses_of",
+    "predictions_of",
+    "raise_clearer",
+    "terms_of",
+    "without_loss",
+    "without_scalars",
+]
 
 
 def entries_of(output: Any) -> Mapping[Any, Any] | None:
@@ -33,23 +45,19 @@ def losses_of(output: Any) -> dict[str, Any]:
     count: Any = None
     losses: dict[str, Any] = {}
     if isinstance(output, Tensor):
-        losses = {} if output.dim() else {"total_loss": output}
+        losses = {"total_loss": output}
     elif type(output) is tuple:  # (logits, loss)
         scalars = [part for part in output if _is_scalar(part) or isinstance(part, int | float)]
-        losses = {"loss": scalars[0]} if len(scalars) == 1 and _is_scalar(scalars[0]) else {}
+        losses = {"loss": scalars[0]} if len(scalars) == 1 else {}
     elif type(output) is not dict and _is_scalar(loss := getattr(output, "loss", None)):
         losses, count = {"loss": loss}, getattr(output, "num_items", None)
-    elif type(output) is dict or isinstance(output, Mapping):
-        losses = output if type(output) is dict else dict(output)
-        if "num_items" in losses:
-            losses = dict(losses)
-            count = losses.pop("num_items")
-        for value in losses.values():
-            if not isinstance(value, Tensor) or value.dim():  # not only losses: {"loss": ..., "logits": ...}
-                losses = {"loss": output["loss"]} if _is_scalar(output.get("loss")) else {}
-                break
-    if losses:
-        return losses if count is None else _with_count(losses, count)
+    elif isinstance(output, Mapping):
+        losses = dict(output)
+        count = losses.pop("num_items", None)
+        if not all(map(_is_scalar, losses.values())):  # not only losses: {"loss": ..., "logits": ...}
+            losses = {"loss": losses.get("loss")}
+    if losses and all(map(_is_scalar, losses.values())):
+        return _with_count(losses, count)
     raise MismatchError(
         "without MODEL.LOSS the model must return its losses in training mode: a dict of scalar tensors, one scalar "
         "tensor, a tuple with one, an object whose .loss is one, or a dict with one named 'loss'. It returned "
@@ -59,22 +67,30 @@ def losses_of(output: Any) -> dict[str, Any]:
 
 def terms_of(loss: Any) -> dict[str, Any]:
     """Return what ``MODEL.LOSS`` returned as losses by name, with ``num_items`` if it counts its items."""
-    if isinstance(loss, Tensor) and not loss.dim():
+    if type(loss) is Tensor and not loss.dim():
         return {"loss": loss}
-    if isinstance(loss, tuple) and len(loss) == 2 and _is_scalar(loss[0]):
-        return _with_count({"loss": loss[0]}, loss[1])
-    if isinstance(loss, Mapping) and loss:
-        terms = dict(loss)
-        count = terms.pop("num_items", None)
-        if terms and all(map(_is_scalar, terms.values())):
-            return terms if count is None else _with_count(terms, count)
+    value, count = loss if isinstance(loss, tuple) and len(loss) == 2 else (loss, None)
+    terms = dict(value) if isinstance(value, Mapping) else {"loss": value}
+    count = terms.pop("num_items", count)
+    if terms and all(map(_is_scalar, terms.values())):
+        # The loss of scores that are split over ranks is a whole number on each of them.
+        return _with_count({name: local_part(term) for name, term in terms.items()}, local_part(count))
     raise MismatchError(
         "MODEL.LOSS must return a scalar tensor, that and the number of items of its mean, or scalar tensors by name, "
         f"not {describe(loss)}; use reduction='mean'"
     )
 
 
-def without_scalar(output: Any) -> Any:
+def _with_count(losses: dict[str, Any], count: Any) -> dict[str, Any]:
+    """Add the number of items that the losses are means of, as ``num_items``."""
+    if count is None:
+        return losses
+    if not (isinstance(count, int) or _is_scalar(count)):
+        raise MismatchError(f"num_items must be an int or a scalar tensor, not {describe(count)}")
+    return {**losses, "num_items": count}
+
+
+def without_scalars(output: Any) -> Any:
     """Return a tuple such as (logits, loss) without scalars and None, or the only other part; others unchanged."""
     if type(output) is not tuple:
         return output
@@ -106,8 +122,55 @@ def predictions_of(output: Any, ignore: Container[str] = ()) -> Any:
     return next(iter(rest.values())) if rest is not output and len(rest) == 1 else rest
 
 
-def _with_count(losses: dict[str, Any], count: Any) -> dict[str, Any]:
-    """Add the number of items that the losses are means of, as ``num_items``."""
-    if not (isinstance(count, int) or _is_scalar(count)):
-        raise MismatchError(f"num_items must be an int or a scalar tensor, not {describe(count)}")
-    return {**losses, "num_items": count}
+def check_output(output: Any) -> None:
+    """Raise MismatchError if a model returned nothing."""
+    if output is None:
+        raise MismatchError("the model returned None: its forward() has no return statement, or an empty one")
+
+
+def raise_clearer(error: Exception, batch: Any = None, clear: Exception | None = None) -> None:
+    """Raise a clearer error for one of a model, its loss or its backward pass. Without one, add a note and return.
+
+    Args:
+        error: the error.
+        batch: what the model was called with, for the note; None: there is no note.
+        clear: the clearer error, if it is known already.
+    """
+    message = str(error)
+    if match := re.fullmatch(r"Target (-?\d+) is out of bounds\.", message):
+        clear = MismatchError(
+            f"the target {match[1]} is not a class: the model's output has fewer classes (its num_classes, or the size "
+            "of its last layer), or the labels do not count from 0"
+        )
+    elif message.startswith("Expected target size"):
+        clear = MismatchError(
+            f"torch's loss takes scores (N, classes, ...) for targets (N, ...): {message}. For scores (N, ..., "
+            'classes) name the loss: MODEL.LOSS.NAME "CrossEntropyLoss" (Trainer: loss="CrossEntropyLoss")'
+        )
+    elif "does not require grad and does not have a grad_fn" in message:
+        clear = MismatchError(
+            "the loss does not depend on the model's parameters: an output or the loss was detached (by detach(), "
+            "no_grad(), item() or numpy()), or the parameters in use do not require a gradient"
+        )
+    if clear is not None:
+        raise clear from error
+    if batch is None or isinstance(error, ConfigError):
+        return
+    if not any(note.endswith(" as batch") for note in getattr(error, "__notes__", ())):
+        error.add_note(f"with {describe(batch)} as batch")
+
+
+def describe(value: Any) -> str:
+    """Describe a value's type and shapes for error messages."""
+    return f"a {_described(value, 0)}"
+
+
+def _described(value: Any, depth: int) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')} tensor {tuple(value.shape)}"
+    if isinstance(value, Mapping) and depth < 3:
+        parts = ", ".join(f"{name}: {_described(part, depth + 1)}" for name, part in value.items())
+        return f"{type(value).__name__} {{{parts}}}"
+    if isinstance(value, tuple | list) and depth < 3 and len(value) <= 8:
+        return f"{type(value).__name__} ({', '.join(_described(part, depth + 1) for part in value)})"
+    return type(value).__name__

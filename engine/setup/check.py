@@ -26,10 +26,10 @@ from ..data.build import SAMPLER_SLOT
 from ..data.datasets import TEST_SLOT, TRAIN_SLOT
 from ..evaluation import check_evaluation, result_names
 from ..evaluation.build import EVALUATOR_SLOT
-from ..evaluation.test_sets import own_periods, sets_of_period
+from ..evaluation.testing import own_periods, sets_of_period
 from ..modeling import check_model
+from ..modeling.adapters import check_step_name
 from ..modeling.build import LOSS_SLOT, MODEL_SLOT
-from ..modeling.call_plan import check_step_name
 from ..parallel.base import check_parallel
 from ..solver import check_solver
 from ..solver.build import OPTIMIZER_SLOT

@@ -52,7 +52,7 @@ def test_diff_of_files_and_runs(command, tmp_path):
 def test_lines_of_a_diff_fit_the_screen(command, tmp_path):
     (tmp_path / "a.yaml").write_text("TEST: {METRICS: [Accuracy, Loss]}")
     (tmp_path / "b.yaml").write_text(
-        "TEST: {METRICS: [{NAME: Accuracy, ARGS: {top_k: 5}}, {NAME: Accuracy}, MeanSquaredError]}"
+        "TEST: {METRICS: [{NAME: Accuracy, ARGS: {top_k: 5}}, {NAME: Accuracy}, mine:error]}"
     )
     out = command("diff", "a.yaml", "b.yaml")[1]
     assert out.startswith("TEST.METRICS:\n  ['Accuracy', 'Loss']\n  → [{'NAME': 'Accuracy'")

@@ -10,7 +10,7 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm, default_setup
 from hookline.engine.checkpoint.sharded_checkpointer import ShardedCheckpointer
-from hookline.engine.evaluation.collect import collect
+from hookline.engine.evaluation.metrics import collect
 
 
 def collectives(folder):

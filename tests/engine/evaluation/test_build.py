@@ -14,7 +14,7 @@ from hookline.engine.evaluation import (
     inference_on_dataset,
     result_names,
 )
-from hookline.engine.evaluation.test_sets import predictor
+from hookline.engine.evaluation.testing import predictor
 from hookline.engine.modeling import ModelAdapter
 
 
@@ -141,8 +141,8 @@ def test_an_error_of_a_metric_names_it_and_its_inputs():
     with pytest.raises(ValueError, match="Accuracy needs scores") as caught:
         evaluate(make_cfg(), batches)
     assert caught.value.__notes__ == [
-        "in update() of the metric val/accuracy, with predictions of shape (4, 2) (torch.float32) and "
-        "targets of shape (4, 3) (torch.float32)"
+        "in update() of the metric val/accuracy, with a float32 tensor (4, 2) as predictions and a float32 tensor "
+        "(4, 3) as targets"
     ]
 
 

@@ -62,8 +62,8 @@ def test_names_of_classes_and_files_of_the_rows_of_each_rank(monkeypatch, rank):
 @pytest.mark.parametrize(
     ("names", "outputs", "batch", "message"),
     [
-        (["idd"], SCORES, BATCH, r"PREDICTIONS_COLUMNS: 'idd' is not.*\(its entries are x, label, id\)"),
-        (["id"], SCORES, (torch.ones(2, 4), torch.ones(2)), r"'id' is not.*\(it is no dict\)"),
+        (["idd"], SCORES, BATCH, r"PREDICTIONS_COLUMNS: 'idd' is not.*which has x, label, id"),
+        (["id"], SCORES, (torch.ones(2, 4), torch.ones(2)), r"'id' is not.*which is no dict"),
         (["file"], SCORES, (torch.ones(2, 4), torch.ones(2)), "'file' is not.*of a data set with classes or files"),
         (["class"], {"boxes": SCORES, "sizes": SCORES}, BATCH, "'class' needs scores"),
         (["probability"], torch.ones(2, 3, 4), BATCH, "'probability' needs scores"),

@@ -6,8 +6,7 @@ from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import DefaultTrainer
-from hookline.engine.evaluation.build import METRICS_SLOT, build_metrics
-from hookline.engine.evaluation.training_metrics import TrainingMetrics
+from hookline.engine.evaluation.build import METRICS_SLOT, TrainingMetrics, build_metrics
 
 
 class Own(nn.Module):

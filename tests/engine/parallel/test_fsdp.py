@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine.evaluation.lockstep import in_step, needs_all_ranks
+from hookline.engine.evaluation.evaluator import counted
 from hookline.engine.parallel.fsdp import FSDP2
 from hookline.hooks.common.tensors import has_shards
 
@@ -17,7 +17,6 @@ def test_one_process_does_not_shard_the_model_and_logs_it(caplog):
     with caplog.at_level(logging.INFO, "hookline"):
         assert FSDP2(modules=["Nothing"]).wrap(model, torch.device("cpu")) is model
     assert not has_shards(model)
-    assert not needs_all_ranks(model)
     assert "fsdp2 does not shard the model" in caplog.text
 
 
@@ -31,9 +30,9 @@ def test_clipping_in_one_process_returns_the_norm():
         assert not has_shards(model)
 
 
-def test_in_step_yields_all_items_in_one_process():
-    assert list(in_step([1, 2])) == [(1, True), (2, True)]
-    assert list(in_step([])) == []
+def test_all_batches_count_in_one_process():
+    assert list(counted(nn.Linear(2, 2), [1, 2])) == [(1, True), (2, True)]
+    assert list(counted(nn.Linear(2, 2), [])) == []
 
 
 @pytest.mark.parametrize(
