@@ -5,8 +5,6 @@ import functools
 import logging
 import os
 import sys
-import textwrap
-import time
 from typing import IO, Any
 
 from ...hooks.writers.console import shortened
@@ -28,22 +26,10 @@ _TIME = len("00:00:00  ")
 _LEVEL_COLORS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m", logging.CRITICAL: "\033[31m"}
 
 
-class _Formatter(logging.Formatter):
-    """Caches the formatted time for one second."""
-
-    _second = (0, "")
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        second = int(record.created)
-        if self._second[0] != second:
-            self._second = (second, time.strftime(datefmt or self.default_time_format, self.converter(record.created)))
-        return self._second[1] if datefmt else f"{self._second[1]},{int(record.msecs):03d}"
-
-
-class _ConsoleFormatter(_Formatter):
+class _ConsoleFormatter(logging.Formatter):
     """Shows time and message; from WARNING on also the level, in color if the console supports it.
 
-    In a terminal, lines are broken between words.
+    In a terminal, lines of metrics are shortened to its width.
     """
 
     def __init__(self, color: bool, rank: int = 0) -> None:
@@ -56,8 +42,6 @@ class _ConsoleFormatter(_Formatter):
         parts, with_bar = getattr(record, "parts", None), bar_is_shown()
         if parts and (width or with_bar):
             record.message = shortened(parts, max(width - _TIME, 0), with_bar)
-        if width:
-            record.message = _broken(record.message, width)
         line = super().formatMessage(record)
         if record.levelno < logging.WARNING:
             return line
@@ -87,22 +71,6 @@ def _terminal_width() -> int:
         return os.get_terminal_size(sys.stdout.fileno()).columns
     except (AttributeError, OSError, ValueError):
         return 0
-
-
-def _broken(message: str, width: int) -> str:
-    """Break lines that are too long, between words. The first line has the time before it."""
-    lines = []
-    for number, line in enumerate(message.splitlines()):
-        before = "" if number else " " * _TIME
-        if len(before + line) <= width:
-            lines.append(line)
-            continue
-        indent = " " * (len(line) - len(line.lstrip()) + 4)
-        pieces = textwrap.wrap(
-            before + line.rstrip(), width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-        )
-        lines += [pieces[0][len(before) :], *pieces[1:]]
-    return "\n".join(lines)
 
 
 class _FileHandler(logging.StreamHandler):
@@ -223,7 +191,7 @@ def _add_file(logger: logging.Logger, path: str, level: int, rank: int) -> None:
     handler = _FileHandler(_open_log(path))
     handler.log_path = path
     handler.setLevel(level)
-    handler.setFormatter(_Formatter(f"[%(asctime)s rank{rank}] %(name)s %(levelname)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(f"[%(asctime)s rank{rank}] %(name)s %(levelname)s: %(message)s"))
     logger.addHandler(handler)
 
 

@@ -1,15 +1,45 @@
-"""Text about a run: environment, config, lengths, hooks."""
+"""What a run says about itself: its environment, config, data, model and results, and how to go on."""
 
+import logging
+import os
 import platform
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 
-from ...config import MISSING, CfgNode, Duration, component, get_cfg, name_of
+from ...config import MISSING, CfgNode, ConfigError, Duration, component, get_cfg, name_of
+from ...config.errors import first_line, shown_path
+from ...config.files.run_folder import claim
+from ...hooks.common.models import unwrap_model
+from ...hooks.common.tensors import has_shards
+from ...hooks.hook_list import hook_name
+from .. import comm
+from ..evaluation import format_results
 from ..modeling import model_summary
+from ..modeling.summary import watching_forward
+from ..train_loop import TrainResult
 
-__all__ = ["describe_config", "describe_data", "describe_environment", "describe_run"]
+__all__ = [
+    "describe_config",
+    "describe_environment",
+    "describe_run",
+    "draw_at_end",
+    "log_end",
+    "log_start",
+    "name_replay",
+    "replay_command",
+    "watching_model",
+]
 
+logger = logging.getLogger(__name__)
+
+LEAST_SECONDS = 60.0
+"""How long a run trains at least for a picture with "auto": importing matplotlib and drawing take 1 to 2 s."""
 _PERIODS = ("SOLVER.CHECKPOINT_PERIOD", "TEST.EVAL_PERIOD", "LOG.PERIOD")
 
 
@@ -25,7 +55,7 @@ def describe_config(cfg: CfgNode) -> str:
     return "\n".join(lines) or "  nowhere"
 
 
-def describe_data(trainer: Any) -> str:
+def _data(trainer: Any) -> str:
     """Return the training data and its size, and the names of the test data with the sizes that are known."""
     cfg = trainer.cfg
     train = ", ".join(name_of(entry) for entry in cfg.DATASETS.TRAIN) or "data of build_train_loader()"
@@ -71,3 +101,124 @@ def _period(period: Duration, epoch: int | None) -> str:
     if period.unit == "s" or (period.unit == "ep" and not epoch):
         return f"every {period}"
     return f"every {period.iterations(epoch)} iterations"
+
+
+def log_start(trainer: Any, length: str, first: bool) -> None:
+    """Log data, length, hooks and model of a run.
+
+    Args:
+        trainer: a DefaultTrainer.
+        length: of the run, as text.
+        first: whether the trainer has not trained before.
+    """
+    if first:
+        passes = trainer._passes
+        what = " (shapes and FLOPs of a batch of the sanity check)" if passes else ""
+        logger.info("Data: %s", _data(trainer))
+        logger.info("Model%s:\n%s", what, model_summary(unwrap_model(trainer.model), passes))
+        logger.info("Hooks: %s", ", ".join(hook_name(hook) for hook in trainer._hooks))
+    samples, device = trainer.cfg.DATALOADER.BATCH_SIZE, trainer.device or trainer._device_type()
+    logger.info("Training for %s, %d samples each, on %s", length, samples, device)
+
+
+@contextmanager
+def watching_model(trainer: Any) -> Iterator[None]:
+    """Note shapes and FLOPs of the first batch in the block for the table of the model, before the first training.
+
+    The strategy may check the model's outputs in the block, see ``Strategy.checking``.
+    """
+    model = unwrap_model(trainer.model)
+    with trainer.strategy.checking(model):
+        if trainer._passes is not None or trainer._result is not None or has_shards(model):
+            yield
+            return
+        with watching_forward(model) as trainer._passes:
+            yield
+
+
+def log_end(trainer: Any, result: TrainResult) -> None:
+    """Log the results, the best checkpoint, and how to go on."""
+    if not comm.is_main_process():
+        return
+    if trainer._last_eval_results:
+        logger.info("Results:\n%s", format_results(trainer._last_eval_results))
+    if trainer._start is None or trainer._start.kind == "trial":
+        return
+    for hook in trainer.find_hooks("BestCheckpointer")[:1]:
+        if hook.best:
+            path = _path(trainer.cfg, "model_best.pth")
+            where = f"at iteration {hook.best_iter}, in {path}"
+            logger.info("Best %s: %.5g %s", hook._val_metric, hook.best_metric, where)
+    logger.info("Next:\n%s", _next_steps(trainer, result))
+
+
+def _next_steps(trainer: Any, result: TrainResult) -> str:
+    cfg, longer, args = trainer.cfg, 2 * max(trainer.max_iter, result.iteration), trainer._start.args
+    if not hasattr(args, "opts"):  # not a command
+        on = "trainer.train()" if result.exit_code else f"trainer.max_iter = {longer}; trainer.train()"
+        evaluate = "trainer.evaluate()"
+    else:
+        on = "the same command with --resume" + ("" if result.exit_code else f" SOLVER.MAX_ITER {longer}")
+        files = [_path(cfg, name) for name in ("model_best.pth", "model_final.pth")]
+        weights = " ".join(("MODEL.WEIGHTS", shlex.quote(next(filter(os.path.exists, files), ""))))
+        evaluate = f"the same command with --eval-only {weights}"
+        if hasattr(args, "trainer"):
+            evaluate = f"hookline eval --config-file {shlex.quote(_path(cfg, 'config.yaml'))} {weights}"
+    steps = f"  {'resume:' if result.exit_code else 'train longer:':13} {on}"
+    return f"{steps}\n  evaluate:     {evaluate}" if cfg.DATASETS.TEST and not evaluate.endswith("''") else steps
+
+
+def _path(cfg: CfgNode, name: str) -> str:
+    return shown_path(os.path.join(cfg.OUTPUT_DIR, name))
+
+
+def name_replay(trainer: Any, error: BaseException) -> None:
+    """Add to an error of a step the command that repeats the step, if there is one."""
+    iteration = getattr(error, "found_in_step", trainer.iter)  # an error may be found after its step
+    of_a_step = isinstance(error, Exception) and not isinstance(error, ConfigError)
+    if of_a_step and (command := trainer.replay_command(iteration)):
+        error.add_note(f"look at this step: {command}")
+
+
+def replay_command(trainer: Any, iteration: int) -> str:
+    """Return the command that repeats a step; empty if the run has no such step, or was not started by ``run()``."""
+    args, cfg = getattr(trainer._start, "args", None), trainer.cfg
+    if not getattr(args, "handled", False) or iteration >= trainer.max_iter or cfg.FAST_DEV_RUN:
+        return ""
+    if hasattr(args, "trainer"):  # the command hookline
+        own = ["--trainer", args.trainer] if args.trainer else []
+        return shlex.join(["hookline", "replay", shown_path(cfg.OUTPUT_DIR), "--iter", str(iteration), *own])
+    config = _path(cfg, "config.yaml")
+    return shlex.join(["python", sys.argv[0], "--config-file", config, "--replay", str(iteration)])
+
+
+def draw_at_end(cfg: CfgNode, seconds: float) -> None:
+    """Draw ``curves.png`` into the folder of a run. A picture that cannot be drawn is logged, and not an error.
+
+    Args:
+        cfg: the full config.
+        seconds: how long the process has trained.
+    """
+    setting, folder = cfg.LOG.CURVES, cfg.OUTPUT_DIR
+    if not setting or cfg.FAST_DEV_RUN or not comm.is_main_process():
+        return
+    if setting == "auto" and seconds < LEAST_SECONDS:
+        return
+    if setting == "auto" and os.environ.get("CI"):
+        logger.info('LOG.CURVES: curves.png is not drawn, since the environment variable CI is set ("auto")')
+        return
+    from ...runs.figure import NO_MATPLOTLIB, draw_curves
+    from ...runs.reading import read_run
+
+    if find_spec("matplotlib") is None:
+        logger.info("LOG.CURVES: curves.png is not drawn: %s", NO_MATPLOTLIB)
+        return
+    path = os.path.join(folder, "curves.png")
+    try:
+        run = read_run(folder)
+        claim(path)
+        draw_curves([run], path)
+    except Exception as error:
+        logger.warning("LOG.CURVES: curves.png is not drawn: %s", first_line(error))
+    else:
+        logger.info("Curves: %s", path)

@@ -33,7 +33,6 @@ from .fast_dev_run import choose_fast_dev_run, shortened
 from .ignored import check_processes, check_trains, option
 from .lazy_start import folder_of, lazy_run
 from .logger import LOGGERS, hold_logs, open_logs, release_logs, set_console_level, setup_logger
-from .next_steps import Program, program_of
 from .output_dir import OutputDir, RunKind
 from .report import describe_config, describe_environment
 from .seeding import choose_seed, saved_seed, seed_all_rng, set_seed, use_deterministic_algorithms
@@ -88,7 +87,7 @@ def default_setup(cfg: Any, args: Any = None) -> None:
     check_same_config(cfg, {**compared, **lines})
     kind: RunKind = "dry" if options["dry_run"] else "inference" if inference else _training_kind(cfg)
     start = RunStart(cfg, kind, options["resume"], text, given)
-    start.args, start.unknown, start.program = args, unknown, program_of(args)
+    start.args, start.unknown = args, unknown
     start.prepare()
     vars(given)[_START] = start
     start.create_folder()
@@ -198,8 +197,6 @@ class RunStart:
         """See :func:`~hookline.engine.setup.check.unknown_parts`."""
         self.args: Any = None
         """The parsed command line."""
-        self.program: Program | None = None
-        """The command that started the run, if any."""
         self.taken = False  # by a trainer, or begun
         self._begun = False
         self.waits = False  # for the first step

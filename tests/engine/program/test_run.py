@@ -1,6 +1,5 @@
 """Scripts that end with run(Trainer, args), and scripts that ignore options."""
 
-import argparse
 import json
 import os
 import re
@@ -15,7 +14,6 @@ from torch import nn
 from hookline.cli import main
 from hookline.config import CfgNode, get_cfg
 from hookline.engine import DefaultTrainer, default_argument_parser, default_setup, run
-from hookline.engine.setup import next_steps
 from hookline.hooks import CallbackHook, HookBase
 
 CONFIG = """
@@ -217,8 +215,6 @@ def test_an_error_names_the_script_that_replays_its_step(start, monkeypatch):
 
     start()
     monkeypatch.setattr(sys, "argv", ["my_train.py"])
-    monkeypatch.setitem(sys.modules, "__main__", argparse.Namespace(__spec__=None))
-    monkeypatch.setattr(next_steps, "_python", lambda: "python")
     with pytest.raises(RuntimeError, match="bad") as info:
         run(Fails, default_argument_parser().parse_args(["--config-file", "mine.yaml"]), project_config())
     *_, note = info.value.__notes__

@@ -3,7 +3,7 @@
 import pytest
 from small_runs import config_trainer
 
-from hookline.engine.setup import curves
+from hookline.engine.setup import report
 
 pytest.importorskip("matplotlib")
 
@@ -26,7 +26,7 @@ def test_a_run_draws_its_curves_at_the_end(tmp_path, log):
 
 @pytest.mark.parametrize(("seconds", "in_ci", "drawn"), [(0, "", True), (0, "true", False), (60, "", False)])
 def test_auto_is_for_longer_runs_that_are_not_in_ci(tmp_path, monkeypatch, log, seconds, in_ci, drawn):
-    monkeypatch.setattr(curves, "LEAST_SECONDS", seconds)
+    monkeypatch.setattr(report, "LEAST_SECONDS", seconds)
     monkeypatch.setenv("CI", in_ci)
     train(tmp_path)
     assert (tmp_path / "curves.png").exists() is drawn
@@ -40,7 +40,7 @@ def test_a_picture_that_cannot_be_drawn_never_fails_the_run(tmp_path, monkeypatc
     (tmp_path / "b/curves.png").write_text("mine")
     train(tmp_path / "b", "LOG.CURVES", True)
     assert (tmp_path / "b/curves.png.old").read_text() == "mine"
-    monkeypatch.setattr(curves, "find_spec", lambda name: None)
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
     train(tmp_path / "c", "LOG.CURVES", True)
     assert "LOG.CURVES: curves.png is not drawn: an image needs matplotlib" in "".join(log.messages)
 
