@@ -24,7 +24,7 @@ from .compat.ddp import create_ddp_model
 from .compat.ported_trainer import InnerTrainer, support
 from .compat.writers import default_writers
 from .data import build_test_loader, build_train_loader, check_same_length
-from .data.given import NoTrainData
+from .data.build import NoTrainData
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, verify_results
 from .evaluation.build import training_metrics
 from .evaluation.testing import evaluate_sets, evaluate_test_sets, own_periods, sanity_check_batches, trial

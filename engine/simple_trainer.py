@@ -17,9 +17,8 @@ from ..hooks.storage.event_storage import EventStorage, get_event_storage
 from ..hooks.storage.scratch import scratch_storage
 from . import comm
 from .checkpoint import unwrap_model
+from .data.batches import move_to_device, split_batch
 from .data.epoch_iterator import EpochIterator
-from .data.microbatch import split_batch
-from .data.transfer import move_to_device
 from .evaluation.evaluator import outputs_of
 from .evaluation.metrics import collect
 from .modeling.adapters import ModelAdapter

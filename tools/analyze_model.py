@@ -19,7 +19,7 @@ from torch import nn
 from hookline.command_line import ArgumentParser
 from hookline.config import CfgNode, name_of
 from hookline.engine import DefaultTrainer, config_errors_exit
-from hookline.engine.data.transfer import move_to_device
+from hookline.engine.data.batches import move_to_device
 from hookline.engine.modeling import resolve_device
 from hookline.engine.options import set_up_probe
 from hookline.hooks.common.tensors import samples_in

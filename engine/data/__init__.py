@@ -1,6 +1,7 @@
 """Data sets, samplers and loaders."""
 
 from .batch_sampler import PlacedBatch, RankBatchSampler
+from .batches import COLLATE_REGISTRY, move_to_device, pad_collate, split_batch, trivial_batch_collator
 from .build import (
     build_batch_data_loader,
     build_test_loader,
@@ -9,14 +10,11 @@ from .build import (
     check_same_length,
     worker_init_reset_seed,
 )
-from .collate import COLLATE_REGISTRY, pad_collate, trivial_batch_collator
 from .common import AspectRatioGroupedDataset, DatasetFromList, MapDataset, ToIterableDataset
 from .datasets import DATASET_REGISTRY, ArrayDataset, concat_datasets, get_dataset
 from .epoch_iterator import EpochIterator
-from .generators import seed_generators, stream_key
-from .huggingface import HuggingFaceDataset
-from .images import TRANSFORM_REGISTRY, ImageFolder
-from .microbatch import split_batch
+from .files import TRANSFORM_REGISTRY, HuggingFaceDataset, ImageFolder, Tokens, python_docs_test, python_docs_train
+from .loader import SeededLoader
 from .samplers import (
     SAMPLER_REGISTRY,
     EpochSampler,
@@ -28,10 +26,8 @@ from .samplers import (
     RepeatFactorTrainingSampler,
     TrainingSampler,
 )
-from .seeding import SeededLoader, is_deterministic
+from .seeding import is_deterministic, seed_generators, stream_key
 from .stream import ShardedIterable, StreamLoader
-from .text import TextLines, Tokens, python_docs_test, python_docs_train
-from .transfer import move_to_device
 
 __all__ = [
     "COLLATE_REGISTRY",
@@ -57,7 +53,6 @@ __all__ = [
     "SeededLoader",
     "ShardedIterable",
     "StreamLoader",
-    "TextLines",
     "ToIterableDataset",
     "Tokens",
     "TrainingSampler",

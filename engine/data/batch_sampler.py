@@ -3,7 +3,6 @@
 import inspect
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import chain, count, islice
 from typing import Any
 
@@ -12,12 +11,13 @@ import torch
 from torch.utils.data import Sampler
 
 from ...config import ConfigError
+from ...hooks.common.rng import preserve_rng
 from .. import comm
-from .generators import GENERATORS, ORDER, seed_generators, stream_key
+from .seeding import ORDER, seed_generators, stream_key
 
-__all__ = ["GlobalBatchSampler", "PlacedBatch", "RankBatchSampler", "takes_start"]
+__all__ = ["GlobalBatchSampler", "PlacedBatch", "RankBatchSampler", "has_state", "takes_start"]
 
-# Indices that are drawn at once: changing the generators' states for them takes 40 µs.
+# Indices that are drawn at once: seeding and restoring the generators for them takes 150 µs.
 _AHEAD = 4096
 
 
@@ -31,6 +31,11 @@ def takes_start(sampler: Any) -> bool:
         return False
     definers = [cls for cls in type(sampler).__mro__ if vars(cls).keys() & {"set_epoch", "__iter__"}]
     return not definers or "set_epoch" in vars(definers[0]) or "set_epoch" in vars(sampler)
+
+
+def has_state(source: Any) -> bool:
+    """Whether a loader or data source saves its position by ``state_dict()`` and ``load_state_dict()``."""
+    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
 class PlacedBatch(list[int]):
@@ -93,7 +98,7 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.placed = placed
         self.seed = seed
         self._epoch = 0
-        self._place: tuple[int, int] | None = None  # epoch and start of the next pass, until its first batch
+        self._start: int | None = None  # of the next pass, until its first batch
         if batch_size < self.world_size:
             raise ConfigError(
                 f"DATALOADER.BATCH_SIZE is {batch_size}, fewer than one sample for each of {self.world_size} rank(s)"
@@ -107,24 +112,13 @@ class GlobalBatchSampler(Sampler[list[int]]):
             )
 
     def set_epoch(self, epoch: int, start: int = 0) -> None:
-        """Set the position of the next ``iter()``.
+        """Set the position of the next pass.
 
         Args:
             epoch: passed to the sampler.
             start: samples of the epoch, over all ranks, to skip.
         """
-        self._epoch = epoch
-        self._place = (epoch, start)
-        self._set_sampler_epoch(epoch, start)
-
-    def _set_sampler_epoch(self, epoch: int, start: int) -> int:
-        """Set the position of the sampler, and return how many of its indices remain to be skipped."""
-        if takes_start(self.sampler):
-            self.sampler.set_epoch(epoch, start)
-            return 0
-        if hasattr(self.sampler, "set_epoch"):
-            self.sampler.set_epoch(epoch)
-        return start
+        self._epoch, self._start = epoch, start
 
     def batches_after(self, start: int) -> int | None:
         """Batches left in an epoch after ``start`` samples; None if it has no end."""
@@ -141,52 +135,55 @@ class GlobalBatchSampler(Sampler[list[int]]):
         """
         samples = self._samples()
         length = self.batch_size if samples is None else min(self.batch_size, samples - start)
-        part = length * (self.rank + 1) // self.world_size - length * self.rank // self.world_size
-        return part * self.world_size / length
+        part = self._part(length)
+        return (part.stop - part.start) * self.world_size / length
 
     def __iter__(self) -> Iterator[list[int]]:
-        # DataLoaders with workers call iter() twice and read the second: keep the position until a batch is read.
-        place, start, skip = self._place, 0, 0
-        if place is not None:
-            start = place[1]
-            skip = self._set_sampler_epoch(*place)
-        indices = islice(self._drawn(), self._own(skip), None)
+        # DataLoaders with workers call iter() twice and read the second: the position is used by the first batch.
+        epoch, start, skip = self._epoch, self._start or 0, 0
+        if self._start is not None:
+            skip = self._set_sampler_epoch(epoch, start)
+            self._start = None
+        indices = islice(self._drawn(epoch), self._own(skip), None)
         if self.max_batches is not None:
             indices = islice(indices, self._own(max(0, self.max_batches * self.batch_size - start)))
-        batches = self._placed(indices, self._epoch, start) if self.placed else self._batches(indices)
-        return self._from(place, batches)
-
-    def _drawn(self) -> Iterator[int]:
-        return _drawn(self.sampler, stream_key(self.seed, self._epoch, ORDER), own=True)
-
-    def _from(self, place: Any, batches: Iterator[list[int]]) -> Iterator[list[int]]:
-        if self._place is place:
-            self._place = None
-        yield from batches
-
-    def _batches(self, indices: Iterator[int]) -> Iterator[list[int]]:
-        while batch := list(islice(indices, self.batch_size)):
+        size = self._own(self.batch_size)
+        while batch := list(islice(indices, size)):
             length = len(batch)
-            if length < self.batch_size and self.drop_last:
+            if length < size and self.drop_last:
                 return
-            yield batch[length * self.rank // self.world_size : length * (self.rank + 1) // self.world_size]
+            part = self._part(length)
+            yield PlacedBatch(batch[part], epoch, self._places(start, part)) if self.placed else batch[part]
+            start += self.batch_size
 
-    def _placed(self, indices: Iterator[int], epoch: int, start: int) -> Iterator[list[int]]:
-        while batch := list(islice(indices, self.batch_size)):
-            length = len(batch)
-            if length < self.batch_size and self.drop_last:
-                return
-            part = slice(length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size)
-            yield PlacedBatch(batch[part], epoch, range(start + part.start, start + part.stop))
-            start += length
+    def _set_sampler_epoch(self, epoch: int, start: int) -> int:
+        """Set the position of the sampler, and return how many of its indices remain to be skipped."""
+        if takes_start(self.sampler):
+            self.sampler.set_epoch(epoch, start)
+            return 0
+        if hasattr(self.sampler, "set_epoch"):
+            self.sampler.set_epoch(epoch)
+        return start
+
+    def _drawn(self, epoch: int) -> Iterator[int]:
+        return _drawn(self.sampler, stream_key(self.seed, epoch, ORDER), own=True)
 
     def _own(self, samples: int) -> int:
         """How many of ``samples`` (over all ranks) the sampler yields on this rank: all of them."""
         return samples
 
+    def _part(self, length: int) -> slice:
+        """This rank's part of a batch of ``length`` indices of the sampler."""
+        return slice(length * self.rank // self.world_size, length * (self.rank + 1) // self.world_size)
+
+    def _places(self, start: int, part: slice) -> range:
+        return range(start + part.start, start + part.stop)
+
     def _samples(self) -> int | None:
         """Samples per epoch, over all ranks; None if it has no end."""
-        size = len(self.sampler) if hasattr(self.sampler, "__len__") else None
+        size = None
+        if hasattr(self.sampler, "__len__"):
+            size = len(self.sampler) * self.world_size // self._own(self.world_size)
         if self.max_batches is None:
             return size
         limit = self.max_batches * self.batch_size
@@ -203,56 +200,30 @@ class RankBatchSampler(GlobalBatchSampler):
     """Splits the indices that a sampler yields on this rank into batches.
 
     For samplers that yield every ``world_size``-th sample on each rank, as those of detectron2 and torch's
-    DistributedSampler do. Positions are counted over all ranks.
+    DistributedSampler do. Positions are counted over all ranks. What the sampler draws from the global generators
+    differs by rank.
 
     Args:
         sampler: yields the indices of this rank. ``start`` of its ``set_epoch`` counts over all ranks.
         batch_size: samples per global batch, a multiple of the number of ranks.
-        drop_last: as in :class:`GlobalBatchSampler`.
-        rank: as in :class:`GlobalBatchSampler`.
-        world_size: as in :class:`GlobalBatchSampler`.
-        placed: as in :class:`GlobalBatchSampler`.
-        seed: of what the sampler draws from the global generators; each rank draws other numbers.
+        drop_last, rank, world_size, max_batches, placed, seed: as in :class:`GlobalBatchSampler`.
     """
-
-    def __init__(
-        self,
-        sampler: Any,
-        batch_size: int,
-        drop_last: bool = False,
-        rank: int | None = None,
-        world_size: int | None = None,
-        *,
-        placed: bool = False,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(sampler, batch_size, drop_last, rank, world_size, placed=placed, seed=seed)
-        self._share = batch_size // self.world_size
 
     def share(self, start: int) -> float:
         return 1.0
 
-    def _drawn(self) -> Iterator[int]:
+    def _drawn(self, epoch: int) -> Iterator[int]:
         # Not the sampler's own generators, which may have to be the same on all ranks, or not.
-        return _drawn(self.sampler, stream_key(self.seed, self._epoch, ORDER, self.rank), own=False)
-
-    def _batches(self, indices: Iterator[int]) -> Iterator[list[int]]:
-        while batch := list(islice(indices, self._share)):
-            if len(batch) < self._share and self.drop_last:
-                return
-            yield batch
-
-    def _placed(self, indices: Iterator[int], epoch: int, start: int) -> Iterator[list[int]]:
-        world_size = self.world_size
-        firsts = count(start + self.rank, self.batch_size)
-        for first, batch in zip(firsts, self._batches(indices), strict=False):
-            yield PlacedBatch(batch, epoch, range(first, first + len(batch) * world_size, world_size))
+        return _drawn(self.sampler, stream_key(self.seed, epoch, ORDER, self.rank), own=False)
 
     def _own(self, samples: int) -> int:
         return samples // self.world_size
 
-    def _samples(self) -> int | None:
-        return len(self.sampler) * self.world_size if hasattr(self.sampler, "__len__") else None
+    def _part(self, length: int) -> slice:
+        return slice(0, length)
+
+    def _places(self, start: int, part: slice) -> range:
+        return range(start + self.rank, start + self.rank + part.stop * self.world_size, self.world_size)
 
 
 def _drawn(sampler: Any, key: int, own: bool) -> Iterator[int]:
@@ -265,32 +236,22 @@ def _drawn(sampler: Any, key: int, own: bool) -> Iterator[int]:
     """
     if type(sampler).__module__ == f"{__package__}.samplers":  # which draw from generators of their own
         return iter(sampler)
-    states: list[Any] = []
-    with _generators_at(states):
-        seed_generators(key, 0)
-        if own:
-            _seed_own(sampler, key)
-        indices = iter(sampler)
-    return chain.from_iterable(iter(lambda: _part(indices, states), []))
+    return chain.from_iterable(_drawn_parts(sampler, key, own))
 
 
-def _part(indices: Iterator[int], states: list[Any]) -> list[int]:
-    with _generators_at(states):
-        return list(islice(indices, _AHEAD))
-
-
-@contextmanager
-def _generators_at(states: list[Any]) -> Iterator[None]:
-    """Set the global generators to ``states`` for the block; ``states`` are then those at its end."""
-    before = [generator.get() for generator in GENERATORS]
-    for generator, state in zip(GENERATORS, states, strict=False):
-        generator.set(state)
-    try:
-        yield
-    finally:
-        states[:] = [generator.get() for generator in GENERATORS]
-        for generator, state in zip(GENERATORS, before, strict=True):
-            generator.set(state)
+def _drawn_parts(sampler: Any, key: int, own: bool) -> Iterator[list[int]]:
+    indices: Any = None
+    for number in count():
+        with preserve_rng():
+            seed_generators(key, number)
+            if indices is None:
+                if own:
+                    _seed_own(sampler, key)
+                indices = iter(sampler)
+            part = list(islice(indices, _AHEAD))
+        yield part
+        if len(part) < _AHEAD:
+            return
 
 
 def _seed_own(sampler: Any, key: int) -> None:

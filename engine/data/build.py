@@ -1,12 +1,15 @@
 """Build data loaders from a config."""
 
+import functools
+import inspect
 import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from operator import itemgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -19,13 +22,12 @@ from ...hooks.control.interruption import leave_signals_to_parent
 from .. import comm
 from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler, RankBatchSampler
-from .collate import build_collate_fn, check_collate_fn, trivial_batch_collator
+from .batches import COLLATE_REGISTRY, trivial_batch_collator
 from .common import AspectRatioGroupedDataset, MapDataset
-from .datasets import TEST_SLOT, TRAIN_SLOT, concat_datasets, first_samples, get_dataset
-from .given import is_loader, use_loader
-from .reading import BatchLoader
-from .samplers import SAMPLER_REGISTRY, EndlessSampler, InferenceSampler, seeded_generator
-from .seeding import SeededLoader, is_deterministic, own_collate_fn
+from .datasets import TEST_SLOT, TRAIN_SLOT, ArrayDataset, concat_datasets, first_samples, get_dataset
+from .loader import SeededLoader
+from .samplers import SAMPLER_REGISTRY, InferenceSampler, TrainingSampler, seeded_generator
+from .seeding import is_deterministic, own_collate_fn
 from .stream import ShardedIterable, StreamLoader
 
 __all__ = [
@@ -40,6 +42,7 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_COLLATE_KEY = "DATALOADER.COLLATE_FN.ARGS"
 SAMPLER_SLOT = Slot(
     SAMPLER_REGISTRY,
     "DATALOADER.SAMPLER_TRAIN",
@@ -85,7 +88,7 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
         world_size=1,
         num_replicas=1,
     )
-    if isinstance(sampler, EndlessSampler):  # a subclass may not take rank and world_size
+    if isinstance(sampler, TrainingSampler):  # a subclass may not take rank and world_size
         sampler.yield_for_all_ranks()
     batches = GlobalBatchSampler(sampler, total, drop_last, max_batches=limit, seed=seed)
     if batches.batches_after(0) == 0:
@@ -278,10 +281,6 @@ def worker_init_reset_seed(worker_id: int) -> None:
     For your own loaders. The worker also leaves signals to the training process.
     """
     leave_signals_to_parent()
-    _reset_seed(worker_id)
-
-
-def _reset_seed(worker_id: int) -> None:
     seed = torch.initial_seed() % 2**31
     random.seed(seed)
     np.random.seed(seed)
@@ -325,50 +324,110 @@ def _options(cfg: CfgNode, dataset: Any) -> dict[str, Any]:
     }
 
 
-def _loader(
-    dataset: Dataset[Any],
-    batches: Sampler[list[int]],
-    *,
-    seed: int,
-    num_workers: int,
-    collate_fn: Callable[[Any], Any] | None = None,
-    **options: Any,
-) -> DataLoader[Any]:
-    collate_fn = collate_fn or own_collate_fn(dataset)
-    options |= {
-        "batch_sampler": batches,
-        "num_workers": num_workers,
-        "collate_fn": collate_fn,
-        "persistent_workers": options.get("persistent_workers", True) and num_workers > 0,
-    }
-    if is_deterministic(dataset, collate_fn):
-        make = BatchLoader if num_workers or options.get("pin_memory") else DataLoader  # which is faster, by iterate()
-        return make(dataset, worker_init_fn=_reset_seed, generator=_generator(seed), **options)
+def check_collate_fn(cfg: CfgNode) -> Any:
+    """Check the name and arguments of ``cfg.DATALOADER.COLLATE_FN``, and return what is named; None if it is not set.
+
+    Raises:
+        ConfigError: they are wrong.
+    """
+    name, args = cfg.DATALOADER.COLLATE_FN.NAME, cfg.DATALOADER.COLLATE_FN.ARGS
+    if not name:
+        return None
+    target = COLLATE_REGISTRY.get(name, "DATALOADER.COLLATE_FN.NAME")
+    COLLATE_REGISTRY.check(name, args, positional=0 if inspect.isclass(target) else 1, key=_COLLATE_KEY)
+    return target
+
+
+def build_collate_fn(cfg: CfgNode, dataset: Any) -> Callable[[Any], Any] | None:
+    """Return the collate function of ``cfg.DATALOADER.COLLATE_FN`` for a data set; its own one if that is not set.
+
+    The function gets a list of samples, also if the data set is an :class:`ArrayDataset`, which returns whole batches.
+    """
+    own, target = own_collate_fn(dataset), check_collate_fn(cfg)
+    if target is None:
+        return own
+    args = dict(cfg.DATALOADER.COLLATE_FN.ARGS)
+    if inspect.isclass(target):
+        collate = COLLATE_REGISTRY.build(cfg.DATALOADER.COLLATE_FN.NAME, args, key=_COLLATE_KEY)
+    else:
+        collate = functools.partial(target, **args) if args else target
+    return functools.partial(_collate_rows, collate) if own is ArrayDataset.collate_fn else collate
+
+
+def _collate_rows(collate: Callable[[list[Any]], Any], batch: tuple[torch.Tensor, ...]) -> Any:
+    return collate(list(zip(*batch, strict=True)))
+
+
+def _loader(dataset: Any, batches: Any, *, seed: int, **options: Any) -> DataLoader[Any]:
+    still = is_deterministic(dataset, options["collate_fn"])
     if isinstance(batches, GlobalBatchSampler):
-        batches.placed = True
-    return SeededLoader(dataset, seed=seed, generator=_generator(seed), **options)
+        batches.placed = not still
+    options["persistent_workers"] = options.get("persistent_workers", True) and options["num_workers"] > 0
+    options["generator"] = _generator(seed)
+    return SeededLoader(dataset, seed=None if still else seed, batch_sampler=batches, **options)
 
 
-def _stream(
-    dataset: IterableDataset[Any],
-    batch_size: int,
-    *,
-    seed: int,
-    collate_fn: Callable[[Any], Any] | None = None,
-    **options: Any,
-) -> DataLoader[Any]:
+def _stream(dataset: IterableDataset[Any], batch_size: int, *, seed: int, **options: Any) -> DataLoader[Any]:
     options.pop("persistent_workers", None)  # they would not see the epoch of the next pass
-    collate_fn = collate_fn or own_collate_fn(dataset)
-    return StreamLoader(
-        dataset,
-        batch_size,
-        seed=seed,
-        collate_fn=collate_fn,
-        generator=_generator(seed),
-        **options,
-    )
+    return StreamLoader(dataset, batch_size, seed=seed, generator=_generator(seed), **options)
 
 
 def _generator(seed: int) -> torch.Generator:
     """A generator for a loader, which then does not draw from the global one when it is built or restarted."""
     return seeded_generator(seed, comm.get_data_rank())
+
+
+class NoTrainData:
+    """The training data of a trainer that only evaluates and predicts."""
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[NoReturn]:
+        raise ConfigError("train_data: this trainer has none, so it can only evaluate and predict")
+
+
+def is_loader(data: Any) -> bool:
+    """Return whether an object is a loader of batches: a ``DataLoader``, or an iterable without indices that is no
+    data set."""
+    if isinstance(data, DataLoader | NoTrainData):
+        return True
+    return isinstance(data, Iterable) and not isinstance(data, Dataset) and not hasattr(data, "__getitem__")
+
+
+def use_loader(loader: Any, key: str, limit: int = 0) -> Any:
+    """Return a loader that is used in the place of a data set.
+
+    Args:
+        loader: see :func:`is_loader`.
+        key: the key that names or holds the loader.
+        limit: only its first so many batches are read; 0: all.
+
+    Raises:
+        ConfigError: there are several ranks, and the loader gives all of them the same batches.
+    """
+    samplers = [type(getattr(loader, name, None)) for name in ("sampler", "batch_sampler")]
+    shared = all(sampler.__module__ == "torch.utils.data.sampler" for sampler in samplers)
+    if comm.get_data_size() > 1 and type(loader) is DataLoader and shared:
+        raise ConfigError(
+            f"{key}: a DataLoader gives each of {comm.get_data_size()} ranks all samples; pass the data set, which is "
+            "split between the ranks, or give the loader a DistributedSampler"
+        )
+    return _FirstBatches(loader, limit) if limit else loader
+
+
+class _FirstBatches:
+    """The first batches of a loader, in each pass."""
+
+    def __init__(self, loader: Any, number: int) -> None:
+        self._loader = loader
+        self._number = number
+        for name in ("sampler", "batch_sampler"):  # their set_epoch() is called
+            if hasattr(loader, name):
+                setattr(self, name, getattr(loader, name))
+
+    def __len__(self) -> int:
+        return min(self._number, len(self._loader))
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self._loader, self._number)

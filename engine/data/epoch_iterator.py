@@ -1,18 +1,18 @@
 """Read a loader endlessly, with a position that can be saved."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from ...config import ConfigError
-from .batch_sampler import takes_start
-from .index_stream import IndexStream
-from .iterate import ended_early, exact_length, iterate
-from .prefetch import CudaPrefetcher
-from .stream import has_state
+from .batch_sampler import has_state, takes_start
+from .batches import CudaPrefetcher
+from .loader import ended_early, exact_length, iterate, swapped
 
-__all__ = ["EpochIterator"]
+__all__ = ["EpochIterator", "reason_without_indices"]
 
 _END: Any = object()
 
@@ -64,7 +64,8 @@ class EpochIterator:
         self._iterator: Iterator[Any] | None = None
         self._skipping = False
         self._loaded = False
-        self._indices: IndexStream | None = None
+        self._follows_indices = False
+        self._noted: _NotedIndices | None = None
 
     def __iter__(self) -> "EpochIterator":
         return self
@@ -94,13 +95,17 @@ class EpochIterator:
         return self.position == self.length or self._skipping
 
     def follow_indices(self, follow: bool) -> None:
-        """Start or stop to set :attr:`indices`: while batches are read, with the next pass.
+        """Start or stop to keep :attr:`indices`, with the next pass.
 
         Raises:
             ConfigError: the loader has no indices.
         """
-        if follow != (self._indices is not None):
-            self._indices = IndexStream(self.loader) if follow else None
+        if follow and (reason := reason_without_indices(self.loader)):
+            raise ConfigError(
+                f"a hook has uses_indices = True, and the training data has no indices: {reason}. Indices are known "
+                "for a DataLoader that makes batches of a map-style data set"
+            )
+        self._follows_indices = follow
 
     @property
     def indices(self) -> Any:
@@ -109,17 +114,17 @@ class EpochIterator:
         Raises:
             AttributeError: they are not known.
         """
-        if self._indices is None:
+        if not self._follows_indices:
             raise AttributeError(
                 'trainer.sample_indices is not kept, since no hook has "uses_indices = True"; set it on the hook that '
                 "reads it (for a function: @on(..., uses_indices=True))"
             )
-        if self._indices.current is None:
+        if self._noted is None or self._noted.current is None:
             raise AttributeError(
                 "trainer.sample_indices is there from after_fetch on, or, if the hook joined while a pass over the "
                 "data was running, from the next pass on"
             )
-        return self._indices.current
+        return self._noted.current
 
     @property
     def samples_before(self) -> int:
@@ -232,8 +237,9 @@ class EpochIterator:
             sampler.set_epoch(number, start=self._origin)
         elif sampler is not None:
             sampler.set_epoch(number)
+        self._noted = _NotedIndices(self.loader.batch_sampler) if self._follows_indices else None
         try:
-            batches = iterate(self.loader) if self._indices is None else self._indices.batches()
+            batches = iterate(self.loader) if self._noted is None else self._noted.iterate(self.loader)
         except AssertionError as error:
             if not self._stateful:
                 raise
@@ -244,7 +250,7 @@ class EpochIterator:
         if self._prefetch_to is not None:
             snapshot = self.loader.state_dict if self._stateful else None
             batches = CudaPrefetcher(batches, self._prefetch_to, snapshot)
-        return batches if self._indices is None else self._indices.follow(batches)
+        return batches if self._noted is None else self._noted.follow(batches)
 
     def _roll(self) -> None:
         """Start the next epoch in the middle of a step, and call the listener."""
@@ -297,3 +303,57 @@ def _batches_left(sampler: Any, samples: int, length: int | None) -> int | None:
     if hasattr(sampler, "batches_after"):
         return sampler.batches_after(samples)
     return None if length is None else length + samples // -sampler.batch_size
+
+
+def reason_without_indices(loader: Any) -> str:
+    """Why the indices of a loader's samples are not known; empty if they are."""
+    name = type(loader).__name__
+    if not isinstance(loader, DataLoader):
+        return f"{name} is no DataLoader"
+    if isinstance(loader.dataset, IterableDataset):
+        return f"{type(loader.dataset).__name__} is iterable"
+    if has_state(loader):
+        return f"{name} reads them in a way of its own"
+    if loader.batch_sampler is None:
+        return "the loader's batch_size is None"
+    return "" if getattr(loader, "in_order", True) else "the loader's in_order is False"
+
+
+class _NotedIndices:
+    """Stands in for a loader's batch sampler, and keeps the indices of each batch until the batch is read.
+
+    A DataLoader returns batches in the order of their indices, however many its workers read ahead.
+    """
+
+    def __init__(self, batch_sampler: Any) -> None:
+        self._batch_sampler = batch_sampler
+        self._waiting: deque[Any] = deque()
+        self.current: Any = None
+
+    def iterate(self, loader: Any) -> Iterator[Any]:
+        workers = getattr(loader, "_iterator", None)
+        if workers is not None:  # persistent ones, which keep the sampler that they started with
+            workers._index_sampler = self
+        with swapped(loader, batch_sampler=self):
+            return iterate(loader)
+
+    def __len__(self) -> int:
+        return len(self._batch_sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        # A loader with workers calls iter() twice and reads the second.
+        waiting = self._waiting = deque()
+        for indices in self._batch_sampler:
+            waiting.append(indices)
+            yield indices
+
+    def follow(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches, and set :attr:`current` for each."""
+        while True:
+            try:
+                made = [next(batches)]
+            except StopIteration:
+                return
+            finally:  # after an error the indices are those of the batch that could not be read
+                self.current = self._waiting.popleft() if self._waiting else None
+            yield made.pop()  # this frame keeps no batch alive

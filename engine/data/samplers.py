@@ -123,16 +123,36 @@ class LengthGroupedSampler(EpochSampler):
         return torch.cat(batches + last)
 
 
-class EndlessSampler(Sampler[int]):
-    """An endless stream of passes over the data. Subclasses define a pass, or as in detectron2 the whole stream.
+@SAMPLER_REGISTRY.register()
+class TrainingSampler(Sampler[int]):
+    """An endless stream of shuffled passes over the data set.
 
-    The attributes have detectron2's names, which subclasses of its samplers read.
+    The attributes and methods have detectron2's names, which subclasses of its samplers read and override.
+
+    Args:
+        size: samples in the data set.
+        shuffle: False keeps the order of the data set.
+        seed: the same on all ranks; None: a random seed shared by the ranks.
+        rank: yields every ``world_size``-th index, from the ``rank``-th on. Default: this process's data rank.
+        world_size: number of parts. Default: the number of data ranks. 1 yields the whole stream.
     """
 
     epoch = 0
     _start = 0
 
-    def __init__(self, seed: int | None, rank: int | None, world_size: int | None) -> None:
+    def __init__(
+        self,
+        size: int,
+        shuffle: bool = True,
+        seed: int | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"an endless stream needs at least one sample, not size={size}")
+        self._size = index(size)  # a TypeError for a float
+        self._shuffle = shuffle
         self._seed = comm.shared_random_seed() if seed is None else int(seed)
         self._rank = comm.get_data_rank() if rank is None else rank
         self._world_size = comm.get_data_size() if world_size is None else world_size
@@ -153,7 +173,7 @@ class EndlessSampler(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         start, self._start = self._start, 0
-        if type(self)._infinite_indices is EndlessSampler._infinite_indices:
+        if type(self)._infinite_indices is TrainingSampler._infinite_indices:
             stream = self._stream(start)
         else:
             stream = islice(self._infinite_indices(), start, None)
@@ -171,44 +191,10 @@ class EndlessSampler(Sampler[int]):
 
     def _seek(self, start: int) -> tuple[int, int]:
         """The pass that contains position ``start`` of the stream, and the position in it."""
-        return divmod(start, len(self._pass(0)))
-
-    def _pass(self, number: int) -> torch.Tensor:
-        raise NotImplementedError
-
-
-@SAMPLER_REGISTRY.register()
-class TrainingSampler(EndlessSampler):
-    """An endless stream of shuffled passes over the data set.
-
-    Args:
-        size: samples in the data set.
-        shuffle: False keeps the order of the data set.
-        seed: the same on all ranks; None: a random seed shared by the ranks.
-        rank: yields every ``world_size``-th index, from the ``rank``-th on. Default: this process's data rank.
-        world_size: number of parts. Default: the number of data ranks. 1 yields the whole stream.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        shuffle: bool = True,
-        seed: int | None = None,
-        *,
-        rank: int | None = None,
-        world_size: int | None = None,
-    ) -> None:
-        if size < 1:
-            raise ValueError(f"an endless stream needs at least one sample, not size={size}")
-        super().__init__(seed, rank, world_size)
-        self._size = index(size)  # a TypeError for a float
-        self._shuffle = shuffle
+        return divmod(start, self._size)
 
     def _pass(self, number: int) -> torch.Tensor:
         return _order(self._size, self._shuffle, (self._seed, self.epoch, number))
-
-    def _seek(self, start: int) -> tuple[int, int]:
-        return divmod(start, self._size)
 
 
 @SAMPLER_REGISTRY.register()
@@ -221,8 +207,7 @@ class RandomSubsetTrainingSampler(TrainingSampler):
         shuffle: shuffle each pass over the subset.
         seed_shuffle: seed of the shuffling; None: a random seed shared by the ranks.
         seed_subset: seed of the choice; None: likewise.
-        rank: as in :class:`TrainingSampler`.
-        world_size: as in :class:`TrainingSampler`.
+        rank, world_size: as in :class:`TrainingSampler`.
     """
 
     def __init__(
@@ -247,7 +232,7 @@ class RandomSubsetTrainingSampler(TrainingSampler):
 
 
 @SAMPLER_REGISTRY.register()
-class RepeatFactorTrainingSampler(EndlessSampler):
+class RepeatFactorTrainingSampler(TrainingSampler):
     """An endless stream in which each sample appears ``factor`` times per pass on average.
 
     Each pass rounds the factors up or down at random (Gupta et al., LVIS, arXiv:1908.03195, section 4).
@@ -256,8 +241,7 @@ class RepeatFactorTrainingSampler(EndlessSampler):
         repeat_factors: (size,) floats >= 0, one per sample.
         shuffle: shuffle each pass.
         seed: the same on all ranks; None: a random seed shared by the ranks.
-        rank: as in :class:`TrainingSampler`.
-        world_size: as in :class:`TrainingSampler`.
+        rank, world_size: as in :class:`TrainingSampler`.
     """
 
     def __init__(
@@ -269,8 +253,7 @@ class RepeatFactorTrainingSampler(EndlessSampler):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        super().__init__(seed, rank, world_size)
-        self._shuffle = shuffle
+        super().__init__(max(1, len(repeat_factors)), shuffle, seed, rank=rank, world_size=world_size)
         factors = torch.as_tensor(repeat_factors, dtype=torch.float64)
         if not factors.sum() > 0:
             raise ValueError("repeat_factors must contain positive numbers: the stream would be empty")

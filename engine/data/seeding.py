@@ -2,122 +2,144 @@
 
 Data sets draw random numbers (crops, noise, mixing in a collate function) from the global generators of python, numpy
 and torch. Their state depends on what the process has read before: it differs with the number of workers and ranks, and
-after a resume. Here the three generators are seeded before each sample, from the run's seed and the sample's position.
-A sample then gets the same random numbers in every process.
+after a resume. Loaders therefore seed the three generators before each sample, from the run's seed and the sample's
+position. A sample then gets the same random numbers in every process.
 """
 
+import ctypes
+import random
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate, get_worker_info
+import numpy as np
+import torch
+from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_collate
 
-from ...hooks.common.rng import preserve_rng
-from .batch_sampler import PlacedBatch
-from .generators import COLLATE, GENERATORS, SAMPLE, Generator, seed_generators, stream_key
-from .reading import batch_reader, identity, make_batch, read_sample
-from .workers import WorkerLoader, swapped
+from ...config import ConfigError
 
-__all__ = ["SeededLoader", "is_deterministic", "isolated_generators"]
+__all__ = ["GENERATORS", "Generator", "is_deterministic", "own_collate_fn", "seed_generators", "stream_key"]
+
+# Separate random streams for reading, collating and transforming a sample, and for the order of samples.
+SAMPLE, COLLATE, TRANSFORM, ORDER = 0, 1, 2, 3
+_MASK = 2**64 - 1
 
 
-def isolated_generators() -> AbstractContextManager[None]:
-    """Restore the global generators at the end of the block, which the model draws from too.
+# The global generators on the CPU: ``get`` returns the state, ``unchanged`` compares it with the present one, ``set``
+# restores it, and ``seed`` takes an int of 64 bits.
 
-    In a loader's worker only the data draws from them, so nothing is restored.
+
+class _Python:
+    get = staticmethod(random.getstate)
+    set = staticmethod(random.setstate)
+    seed = staticmethod(random.seed)
+
+    def unchanged(self, state: Any) -> bool:
+        return bool(random.getstate() == state)
+
+
+class _Torch:
+    get = staticmethod(torch.default_generator.get_state)
+    set = staticmethod(torch.default_generator.set_state)
+
+    def unchanged(self, state: torch.Tensor) -> bool:
+        return torch.equal(torch.default_generator.get_state(), state)
+
+    def seed(self, seed: int) -> None:
+        torch.default_generator.manual_seed(seed >> 1)
+
+
+class _Numpy:
+    """NumPy's generator. ``np.random.get_state()`` and ``set_state()`` take 60 µs each, so its memory is copied.
+
+    NumPy keeps every second normal number for the next call, outside of that memory. One can be there only after the
+    memory has changed, so only then the whole state is asked for.
     """
-    return preserve_rng() if get_worker_info() is None else nullcontext()
+
+    _SIZE = 625 * 4  # MT19937: 624 words, and the position in them
+
+    def __init__(self) -> None:
+        self._seen = b""
+        self._kept: float | None = None  # the normal number that was kept when _seen was read
+
+    def _address(self) -> int:
+        generator = np.random.get_bit_generator()  # type: ignore[attr-defined]
+        if type(generator) is not np.random.MT19937:
+            raise ConfigError(
+                f"np.random.set_bit_generator: NumPy's global generator must be MT19937, as usual, to be seeded for "
+                f"each sample, not {type(generator).__name__}; draw from a generator of your own instead"
+            )
+        return generator.ctypes.state_address
+
+    def get(self) -> tuple[bytes, float | None]:
+        memory = ctypes.string_at(self._address(), self._SIZE)
+        if memory != self._seen or self._kept is not None:
+            whole: Any = np.random.get_state(legacy=False)
+            self._seen, self._kept = memory, whole["gauss"] if whole["has_gauss"] else None
+        return memory, self._kept
+
+    def unchanged(self, state: tuple[bytes, float | None]) -> bool:
+        same = ctypes.string_at(self._address(), self._SIZE) == state[0]
+        return same and (state[1] is None or self.get() == state)
+
+    def set(self, state: tuple[bytes, float | None]) -> None:
+        memory, kept = self._seen, self._kept = state
+        np.random.seed(0)  # forgets a number that is kept
+        ctypes.memmove(self._address(), memory, self._SIZE)
+        if kept is not None:
+            whole: Any = np.random.get_state(legacy=False)
+            np.random.set_state(whole | {"has_gauss": 1, "gauss": kept})
+
+    def seed(self, seed: int) -> None:
+        np.random.seed(seed >> 32)
 
 
-class SeededLoader(WorkerLoader):
-    """A DataLoader whose samples draw the same random numbers in any process.
+Generator = _Python | _Numpy | _Torch
+GENERATORS: tuple[Generator, ...] = (_Python(), _Numpy(), _Torch())
 
-    The generators are seeded before each sample, by its position in a :class:`~hookline.engine.data.PlacedBatch` (in
-    other batches by its index), and before the batch is collated, by the position of its first sample. A data set with
-    ``__getitems__`` is seeded once per batch, by the first position.
+
+def stream_key(*numbers: int) -> int:
+    """Hash numbers, such as seed, epoch and purpose, into one of 64 bits."""
+    key = 0
+    for number in numbers:
+        key = _mix(key ^ _mix(number & _MASK))
+    return key
+
+
+def seed_generators(key: int, place: int, generators: Sequence[Generator] = GENERATORS) -> None:
+    """Seed the global CPU generators of python, numpy and torch for one position of a stream.
+
+    Takes about 10 µs. GPU generators are not seeded: samples are made on the CPU, and seeding those is slow.
 
     Args:
-        dataset: map-style.
-        seed: seed of the run, the same on all ranks.
-        **options: as for DataLoader.
+        key: key of the stream, see :func:`stream_key`.
+        place: position of a sample in it.
+        generators: those to seed.
     """
-
-    def __init__(self, dataset: Dataset[Any], *, seed: int, **options: Any) -> None:
-        super().__init__(dataset, **options)
-        self._seed = seed
-
-    def __iter__(self) -> Any:
-        with swapped(self, dataset=_SeededReader(self.dataset, self.collate_fn, self._seed), collate_fn=identity):
-            return super().__iter__()
+    seed = _mix(key + place)
+    for generator in generators:
+        generator.seed(seed)
 
 
-class _Getter(Protocol):
-    def __getitem__(self, index: int) -> Any: ...
-
-
-class _SeededReader(Dataset[Any]):
-    """Reads and collates whole batches of a data set, seeding as :class:`SeededLoader` says.
-
-    Seeding all generators takes longer than reading a small sample, and most data sets draw from one or none. So only
-    torch's, which takes 1 µs, and those are seeded that the data set has drawn from. A batch that draws from another
-    one is read again.
-    """
-
-    def __init__(self, dataset: Any, collate: Callable[[Any], Any], seed: int) -> None:
-        self._dataset: _Getter = dataset
-        self._collate = collate
-        self._seed = seed
-        self._read_batch = batch_reader(dataset)
-        # Generators that the data set draws from, by their numbers in GENERATORS. Torch's is always seeded: a data set
-        # may read torch.initial_seed(), or draw in torch.random.fork_rng(), and its state is then unchanged.
-        self._drawn = [len(GENERATORS) - 1]
-
-    def __getitems__(self, indices: Sequence[int]) -> Any:
-        batch, drawn = self._read(indices)
-        while not drawn.issubset(self._drawn):
-            self._drawn = sorted(drawn.union(self._drawn))
-            batch, drawn = self._read(indices)
-        return batch
-
-    def _read(self, indices: Sequence[int]) -> tuple[Any, set[int]]:
-        """Return a batch, and the generators it drew from. They are restored, since the model draws from them too."""
-        before = [generator.get() for generator in GENERATORS]
-        drawn: set[int] = set()
-        try:
-            batch = self._read_seeded(indices, [GENERATORS[number] for number in self._drawn])
-        finally:
-            for number, (generator, state) in enumerate(zip(GENERATORS, before, strict=True)):
-                if not generator.unchanged(state):
-                    drawn.add(number)
-                    generator.set(state)
-        return batch, drawn
-
-    def _read_seeded(self, indices: Sequence[int], generators: Sequence[Generator]) -> Any:
-        epoch, places = (indices.epoch, indices.places) if isinstance(indices, PlacedBatch) else (0, indices)
-        dataset, key = self._dataset, stream_key(self._seed, epoch, SAMPLE)
-        if self._read_batch is not None:
-            seed_generators(key, places[0], generators)
-            samples = make_batch(dataset, self._read_batch, identity, indices)
-        else:
-            samples = []
-            for place, index in zip(places, indices, strict=True):
-                seed_generators(key, place, generators)
-                samples.append(read_sample(dataset, index))
-        seed_generators(stream_key(self._seed, epoch, COLLATE), places[0], generators)
-        return make_batch(dataset, lambda _: samples, self._collate, indices)
+def _mix(x: int) -> int:
+    """One step of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014)."""
+    x = (x + 0x9E3779B97F4A7C15) & _MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    return x ^ (x >> 31)
 
 
 def is_deterministic(dataset: Any, collate_fn: Callable[[Any], Any] | None = None) -> bool:
     """Whether reading a data set is known to draw no random numbers, so that no seeding is needed.
 
-    A data set declares it by ``deterministic = True``, which does not hold for subclasses that override reading. It is
-    known of TensorDatasets and sequences, and of subsets and concatenations of deterministic data sets.
+    A data set declares it by ``deterministic = True``, on the object or its class; a subclass, which may override
+    reading, declares it again. It is known of TensorDatasets and sequences, and of subsets and concatenations of
+    deterministic data sets.
 
     Args:
         dataset: any data set.
         collate_fn: makes its batches. Other functions than torch's and the data set's own may draw.
     """
-    if collate_fn not in (None, default_collate, identity, own_collate_fn(dataset)):
+    if collate_fn not in (None, default_collate, own_collate_fn(dataset)):
         return False
     if isinstance(dataset, Subset):
         return is_deterministic(dataset.dataset)
@@ -125,17 +147,8 @@ def is_deterministic(dataset: Any, collate_fn: Callable[[Any], Any] | None = Non
         return all(map(is_deterministic, dataset.datasets))
     if type(dataset) in (TensorDataset, list, tuple, range):
         return True
-    if "deterministic" in getattr(dataset, "__dict__", {}):
-        return bool(dataset.deterministic)
-    said = _depth(dataset, "deterministic")
-    # A subclass that overrides reading, perhaps with augmentation, must declare it itself.
-    reads = min(_depth(dataset, name) for name in ("__getitem__", "__getitems__", "__iter__", "collate_fn"))
-    return said <= reads and bool(getattr(dataset, "deterministic", False))
-
-
-def _depth(dataset: Any, name: str) -> float:
-    """Index in the MRO of the class that defines ``name``."""
-    return next((depth for depth, cls in enumerate(type(dataset).__mro__) if name in vars(cls)), float("inf"))
+    declared = {**vars(type(dataset)), **getattr(dataset, "__dict__", {})}
+    return bool(declared.get("deterministic", False))
 
 
 def own_collate_fn(dataset: Any) -> Callable[[Any], Any] | None:

@@ -2,25 +2,26 @@
 
 There are two kinds of iterable data sets. A :class:`ShardedIterable` is one stream, which is split into global batches:
 its batches do not depend on the number of ranks and workers. Any other iterable data set splits itself between ranks
-and workers, as is torch's convention, and each shard is read to its end.
+and workers, as is torch's convention, and each shard is read to its end as a stream of its own.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any
 
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
 from ...config import ConfigError
+from ...hooks.common.rng import preserve_rng
 from .. import comm
-from .batch_sampler import takes_start
-from .generators import COLLATE, SAMPLE, TRANSFORM, seed_generators, stream_key
-from .reading import identity, note_sample
-from .seeding import is_deterministic, isolated_generators
-from .workers import WorkerLoader, swapped
+from .batch_sampler import has_state, takes_start
+from .loader import WorkerLoader, identity, note_sample, swapped
+from .seeding import COLLATE, SAMPLE, TRANSFORM, is_deterministic, seed_generators, stream_key
 
-__all__ = ["ShardedIterable", "StreamLoader", "has_state"]
+__all__ = ["ShardedIterable", "StreamLoader"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,10 +88,20 @@ class StreamLoader(WorkerLoader):
         **options: Any,
     ) -> None:
         super().__init__(dataset, batch_size=None, collate_fn=collate_fn or default_collate, **options)
-        self._parts = _Parts(batch_size, rank, world_size, drop_last, keep_rest)
-        self._seed = seed
-        self._max_batches = max_batches
+        rank = comm.get_data_rank() if rank is None else rank
+        self._world_size = comm.get_data_size() if world_size is None else world_size
+        if batch_size < self._world_size:
+            raise ConfigError(
+                f"DATALOADER.BATCH_SIZE is {batch_size}, fewer than one sample for each of {self._world_size} ranks"
+            )
         self._sharded = isinstance(dataset, ShardedIterable)
+        self._parts = _Parts(batch_size, rank, self._world_size, drop_last, keep_rest)
+        self._stamp: tuple[int, ...] = (seed,)
+        if not self._sharded:  # each shard is a stream of its own, with this rank's part of the batch size
+            first, end = self._parts.part(batch_size)
+            self._parts = _Parts(end - first, 0, 1, drop_last, keep_rest)
+            self._stamp = (seed, rank)
+        self._max_batches = max_batches
         self._epoch = 0
         self._resume: dict[str, Any] | None = None
         self._progress: dict[str, Any] = {}
@@ -101,57 +112,46 @@ class StreamLoader(WorkerLoader):
         self._epoch = epoch
 
     def __iter__(self) -> Any:
-        resume, self._resume = self._resume, None
-        if resume is None or resume["epoch"] != self._epoch:
-            resume = self._start()
-        self._check(resume)
-        if discarded := self._samples_to_discard(resume):
+        position, self._resume = self._resume, None
+        if position is None or position["epoch"] != self._epoch:
+            position = self._beginning()
+        self._check(position)
+        source = self.dataset.source if isinstance(self.dataset, ShardedIterable) else self.dataset
+        seeks = self._sharded and takes_start(source)
+        discarded = sum(samples for samples, state in position["shards"] if state is None)
+        if discarded and not seeks:
             logger.warning(
-                "%s has no state_dict(): to resume, %d samples are read and discarded",
-                type(getattr(self.dataset, "source", self.dataset)).__name__,
-                discarded,
+                "%s has no state_dict(): to resume, %d samples are read and discarded", type(source).__name__, discarded
             )
-        self._progress = dict(resume)
-        if not self._sharded:
-            self._progress["shards"] = [list(shard) for shard in resume["shards"]]
-        self._stream = _BatchStream(self.dataset, self._parts, self.collate_fn, self._seed, resume)
+        self._progress = {**position, "shards": list(position["shards"])}
+        self._stream = _BatchStream(self.dataset, self._parts, self.collate_fn, self._stamp, position, seeks)
         with swapped(self, dataset=self._stream, collate_fn=identity):
             items = super().__iter__()
         return self._consume(items)
 
     def _consume(self, items: Iterator[Any]) -> Iterator[Any]:
-        while self._max_batches is None or self._batches_read() < self._max_batches:
+        progress, size = self._progress, self._parts.batch_size
+        while self._max_batches is None or self._max_batches > sum(-(-read // size) for read, _ in progress["shards"]):
             try:
-                batch, worker, samples, source = next(items)
+                batch, shard, samples, source = next(items)
             except StopIteration:
                 return
             if samples is None:  # only advances to the next worker
                 continue
-            if self._sharded:
-                self._progress = {"epoch": self._epoch, "samples": samples, "source": source}
-            else:
-                self._progress["shards"][worker] = [samples, source]
-                self._progress["last"] = worker
+            progress["shards"][shard] = [samples, source]
+            progress["last"] = shard
             yield batch
-
-    def _batches_read(self) -> int:
-        """Batches of this pass that were returned, before a resume too."""
-        if self._sharded:
-            return -(-self._progress["samples"] // self._parts.batch_size)
-        return sum(-(-samples // self._parts.share) for samples, _ in self._progress["shards"])
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the last batch returned. For a data set that splits itself, of this rank."""
         if self._resume is not None:
             return self._resume
-        state = dict(self._progress or self._start())
+        state = self._progress or self._beginning()
+        shards = list(state["shards"])
         if not self.num_workers and self._stream is not None and self._stream.reader is not None:
             # Without workers, the state of the source is current. Workers read ahead, so they send it with batches.
-            source = self._stream.reader.state_dict()
-            state |= {"source": source} if self._sharded else {"shards": [[self._stream.reader.position, source]]}
-        elif not self._sharded:
-            state["shards"] = [list(shard) for shard in state["shards"]]
-        return state
+            shards = [[self._stream.reader.position, self._stream.reader.state_dict()]]
+        return {**state, "shards": shards}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Start the next ``iter()`` at a saved position, if it is of the same epoch."""
@@ -163,75 +163,54 @@ class StreamLoader(WorkerLoader):
         Raises:
             TypeError: unknown: the data set has no length, or splits itself into several shards.
         """
-        if self._max_batches is None:
-            return self._batches()
         try:
-            return min(self._max_batches, self._batches())
+            if not self._sharded and self._world_size * max(1, self.num_workers) > 1:
+                raise TypeError("the number of batches is unknown: the data set splits itself")
+            source: Any = self.dataset.source if isinstance(self.dataset, ShardedIterable) else self.dataset
+            length = self._parts.number(len(source))
         except TypeError:
+            if self._max_batches is None:
+                raise
             return self._max_batches
+        return length if self._max_batches is None else min(self._max_batches, length)
 
-    def _batches(self) -> int:
-        if isinstance(self.dataset, ShardedIterable):
-            return self._parts.number(len(self.dataset.source))  # type: ignore[arg-type]
-        if self._parts.world_size * max(1, self.num_workers) > 1:
-            raise TypeError("the number of batches is unknown: the data set splits itself between ranks and workers")
-        return self._parts.number(len(self.dataset))  # type: ignore[arg-type]
-
-    def _start(self) -> dict[str, Any]:
+    def _beginning(self) -> dict[str, Any]:
+        """The position of an epoch's start: samples read and the source's state, for each stream that is read."""
         if self._sharded:
-            return {"epoch": self._epoch, "samples": 0, "source": None}
-        return {
-            "epoch": self._epoch,
-            "shards": [[0, None] for _ in range(max(1, self.num_workers))],
-            "last": -1,
-            "world_size": self._parts.world_size,
-        }
+            return {"epoch": self._epoch, "shards": [[0, None]]}
+        shards = [[0, None] for _ in range(max(1, self.num_workers))]
+        return {"epoch": self._epoch, "shards": shards, "last": -1, "world_size": self._world_size}
 
-    def _samples_to_discard(self, state: dict[str, Any]) -> int:
-        """Number of samples to read and discard to reach a position."""
-        if isinstance(self.dataset, ShardedIterable) and takes_start(self.dataset.source):
-            return 0
-        shards = [[state["samples"], state["source"]]] if "samples" in state else state["shards"]
-        return sum(samples for samples, source in shards if source is None)
-
-    def _check(self, resume: dict[str, Any]) -> None:
-        """Check that the saved position has the shards of this run."""
-        if self._sharded != ("samples" in resume):
+    def _check(self, position: dict[str, Any]) -> None:
+        """Check that a saved position has the shards of this run."""
+        if "shards" not in position or self._sharded == ("world_size" in position):
             raise ConfigError("DATASETS.TRAIN: the checkpoint's position is of another kind of data set")
         if self._sharded:
             return
         name = type(self.dataset).__name__
-        before, now = len(resume["shards"]), max(1, self.num_workers)
+        before, now = len(position["shards"]), max(1, self.num_workers)
         if before != now:
             raise ConfigError(
                 f"DATALOADER.NUM_WORKERS: {name} splits itself between workers, and was read by {before} of them: "
                 f"in the middle of an epoch it cannot continue with {now}. Restore NUM_WORKERS, or make the data set "
                 "a ShardedIterable, which continues with any number"
             )
-        if resume["world_size"] != self._parts.world_size:
+        if position["world_size"] != self._world_size:
             raise ConfigError(
-                f"{name} splits itself between ranks, and was read by {resume['world_size']} of them: in the "
-                f"middle of an epoch it cannot continue with {self._parts.world_size}; a ShardedIterable can"
+                f"{name} splits itself between ranks, and was read by {position['world_size']} of them: in the "
+                f"middle of an epoch it cannot continue with {self._world_size}; a ShardedIterable can"
             )
 
 
+@dataclass(frozen=True)
 class _Parts:
     """How a stream is split into global batches, and each batch into parts of ranks."""
 
-    def __init__(
-        self, batch_size: int, rank: int | None, world_size: int | None, drop_last: bool, keep_rest: bool
-    ) -> None:
-        self.batch_size = batch_size
-        self.rank = comm.get_data_rank() if rank is None else rank
-        self.world_size = comm.get_data_size() if world_size is None else world_size
-        self.drop_last = drop_last
-        self.least = 1 if keep_rest else self.world_size
-        if batch_size < self.world_size:
-            raise ConfigError(
-                f"DATALOADER.BATCH_SIZE is {batch_size}, fewer than one sample for each of {self.world_size} ranks"
-            )
-        first, end = self.part(batch_size)
-        self.share = end - first
+    batch_size: int
+    rank: int
+    world_size: int
+    drop_last: bool
+    keep_rest: bool
 
     def part(self, length: int) -> tuple[int, int]:
         """Start and end of the rank's part of a batch of ``length`` samples."""
@@ -239,7 +218,8 @@ class _Parts:
 
     def counts(self, length: int) -> bool:
         """Whether ``length`` samples make a batch."""
-        return length == self.batch_size or (length >= self.least and not self.drop_last)
+        least = 1 if self.keep_rest else self.world_size
+        return length == self.batch_size or (length >= least and not self.drop_last)
 
     def number(self, samples: int) -> int:
         full, rest = divmod(samples, self.batch_size)
@@ -247,62 +227,54 @@ class _Parts:
 
 
 class _BatchStream(IterableDataset[Any]):
-    """What workers read: items of (batch, worker, samples read, state of the source)."""
+    """What workers read: items of (batch, shard, samples read, state of the source)."""
 
-    def __init__(self, dataset: Any, parts: _Parts, collate: Callable[[Any], Any], seed: int, resume: Any) -> None:
-        self.dataset = dataset
+    def __init__(
+        self,
+        dataset: Any,
+        parts: _Parts,
+        collate: Callable[[Any], Any],
+        stamp: tuple[int, ...],
+        position: dict[str, Any],
+        seeks: bool,
+    ) -> None:
+        self.reader: _StreamReader | None = None
+        self._dataset = dataset
         self._parts = parts
         self._collate = collate
-        self._seed = seed
-        self._resume = resume
         self._seed_collate = not is_deterministic([], collate)
-        self.reader: _StreamReader | None = None
+        self._stamp = stamp
+        self._position = position
+        self._seeks = seeks
 
     def __iter__(self) -> Iterator[Any]:
-        return self._one_stream() if isinstance(self.dataset, ShardedIterable) else self._own_shard()
-
-    def _one_stream(self) -> Iterator[Any]:
-        """Yield this rank's part of the batches whose turn is this worker's."""
         worker, workers = _worker()
-        parts, resume = self._parts, self._resume
-        stamp = (self._seed, resume["epoch"])
-        reader = self.reader = _StreamReader(
-            self.dataset.source, stamp, resume["samples"], resume["source"], takes_start(self.dataset.source)
-        )
-        turn = 0
-        while True:
-            with isolated_generators():
+        parts, (seed, *rank) = self._parts, self._stamp
+        if isinstance(self._dataset, ShardedIterable):  # workers take turns to make this rank's part of a batch
+            source, shard, turn, turns = self._dataset.source, 0, worker, workers
+            stamp: tuple[int, ...] = (seed, self._position["epoch"])
+        else:
+            source, shard, turn, turns = self._dataset, worker, 0, 1
+            stamp = (seed, self._position["epoch"], rank[0] * workers + worker)
+            # A DataLoader reads its first item from worker 0. Empty items advance it to the worker whose turn it is.
+            if worker <= self._position["last"]:
+                yield None, shard, None, None
+        reader = self.reader = _StreamReader(source, stamp, *self._position["shards"][shard], self._seeks)
+        for number in count():
+            # The model draws from the global generators too, but not in a worker.
+            with preserve_rng() if get_worker_info() is None else nullcontext():
                 samples = reader.take(parts.batch_size)
                 if not parts.counts(len(samples)):
                     return
                 first, end = parts.part(len(samples))
-                mine = turn == worker and end > first
+                mine = number % turns == turn and end > first
                 if mine:
-                    place = reader.position - len(samples) + first
-                    batch = self._batch(samples[first:end], stamp, place, self.dataset.transform)
+                    batch = self._batch(samples[first:end], stamp, reader.position - len(samples) + first)
             if mine:
-                yield batch, worker, reader.position, reader.state_dict() if get_worker_info() else None
-            turn = (turn + 1) % workers
+                yield batch, shard, reader.position, reader.state_dict() if get_worker_info() else None
 
-    def _own_shard(self) -> Iterator[Any]:
-        """Yield batches of everything that the data set yields in this worker."""
-        worker, workers = _worker()
-        parts, resume = self._parts, self._resume
-        read, state = resume["shards"][worker]
-        # A DataLoader reads its first item from worker 0. Empty items advance it to the worker whose turn it is.
-        if worker <= resume["last"]:
-            yield None, worker, None, None
-        stamp = (self._seed, resume["epoch"], parts.rank * workers + worker)
-        reader = self.reader = _StreamReader(self.dataset, stamp, read, state, False)
-        while True:
-            with isolated_generators():
-                samples = reader.take(parts.share)
-                if not samples or (len(samples) < parts.share and parts.drop_last):
-                    return
-                batch = self._batch(samples, stamp, reader.position - len(samples), None)
-            yield batch, worker, reader.position, reader.state_dict() if get_worker_info() else None
-
-    def _batch(self, samples: list[Any], stamp: tuple[int, ...], place: int, transform: Any) -> Any:
+    def _batch(self, samples: list[Any], stamp: tuple[int, ...], place: int) -> Any:
+        transform = self._dataset.transform if isinstance(self._dataset, ShardedIterable) else None
         if transform is not None:
             made, key = [], stream_key(*stamp, TRANSFORM)
             for number, sample in enumerate(samples, place):
@@ -322,11 +294,6 @@ def _worker() -> tuple[int, int]:
     """Index of this worker and number of workers; (0, 1) in the training process."""
     info = get_worker_info()
     return (0, 1) if info is None else (info.id, info.num_workers)
-
-
-def has_state(source: Any) -> bool:
-    """Return whether a loader or a source saves its position by ``state_dict()`` and ``load_state_dict()``."""
-    return hasattr(source, "state_dict") and hasattr(source, "load_state_dict")
 
 
 class _StreamReader:

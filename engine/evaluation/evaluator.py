@@ -12,8 +12,8 @@ from torch import nn
 
 from ...hooks.common.tensors import has_shards
 from .. import comm
-from ..data.iterate import whole_pass
-from ..data.transfer import move_to_device
+from ..data.batches import move_to_device
+from ..data.loader import whole_pass
 
 __all__ = [
     "DatasetEvaluator",

@@ -16,7 +16,7 @@ from torch import nn
 from ...config import CfgNode, ConfigError, Registry
 from ...config.signatures import what_it_takes
 from .. import comm
-from ..data.transfer import move_to_device
+from ..data.batches import move_to_device
 from ..modeling.build import build_loss
 from ..modeling.losses import classes_second, number_of_terms
 from ..modeling.outputs import entries_of, terms_of

@@ -24,7 +24,7 @@ from ..checkpoint.checkpointer import Checkpointer, unwrap_model
 from ..checkpoint.matching import plain_name
 from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoint
 from ..data import build_test_loader, build_train_loader
-from ..data.transfer import move_to_device
+from ..data.batches import move_to_device
 from ..modeling import build_adapter, build_model, resolve_device
 
 __all__ = ["FORMATS", "Exported", "export_program", "export_weights"]

@@ -8,8 +8,8 @@ from torch.utils.data import default_collate
 
 from ...config import CfgNode, ConfigError
 from ..checkpoint import Checkpointer
-from ..data.collate import build_collate_fn
-from ..data.transfer import move_to_device
+from ..data.batches import move_to_device
+from ..data.build import build_collate_fn
 from ..evaluation.evaluator import inference_context
 from ..modeling import build_adapter, build_model, resolve_device
 from ..modeling.outputs import entries_of

@@ -9,8 +9,7 @@ import torch
 from ...config import CfgNode, ConfigError, name_of
 from ...hooks.common.models import optimizers_of
 from .. import comm
-from ..data.build import check_same_length
-from ..data.given import NoTrainData
+from ..data.build import NoTrainData, check_same_length
 from ..defaults import DefaultTrainer
 from ..evaluation import format_results, prediction_rows, verify_results, write_predictions
 

@@ -22,7 +22,7 @@ from ...runs.reading import Curve, claim_files, is_measured, read_run
 from .. import comm
 from ..checkpoint import Checkpointer
 from ..checkpoint.candidates import check_resumable, config_in, iteration_of, newest_first
-from ..data.index_stream import reason_without_indices
+from ..data.epoch_iterator import reason_without_indices
 from ..defaults import DefaultTrainer
 from ..launch import launch
 from ..resume.changes import changes_since

@@ -10,7 +10,7 @@ from ...config import CfgNode, ConfigError, UnknownKeyError, get_cfg
 from ..checkpoint.candidates import saved_ranks
 from ..data import build_train_loader
 from ..data.batch_sampler import GlobalBatchSampler, RankBatchSampler, takes_start
-from ..data.index_stream import reason_without_indices
+from ..data.epoch_iterator import reason_without_indices
 from ..resume.lengths import loader_length, resolve_lengths
 
 __all__ = ["each_iteration_of", "iterations_of", "ranks_of", "run_config", "samples_at"]

@@ -22,8 +22,8 @@ from ...config.merging import Merge
 from ...config.objects import ObjectName
 from ...config.slots import errors_at
 from .. import comm
+from ..data.build import NoTrainData, is_loader
 from ..data.datasets import ArrayDataset
-from ..data.given import NoTrainData, is_loader
 
 __all__ = ["config_of_arguments", "test_entries"]
 

@@ -12,8 +12,8 @@ from ...config.explain import described_arguments, key_comments, settable, summa
 from ...config.kinds import _OneOf
 from ...config.slots import Slot
 from ...config.yaml_files import BASE_KEY
+from ..data.batches import COLLATE_REGISTRY
 from ..data.build import SAMPLER_SLOT
-from ..data.collate import COLLATE_REGISTRY
 from ..data.datasets import TEST_SLOT, TRAIN_SLOT
 from ..evaluation.build import EVALUATOR_SLOT, METRICS_SLOT, TRAIN_METRICS_SLOT
 from ..modeling.build import LOSS_SLOT, MODEL_SLOT

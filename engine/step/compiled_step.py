@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...config import ConfigError
-from ..data.microbatch import split_batch
+from ..data.batches import split_batch
 from .fused_step import FusedStep, OptimizerStandIn, Outputs, Parts
 
 __all__ = ["CompiledStep"]

@@ -15,7 +15,7 @@ from ...hooks.common.models import optimizers_of
 from ...hooks.control.lr_scheduler import LRScheduler
 from ...hooks.hook_list import hook_name
 from .. import comm
-from ..data.microbatch import split_batch
+from ..data.batches import split_batch
 from ..modeling.adapters import ModelAdapter
 from ..parallel.base import Strategy
 from ..ranks.loss_weights import LossWeights

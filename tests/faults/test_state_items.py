@@ -470,7 +470,6 @@ CASES: dict[str, Case] = {
     "trainer/data/batch_size": Case("epochs", absent, "endless", ("DATALOADER.BATCH_SIZE", 16)),
     "trainer/data/pass": Case("batches", scenario="stream"),
     "trainer/data/loader/epoch": Case("batches", scenario="stream"),
-    "trainer/data/loader/samples": Case("batches", scenario="stream"),
     "trainer/data/loader/shards": Case("batches", scenario="shares"),
     "trainer/data/loader/torchdata": Case("batches", scenario="torchdata"),
     "trainer/data/skipped": Case("batches", scenario="torchdata"),
@@ -531,10 +530,6 @@ COPIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 """Copies of other items, where detectron2 looks for them."""
 
 ELSEWHERE = {
-    "trainer/data/loader/source": (
-        "engine/data/test_stream.py",
-        "test_a_resume_reads_no_skipped_samples",
-    ),
     "trainer/hooks/RollingCheckpointer": (
         "hooks/checkpoints/test_periodic.py",
         "test_a_resume_takes_the_newest_checkpoint_rolling_or_not_and_is_exact",

@@ -31,15 +31,6 @@ def test_the_position_is_valid_for_another_number_of_ranks():
     assert [index for parts in zip(*ranks, strict=True) for part in parts for index in part] == whole[16:]
 
 
-def test_the_position_is_read_when_iteration_begins():
-    sampler = GlobalBatchSampler(EpochSampler(16, shuffle=False), 4)
-    sampler.set_epoch(0, start=8)
-    iterator = iter(sampler)
-    sampler.set_epoch(1, start=4)
-    assert next(iterator) == [8, 9, 10, 11]
-    assert next(iter(sampler)) == [4, 5, 6, 7]
-
-
 def test_an_unread_iterator_does_not_use_up_the_position():
     sampler = GlobalBatchSampler(EpochSampler(16, shuffle=False), 4)
     sampler.set_epoch(0, start=8)

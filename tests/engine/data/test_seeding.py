@@ -5,6 +5,7 @@ import os
 import random
 from itertools import chain, islice
 from pathlib import Path
+from types import GeneratorType
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch
 from forker import forker
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset, default_collate
 
-from hookline.config import get_cfg
+from hookline.config import ConfigError, get_cfg
 from hookline.engine import SimpleTrainer
 from hookline.engine.data import (
     ArrayDataset,
@@ -29,6 +30,7 @@ from hookline.engine.data import (
     seed_generators,
     stream_key,
 )
+from hookline.engine.data.loader import iterate
 
 SIZE, BATCH = 23, 4
 PER_EPOCH = 6
@@ -286,8 +288,9 @@ def test_loaders_of_arrays_are_read_by_the_plain_loop():
     cfg = get_cfg()
     cfg.merge_from_list(["DATASETS.TRAIN", ["synthetic"], "MODEL.DEVICE", "cpu", "SEED", 1])
     loader = build_train_loader(cfg)
-    assert type(loader) is DataLoader
+    assert loader.seed is None
     assert type(next(iter(loader.batch_sampler))) is list
+    assert isinstance(iterate(loader), GeneratorType)
 
 
 class Dropping(torch.nn.Module):
@@ -405,3 +408,47 @@ def test_a_data_set_that_leaves_torchs_state_as_it_was_draws_a_number_per_sample
     )
     assert len(set(map(float, one))) == 8
     assert one == other
+
+
+class Normal(Dataset):
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, index):
+        return np.random.randn()
+
+
+def read_one():
+    return next(iter(SeededLoader(Normal(), seed=3, num_workers=0))).item()
+
+
+def test_a_normal_number_that_numpy_has_kept_is_not_drawn_by_a_data_set():
+    np.random.seed(0)
+    expected = read_one()
+    np.random.seed(1)
+    np.random.randn()  # numpy keeps a second one
+    kept = np.random.get_state()
+    assert read_one() == expected
+    now = np.random.get_state()
+    assert (now[1] == kept[1]).all()
+    assert now[2:] == kept[2:]
+
+
+def test_a_kept_normal_number_that_was_drawn_since_is_gone():
+    np.random.seed(1)
+    np.random.randn()
+    read_one()
+    np.random.randn()  # the kept one, which changes nothing else
+    drawn = np.random.get_state()
+    read_one()
+    assert np.random.get_state()[2:] == drawn[2:]
+
+
+def test_another_generator_of_numpy_is_refused():
+    before = np.random.get_bit_generator()
+    np.random.set_bit_generator(np.random.PCG64(7))
+    try:
+        with pytest.raises(ConfigError, match=r"must be MT19937, as usual, .*not PCG64"):
+            read_one()
+    finally:
+        np.random.set_bit_generator(before)

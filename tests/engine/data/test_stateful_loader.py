@@ -9,7 +9,7 @@ from torch.utils.data import Dataset, DistributedSampler, IterableDataset
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
 from hookline.engine.data import EpochIterator
-from hookline.engine.data.prefetch import CudaPrefetcher
+from hookline.engine.data.batches import CudaPrefetcher
 
 torchdata = pytest.importorskip("torchdata.stateful_dataloader")
 

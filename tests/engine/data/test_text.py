@@ -8,27 +8,11 @@ from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm
 from hookline.engine.data import (
     EpochIterator,
-    TextLines,
     Tokens,
     build_train_loader,
     python_docs_test,
     python_docs_train,
 )
-
-
-def letters(line):
-    return [ord(letter) for letter in line]
-
-
-def test_lines_are_strings_or_tokens(tmp_path):
-    path = tmp_path / "text.txt"
-    path.write_text("one\n\ntwo words\n")
-    assert list(map(TextLines(str(path)).__getitem__, range(2))) == ["one", "two words"]
-    tokens = TextLines(str(path), tokenizer=f"{__name__}:letters", max_length=2)
-    assert tokens[1].tolist() == [ord("t"), ord("w")]
-    path.write_text("\n")
-    with pytest.raises(ConfigError, match=r"text\.txt has no lines"):
-        TextLines(str(path))
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int64"])

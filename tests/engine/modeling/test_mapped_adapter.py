@@ -8,7 +8,7 @@ from torch import nn
 
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.data import move_to_device
-from hookline.engine.data.microbatch import split_batch
+from hookline.engine.data.batches import split_batch
 from hookline.engine.modeling import ModelAdapter, build_adapter
 from hookline.engine.modeling.build import check_model
 

@@ -7,7 +7,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, TensorDataset
 
 from hookline.engine.data import ArrayDataset
-from hookline.engine.data.iterate import iterate
+from hookline.engine.data.loader import iterate
 from hookline.engine.step.fast_path import FastOptimizer, backward
 
 

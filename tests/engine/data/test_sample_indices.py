@@ -116,7 +116,7 @@ def test_a_hook_that_joins_during_a_pass_has_them_from_the_next_on(workers):
 
 def test_without_a_hook_that_asks_the_loader_is_read_as_it_is_and_an_error_says_how_to_ask():
     trainer = trainer_of(ours())
-    assert trainer._data_loader_iter._indices is None
+    assert trainer._data_loader_iter._noted is None
 
     @on("after_step", trainer=trainer)
     def look(trainer):

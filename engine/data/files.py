@@ -1,0 +1,312 @@
+"""Data sets of files: images in folders, tokens, and those of Hugging Face's ``datasets``."""
+
+import functools
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from torch.utils.data import Dataset
+
+from ...config import ConfigError, Registry, component, suggest, suggest_file
+from .datasets import DATASET_REGISTRY, ArrayDataset
+
+__all__ = [
+    "TRANSFORM_REGISTRY",
+    "HuggingFaceDataset",
+    "ImageFolder",
+    "Tokens",
+    "python_docs_test",
+    "python_docs_train",
+]
+
+logger = logging.getLogger(__name__)
+
+# One of this many blocks is in the test set.
+_TEST_EVERY = 10
+_EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+
+TRANSFORM_REGISTRY = Registry("TRANSFORM", Callable)
+"""Transforms of samples: classes of callable objects. Those of torchvision are named "torchvision.transforms.v2:Name".
+"""
+
+
+@DATASET_REGISTRY.register()
+class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
+    """Images in one folder per class: ``root/cat/1.png``, ``root/dog/2.png``. Needs Pillow.
+
+    Samples are pairs of an image (C, H, W), float32 from 0 to 1, and the index of its class.
+
+    Args:
+        root: the folder. Images may also be in folders below those of the classes.
+        size: scale images to this height and width (a number, or both). Needed if images differ in size.
+        transforms: applied to each image, in order: names, or ``{NAME: ..., ARGS: {...}}``, such as "RandomCrop",
+            "RandomHorizontalFlip", "Normalize" or "torchvision.transforms.v2:RandomErasing".
+        mode: "RGB", or "L" for one channel of grey.
+        like: the folder whose classes are used, such as that of the training set. Default: ``root``.
+
+    Attributes:
+        classes: names of the classes, sorted.
+        files: path and class of each sample.
+
+    Raises:
+        ConfigError: a folder does not exist, holds no images or has other classes than ``like``; or Pillow is missing.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        size: int | Sequence[int] | None = None,
+        transforms: Sequence[Any] = (),
+        mode: Literal["RGB", "L"] = "RGB",
+        like: str | None = None,
+    ) -> None:
+        try:
+            import PIL.Image
+        except ImportError as error:
+            raise ConfigError("ImageFolder needs Pillow: pip install 'hookline[images]'") from error
+        self._open = PIL.Image.open
+        self.classes = _folders(like or root)
+        if unknown := sorted(set(_folders(root)) - set(self.classes)):
+            raise ConfigError(f"like: {root} has a folder {unknown[0]!r}, and {like} has not")
+        self.files = [(path, label) for label, name in enumerate(self.classes) for path in _images(root, name)]
+        if not self.files:
+            raise ConfigError(f"root: there are no images in the folders of {root} ({', '.join(_EXTENSIONS)})")
+        self._size = (size, size) if isinstance(size, int) else None if size is None else (size[0], size[1])
+        self._mode = mode
+        self._transforms = []
+        for i, entry in enumerate(transforms):
+            name, args = component(entry)
+            self._transforms.append(TRANSFORM_REGISTRY.build(name, args, key=f"transforms[{i}].ARGS"))
+        # A subclass that overrides reading, perhaps with augmentation, must declare it itself.
+        still = all(getattr(transform, "deterministic", False) for transform in self._transforms)
+        self.deterministic = still and type(self).__getitem__ is ImageFolder.__getitem__
+        logger.debug("%s: %d images of %d classes", root, len(self.files), len(self.classes))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, label = self.files[index]
+        try:
+            with self._open(path) as file:
+                image = file.convert(self._mode)
+        except Exception as error:
+            error.add_note(f"image file {path}")
+            raise
+        if self._size is not None and image.size != self._size[::-1]:
+            image = image.resize(self._size[::-1])
+        pixels = torch.from_numpy(np.array(image))
+        pixels = pixels.unsqueeze(0) if pixels.ndim == 2 else pixels.permute(2, 0, 1)
+        made: Any = pixels.float() / 255
+        for transform in self._transforms:
+            made = transform(made)
+        return made, label
+
+
+def _folders(root: str) -> list[str]:
+    if not os.path.isdir(root):
+        raise ConfigError(f"root: there is no folder {root}")
+    names = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
+    if not names:
+        raise ConfigError(f"root: {root} has no folders; it needs one for each class, with the images in it")
+    return names
+
+
+def _images(root: str, name: str) -> list[str]:
+    found = [
+        os.path.join(folder, file)
+        for folder, _, files in os.walk(os.path.join(root, name))
+        for file in files
+        if file.lower().endswith(_EXTENSIONS)
+    ]
+    return sorted(found)
+
+
+@TRANSFORM_REGISTRY.register()
+class Normalize:
+    """Subtracts the mean and divides by the standard deviation.
+
+    Args:
+        mean: one number, or one per channel.
+        std: the same.
+    """
+
+    deterministic = True
+
+    def __init__(self, mean: float | Sequence[float], std: float | Sequence[float]) -> None:
+        self.mean, self.std = (torch.tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in (mean, std))
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        return (image - self.mean) / self.std
+
+
+@TRANSFORM_REGISTRY.register()
+class RandomHorizontalFlip:
+    """Mirrors an image left to right.
+
+    Args:
+        p: the probability.
+    """
+
+    def __init__(self, p: float = 0.5) -> None:
+        self.p = p
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        return image.flip(-1) if torch.rand(()) < self.p else image
+
+
+@TRANSFORM_REGISTRY.register()
+class RandomCrop:
+    """Shifts an image by up to ``padding`` pixels in each direction. What comes in from outside is 0.
+
+    Args:
+        padding: pixels.
+    """
+
+    def __init__(self, padding: int = 4) -> None:
+        self.padding = padding
+
+    def __call__(self, image: torch.Tensor) -> torch.Tensor:
+        height, width = image.shape[-2:]
+        top, left = torch.randint(2 * self.padding + 1, (2,)).tolist()
+        return F.pad(image, (self.padding,) * 4)[..., top : top + height, left : left + width]
+
+
+@DATASET_REGISTRY.register()
+def python_docs_train(block_size: int = 128) -> ArrayDataset:
+    """Python's language reference (``pydoc_data.topics``, about 460,000 bytes), in blocks.
+
+    The text differs slightly between versions of Python.
+
+    Args:
+        block_size: bytes per block.
+
+    Returns:
+        Inputs (N, block_size) int64, and targets of the same shape: the byte that follows each.
+    """
+    return _blocks(block_size)[0]
+
+
+@DATASET_REGISTRY.register()
+def python_docs_test(block_size: int = 128) -> ArrayDataset:
+    """Every tenth block of the text, which the training set leaves out."""
+    return _blocks(block_size)[1]
+
+
+@functools.cache
+def _blocks(block_size: int) -> tuple[ArrayDataset, ArrayDataset]:
+    from pydoc_data.topics import topics
+
+    text = torch.frombuffer(bytearray("\n".join(topics.values()).encode()), dtype=torch.uint8).long()
+    # Neighbours share one byte: the last target of a block is the first input of the next.
+    blocks = text.unfold(0, block_size + 1, block_size)
+    test = torch.arange(len(blocks)) % _TEST_EVERY == _TEST_EVERY - 1
+    train, held_out = (
+        ArrayDataset(part[:, :-1].contiguous(), part[:, 1:].contiguous()) for part in (blocks[~test], blocks[test])
+    )
+    return train, held_out
+
+
+@DATASET_REGISTRY.register()
+class Tokens(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """A file of tokens, split into blocks for a language model. It is mapped into memory, not read.
+
+    Samples are pairs of inputs and targets (block_size,) int64; the targets are the tokens that follow each input.
+    What is left at the end of the file is dropped.
+
+    Args:
+        path: numbers of one type without a header, as of NumPy's ``tofile``; or any text with ``dtype`` "uint8": its
+            bytes.
+        block_size: tokens per sample.
+        dtype: type of the numbers.
+
+    Raises:
+        ConfigError: the file is missing, cut, or too short for one block.
+    """
+
+    deterministic = True
+
+    def __init__(
+        self, path: str, block_size: int, dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = "uint16"
+    ) -> None:
+        if block_size < 1:
+            raise ConfigError(f"block_size: must be at least 1, not {block_size}")
+        if not os.path.isfile(path):
+            raise ConfigError(f"there is no file {path}{suggest_file(path)}")
+        size, rest = divmod(os.path.getsize(path), np.dtype(dtype).itemsize)
+        if rest:
+            raise ConfigError(f"{path} does not end with a whole {dtype}: it was cut, or its dtype is another")
+        if size <= block_size:
+            raise ConfigError(f"{path} has {size} tokens of type {dtype}, too few for a block of {block_size}")
+        self._args = path, block_size, dtype
+        self._tokens = np.memmap(path, dtype=dtype, mode="r")
+        self._block_size = block_size
+
+    def __reduce__(self) -> Any:
+        return type(self), self._args  # a worker maps the file again; a copied map would be read whole
+
+    def __len__(self) -> int:
+        return (len(self._tokens) - 1) // self._block_size
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        start = range(len(self))[index] * self._block_size  # IndexError at the end
+        block = torch.from_numpy(self._tokens[start : start + self._block_size + 1].astype(np.int64))
+        return block[:-1], block[1:]
+
+
+@DATASET_REGISTRY.register()
+def HuggingFaceDataset(  # named like the data set that it returns
+    path: str,
+    split: str | None = None,
+    name: str | None = None,
+    columns: Sequence[str] | None = None,
+    data_files: Any = None,
+    streaming: bool = False,
+) -> Any:
+    """A data set of Hugging Face's ``datasets``, which must be installed. Samples are dicts of tensors.
+
+    Args:
+        path: a folder written by ``save_to_disk()``; or a name on the Hub, or "csv", "json", "parquet", "text" with
+            ``data_files``: what ``load_dataset()`` takes.
+        split: such as "train" or "train[:10%]". Not for folders that hold one data set.
+        name: the configuration of a data set on the Hub.
+        columns: the columns of a sample. Default: all.
+        data_files: see ``path``.
+        streaming: read samples while training, without random access. The position is saved with checkpoints.
+
+    Raises:
+        ConfigError: there is no such data set, split or column; or the package is missing.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise ConfigError("HuggingFaceDataset needs datasets: pip install 'hookline[huggingface]'") from error
+    saved = [file for file in ("dataset_info.json", "dataset_dict.json") if os.path.isfile(os.path.join(path, file))]
+    try:
+        if saved:
+            found = datasets.load_from_disk(path)
+        else:
+            found = datasets.load_dataset(path, name, data_files=data_files, split=split, streaming=streaming)
+    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+        raise ConfigError(f"{type(error).__name__}: {error}") from error
+    if isinstance(found, dict):
+        if split not in found:
+            hint = suggest(split or "", found)
+            raise ConfigError(f"split: {path} has the splits {', '.join(found)}, not {split!r}{hint}")
+        found = found[split]
+    for column in columns or ():
+        if found.column_names and column not in found.column_names:
+            raise ConfigError(
+                f"columns: there is no column {column!r} among {', '.join(found.column_names)}"
+                f"{suggest(column, found.column_names)}"
+            )
+    if columns is not None:
+        found = found.select_columns(list(columns))
+    found = found.with_format("torch")
+    if not streaming:
+        found.deterministic = True
+    return found
