@@ -14,7 +14,7 @@ from torch import nn
 from .. import hooks
 from ..command_line import default_argument_parser
 from ..config import CfgNode, Config, ConfigError, Duration
-from ..hooks.checkpoints.adapter import adapt
+from ..hooks.checkpoints.periodic import adapt
 from ..hooks.common.rng import capture_rng, gpus_of
 from ..hooks.storage.metric import MeanWindow
 from ..hooks.storage.scratch import scratch_storage

@@ -154,25 +154,25 @@ class Checkpointer(CheckpointReader):
         if last:
             self.tag_last_checkpoint(last)
         for old in outdated:
-            self._folder.remove(old, self.path_manager)
+            self.remove(old)
 
     def tag_last_checkpoint(self, last_filename_basename: str) -> None:
         """Point ``last_checkpoint`` to a file of ``save_dir``."""
         content = last_filename_basename.encode()
         self._write(os.path.join(self.save_dir, "last_checkpoint"), lambda file: file.write(content))
 
-    def poll(self) -> bool:
-        """Finish an asynchronous save whose write has ended. Trainers call it after each step; it does not wait.
+    def remove(self, path: str) -> None:
+        """Remove a checkpoint that this run wrote. Errors are logged; missing files are ignored."""
+        self._folder.remove(path, self.path_manager)
 
-        Returns:
-            Whether a save failed that all ranks must repeat together. Always False here: one process writes.
+    def poll(self) -> None:
+        """Finish an asynchronous save whose write has ended. Trainers call it after each step; it does not wait.
 
         Raises:
             CheckpointError: the write failed, and ``on_error`` is "stop".
         """
         if self._saver.pending is not None:
             self._saver.poll()
-        return False
 
     def wait(self) -> None:
         """Wait until an asynchronous save is on disk.

@@ -79,11 +79,6 @@ class Saver:
         if self.pending is not None and not self.pending.is_alive():
             self._end(self.pending)
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the pending write has failed."""
-        return self.pending is not None and not self.pending.is_alive() and self.pending.error is not None
-
     def wait(self) -> None:
         """Wait for the pending write and report it.
 

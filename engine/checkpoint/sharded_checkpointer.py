@@ -45,13 +45,10 @@ class ShardedCheckpointer(Checkpointer):
         # A separate group: asynchronous saves use it while training uses the others.
         self._group: dist.ProcessGroup = comm.new_group(backend="gloo")
 
-    def poll(self) -> bool:
-        """Return whether the asynchronous save has failed on this rank.
-
-        Ranks finish writing at different times, but must learn the result at the same step: the next :meth:`save`,
-        :meth:`wait` or :meth:`close` reports it.
+    def poll(self) -> None:
+        """Do nothing. Ranks finish writing at different times, but must learn the result at the same step: the next
+        :meth:`save`, :meth:`wait` or :meth:`close` reports it.
         """
-        return self._saver.has_failed
 
     def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
         rest, shards = self.split(further)

@@ -260,8 +260,10 @@ def check_changes_by_hand(trainer: Any) -> None:
                 "Change it back; to train on with it, make a new trainer and resume. For the length, set "
                 "trainer.max_iter"
             )
+    if not trainer._rates:  # a subclass that does not call __init__
+        return
     schedules = [one for one in schedulers_of(trainer.scheduler) if not isinstance(one, ReduceLROnPlateau)]
-    scheduled = {id(group) for one in schedules for group in getattr(one.optimizer, "param_groups", ())}
+    scheduled = {id(group) for one in schedules for group in getattr(one, "optimizer", trainer.optimizer).param_groups}
     for group, before in zip(trainer.optimizer.param_groups, trainer._rates, strict=False):
         if id(group) in scheduled and float(group["lr"]) != before:
             raise ConfigError(

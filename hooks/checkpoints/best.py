@@ -1,6 +1,5 @@
 """Keeping the best weights of a run."""
 
-import inspect
 import logging
 import math
 import operator
@@ -8,21 +7,20 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, suppress
 from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
 from ...config.errors import shown_path
-from ...config.files.atomic import is_checkpoint_folder
-from ...config.files.run_folder import is_claimed
+from ...config.files.atomic import displaced, replace_file, sync_directory, temporary_path
+from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, HookBase
 from ..evaluation import Monitor
 from ..every import Every, Period
 from ..storage.event_storage import has_event_storage
-from .adapter import adapt
-from .links import link
-from .own_choice import OwnChoice, calls_base
+from .periodic import adapt
 
-__all__ = ["BestCheckpointer"]
+__all__ = ["BestCheckpointer", "link"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,20 +51,15 @@ class BestCheckpointer(HookBase):
         load_at_end: load the best weights into the model after a run that did not fail and was not interrupted.
         reset_on_train: forget the best values when training starts, also after a resume.
 
-    A subclass that overrides ``_best_checking`` without ``super()``, as for detectron2, chooses and saves by itself;
-    see :class:`~hookline.hooks.checkpoints.own_choice.OwnChoice`.
+    A subclass may override ``_best_checking``, as in detectron2. It is then called when detectron2 calls it: every
+    ``eval_period``, and at the end of a run that did not fail. ``_update_best`` records what it has saved itself.
 
     Raises:
         ConfigError: ``mode`` or ``keep`` is invalid.
     """
 
     _period = Period()
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        own = vars(cls).get("_best_checking")
-        if inspect.isfunction(own) and not calls_base(own, cls):
-            OwnChoice.give_to(cls, BestCheckpointer)
+    _logger = logger  # detectron2's name
 
     def __init__(
         self,
@@ -95,24 +88,19 @@ class BestCheckpointer(HookBase):
         self._load_at_end = load_at_end
         self.best: list[Entry] = []
         """The best as (value, iteration), in order."""
-        self._saved: set[int] = set()  # iterations that have a file
-        self._unlisted: dict[str, set[int]] = {}  # those of them that a checkpoint being written does not list
-        self._former: tuple[str, list[Entry]] | None = None  # metric and list of the checkpoint, if by another metric
+        self.best_metric: float | None = None
+        """The best value so far."""
+        self.best_iter: int | None = None
+        """The iteration of the best value."""
+        # Iterations whose files are to be removed. In the state, so that a resumed run removes them too.
+        self._outdated: set[int] = set()
+        self._removable: dict[str, set[int]] = {}  # those of them that are not listed in a checkpoint being written
+        self._former: int | None = None  # iteration of the checkpoint's best, if chosen by another metric
         self._checked_iter: int | None = None
         self._first_iter = 0  # earlier values do not count: their weights are gone
         self._warned = False
         self.loaded_iter: int | None = None
         """The iteration whose weights were loaded at the end; None: none were."""
-
-    @property
-    def best_metric(self) -> float | None:
-        """The best value so far."""
-        return self.best[0][0] if self.best else None
-
-    @property
-    def best_iter(self) -> int | None:
-        """The iteration of the best value."""
-        return self.best[0][1] if self.best else None
 
     # ------------------------------------------------------------------ events
 
@@ -120,39 +108,44 @@ class BestCheckpointer(HookBase):
         self._every.start()
         self._checked_iter = self.loaded_iter = None
         self._first_iter = 0
-        self._unlisted.clear()
+        self._removable.clear()
         if self._reset_on_train:
             self.reset_state()
         if not self.trainer.start_iter:
             return
         if self._writes:
             self._compare_with_files()
-        self._former = None
         if self._checkpointer.needs_all_ranks:  # all ranks must keep the same list
-            self.best, self._first_iter = self.trainer.comm.broadcast_object((self.best, self._first_iter))
+            best, self._first_iter = self.trainer.comm.broadcast_object((self.best, self._first_iter))
+            self._set_best(best)
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
-        if has_event_storage():  # False for an evaluation outside training
+        # False for an evaluation outside training.
+        if has_event_storage() and not (self._checks_itself and self._every.period):
             self._best_checking()
 
     def after_step(self) -> None:
-        if self._every(self.trainer):
+        if self._every(self.trainer) and not (self._checks_itself and self.trainer.iter + 1 == self.trainer.max_iter):
             self._best_checking()
 
     def after_train(self) -> None:
         if self.trainer.completed:
             self._best_checking()
 
+    @property
+    def _checks_itself(self) -> bool:
+        return type(self)._best_checking is not BestCheckpointer._best_checking
+
     def before_save(self, path: str) -> None:
-        self._unlisted[path] = self._saved - self._listed
+        self._removable[path] = set(self._outdated)
 
     def after_save(self, path: str) -> None:
-        unlisted = self._unlisted.pop(path, set())
+        removable = self._removable.pop(path, set())
         if not self._writes or os.path.basename(self._checkpointer.get_checkpoint_file()) != os.path.basename(path):
             return  # a resume does not start from this file
-        for iteration in unlisted - self._listed:
-            self._remove(self._path(iteration))
-            self._saved.discard(iteration)
+        for iteration in removable - self._listed:
+            self._checkpointer.remove(self._path(iteration))
+        self._outdated -= removable
 
     def after_run(self) -> None:
         trainer = self.trainer
@@ -187,6 +180,17 @@ class BestCheckpointer(HookBase):
     def _listed(self) -> set[int]:
         return {iteration for _, iteration in self.best}
 
+    def _set_best(self, best: list[Entry]) -> None:
+        self.best = best
+        self.best_metric, self.best_iter = best[0] if best else (None, None)
+
+    def _update_best(self, val: float, iteration: int) -> bool:
+        """Record a best value, unless it is NaN or infinite; return whether it is recorded. For subclasses."""
+        if not math.isfinite(val):
+            return False
+        self.best_metric, self.best_iter = val, iteration
+        return True
+
     def _best_checking(self) -> None:
         found = self._monitor.value(self.trainer)
         if found is None:
@@ -209,13 +213,15 @@ class BestCheckpointer(HookBase):
 
     def _save(self, value: float, iteration: int) -> None:
         trainer, place, former, path = self.trainer, self._place(value), self.best, self._path(iteration)
-        self.best = [*former[:place], (value, iteration), *former[place:]][: self._keep]
-        self._saved.add(iteration)
+        ranked = [*former[:place], (value, iteration), *former[place:]]
+        self._set_best(ranked[: self._keep])
+        self._outdated = self._outdated - {iteration} | {old for _, old in ranked[self._keep :]}
         trainer.emit("before_save", path)
 
         def saved(error: OSError | None) -> None:
             if error is not None:
-                self.best = former
+                self._set_best(former)
+                self._outdated -= self._listed
                 return
             if place == 0:
                 self._link_best()
@@ -258,62 +264,36 @@ class BestCheckpointer(HookBase):
         if self.best and self._writes:
             link(self._path(self.best[0][1]), self._path(), self._checkpointer.path_manager)
 
-    def _remove(self, path: str) -> None:
-        manager = self._checkpointer.path_manager
-        if not is_claimed(path) or (os.path.isdir(path) and not is_checkpoint_folder(path)):
-            logger.warning("%s was not written by this run, and is not removed", path)
-            return
-        try:
-            if os.path.isdir(path):
-                shutil.rmtree(path)
-            elif manager.exists(path):
-                manager.rm(path)
-        except Exception as error:  # of the disk or of a path handler: no reason to end a run
-            logger.warning("Cannot remove %s, which is no longer one of the best: %s", path, error)
-
     def _compare_with_files(self) -> None:
-        """On a resume: find the files, and drop entries that have none."""
+        """On a resume: find files that are newer than the checkpoint, and drop entries of the list without a file."""
         manager, start = self._checkpointer.path_manager, self.trainer.start_iter
-        try:
+        names = []
+        with suppress(OSError, NotImplementedError):  # some URIs cannot be listed
             names = manager.ls(self._checkpointer.save_dir)
-        except (OSError, NotImplementedError):  # some URIs cannot be listed
-            names = []
-        matches = map(re.compile(rf"{re.escape(self._file_prefix)}_(\d{{7,}})\.pth").fullmatch, names)
-        self._saved = {int(match[1]) for match in matches if match}
-        self._saved |= {iteration for iteration in self._listed if manager.exists(self._path(iteration))}
-        if self.best and not self._saved and manager.exists(self._path()):  # detectron2 has only this file
-            link(self._path(), self._path(self.best[0][1]), manager)
-            self._saved = {self.best[0][1]}
         if self._former is not None:
-            self._keep_former_best(*self._former)
-            self._first_iter = start
-        for value, iteration in [entry for entry in self.best if entry[1] not in self._saved]:
-            self.best.remove((value, iteration))
-            self._first_iter = start
-            logger.warning(
-                "The file of iteration %d is missing (%s: %.5g): it no longer counts as one of the best",
-                iteration,
-                self._val_metric,
-                value,
-            )
+            source, self._first_iter = self._path(self._former), start
+            former = f"{source.removesuffix('.pth')}_before.pth"
+            if manager.exists(source) and not manager.exists(former):  # else a killed run has kept it
+                link(source, former, manager)
+                logger.warning("The former best is kept as %s", former)
+        matches = map(re.compile(rf"{re.escape(self._file_prefix)}_(\d{{7,}})\.pth").fullmatch, names)
+        self._outdated |= {int(match[1]) for match in matches if match and int(match[1]) >= start} - self._listed
+        there = [entry for entry in self.best if manager.exists(self._path(entry[1]))]
+        if self.best and not there and manager.exists(self._path()):  # detectron2 has only this file
+            there = self.best[:1]
+            link(self._path(), self._path(there[0][1]), manager)
+        for value, iteration in self.best:
+            if (value, iteration) not in there:
+                self._first_iter = start
+                logger.warning(
+                    "The file of iteration %d is missing (%s: %.5g): it no longer counts as one of the best",
+                    iteration,
+                    self._val_metric,
+                    value,
+                )
+        if self.best:
+            self._set_best(there)
         self._link_best()
-
-    def _keep_former_best(self, chosen_by: str, best: list[Entry]) -> None:
-        """The config has another metric now: keep the best file by the former metric under another name."""
-        kept = ""
-        if best:
-            source = self._path(best[0][1])
-            target = f"{source.removesuffix('.pth')}_before.pth"
-            if not self._checkpointer.path_manager.exists(target):  # else a killed run has kept it
-                link(source, target, self._checkpointer.path_manager)
-            kept = f". The former best is kept as {target}"
-        logger.warning(
-            "The best weights were chosen by %s, and are chosen by %s (%s) from now on%s",
-            chosen_by,
-            self._val_metric,
-            self._mode,
-            kept,
-        )
 
     # ------------------------------------------------------------------ state
 
@@ -322,21 +302,73 @@ class BestCheckpointer(HookBase):
             "best_metric": self.best_metric,
             "best_iter": self.best_iter,
             "best": [list(b) for b in self.best],
+            "outdated": sorted(self._outdated),
             "judged_by": [self._val_metric, self._mode],
         }
 
     def reset_state(self) -> None:
-        self.best, self._former = [], None
+        self._outdated |= self._listed
+        self._former = None
+        self._set_best([])
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.loaded_iter = None
-        best = state_dict.get("best")
+        self.loaded_iter = self._former = None
+        value, iteration, best = state_dict["best_metric"], state_dict["best_iter"], state_dict.get("best")
         if best is None:  # detectron2's
-            value, iteration = state_dict["best_metric"], state_dict["best_iter"]
             best = [] if value is None else [(value, iteration)]
-        self.best = [(float(value), int(iteration)) for value, iteration in best]
-        self._former = None
+        self._set_best([(float(value), int(iteration)) for value, iteration in best])
+        if not best:  # a subclass has chosen by itself
+            self.best_metric, self.best_iter = value, iteration
+        self._outdated = set(state_dict.get("outdated", ()))
         name, mode = state_dict.get("judged_by", (self._val_metric, self._mode))
         if (name, mode) != (self._val_metric, self._mode):
-            self._former = f"{name} ({mode})", self.best
-            self.best = []
+            self._former = -1 if self.best_iter is None else self.best_iter
+            self._outdated |= self._listed
+            self._set_best([])
+            logger.warning(
+                "The best weights were chosen by %s (%s), and are chosen by %s (%s) from now on",
+                name,
+                mode,
+                self._val_metric,
+                self._mode,
+            )
+
+
+def link(source: str, target: str, path_manager: Any) -> None:
+    """Make ``target`` a second name of ``source``, replacing an existing file. A missing ``source`` is ignored.
+
+    Files are hard links, or copies where the file system has none; in a folder each file is linked. A process killed
+    in between leaves either the old ``target`` or the new one.
+
+    Args:
+        source: a file or folder; a URI is copied.
+        target: its second name.
+        path_manager: copies URIs.
+    """
+    if "://" in source:
+        path_manager.copy(source, target, overwrite=True)
+        return
+    if not os.path.exists(source) or (os.path.exists(target) and os.path.samefile(source, target)):
+        return
+    claim(target)
+    temporary = temporary_path(target)
+    try:
+        if os.path.isdir(source):  # a sharded checkpoint
+            shutil.copytree(source, temporary, copy_function=_link_file)
+        else:
+            _link_file(source, temporary)
+        with displaced(target) if os.path.isdir(source) or os.path.isdir(target) else nullcontext():
+            os.replace(temporary, target)
+    except BaseException:
+        with suppress(OSError):  # raise the first error
+            (shutil.rmtree if os.path.isdir(temporary) else os.remove)(temporary)
+        raise
+    sync_directory(os.path.dirname(os.path.abspath(target)))
+
+
+def _link_file(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # a file system without links
+        with open(source, "rb") as file:
+            replace_file(target, lambda copy: shutil.copyfileobj(file, copy, 1 << 24))

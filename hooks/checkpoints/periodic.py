@@ -1,9 +1,9 @@
-"""Checkpoints every period, at the end and after a failure."""
+"""Checkpoints every period, at the end and after a failure, by hookline's checkpointer or fvcore's."""
 
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from fvcore.common.checkpoint import PeriodicCheckpointer as FvcorePeriodicCheckpointer
@@ -12,9 +12,8 @@ from ...config import ConfigError, Duration
 from ...config.errors import shown_path
 from ..base import HOOK_REGISTRY, HookBase
 from ..every import Every, Period
-from .adapter import adapt
 
-__all__ = ["ExceptionCheckpointer", "PeriodicCheckpointer", "RollingCheckpointer"]
+__all__ = ["ExceptionCheckpointer", "FvcoreAdapter", "PeriodicCheckpointer", "RollingCheckpointer", "adapt"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,23 +70,16 @@ class PeriodicCheckpointer(HookBase):
         self.max_iter = self.trainer.max_iter
         self._ending = False
         self._saved_iter = self._due_at = -1
-        self._scheduled = self._may_retry = False
+        self._scheduled = False
         self._error: OSError | None = None
         self._every.start()
         self._poll = self.checkpointer.poll
 
     def after_step(self) -> None:
-        if self._poll():  # finishes an asynchronous save that has ended
-            self._retry_failed_save()
+        self._poll()  # finishes an asynchronous save that has ended
         if self._every(self.trainer):
-            self._scheduled, self._due_at = True, self.trainer.iter
+            self._due_at = self.trainer.iter
             self.trainer.request_save(everywhere=True, due=True)
-
-    def _retry_failed_save(self) -> None:
-        """Retry a failed scheduled save once, at the same step on all ranks."""
-        trainer = self.trainer
-        if self._may_retry and (trainer.ranks_in_sync or trainer.comm.get_world_size() == 1):
-            trainer.request_save()
 
     def after_train(self) -> None:
         trainer = self.trainer
@@ -109,7 +101,6 @@ class PeriodicCheckpointer(HookBase):
         trainer = self.trainer
         if trainer.only_due and self._due_at != trainer.iter:
             return
-        self._may_retry, self._scheduled = self._scheduled, False
         iteration = trainer.finished_iter
         if self._ending and not self._interrupted:
             self._final_failed = True
@@ -321,3 +312,76 @@ class ExceptionCheckpointer(HookBase):
 
         self._checkpointer.save(self._file_name, then=saved, tag_last=False, iteration=trainer.finished_iter)
         self._checkpointer.wait()
+
+
+# ---------------------------------------------------------------------------- fvcore's checkpointer
+
+
+def adapt(checkpointer: Any) -> Any:
+    """Return hookline's checkpointer as it is, fvcore's in a :class:`FvcoreAdapter`."""
+    return checkpointer if hasattr(checkpointer, "poll") else FvcoreAdapter(checkpointer)
+
+
+class FvcoreAdapter:
+    """Gives fvcore's Checkpointer the methods of hookline's. All saves are synchronous, and errors are raised.
+
+    Args:
+        checkpointer: fvcore's. Attributes that are not defined here are its own.
+    """
+
+    needs_all_ranks = False
+    resumed_from = ""
+
+    def __init__(self, checkpointer: Any) -> None:
+        self._checkpointer = checkpointer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._checkpointer, name)
+
+    def save(
+        self,
+        name: str,
+        *,
+        tag_last: bool = True,
+        outdated: Iterable[str] = (),
+        then: Callable[[OSError | None], Any] | None = None,
+        **data: Any,
+    ) -> None:
+        inner = self._checkpointer
+        # fvcore points last_checkpoint to every file it writes.
+        last = "" if tag_last or not inner.has_checkpoint() else inner.get_checkpoint_file()
+        inner.save(name, **data)
+        if last:
+            inner.tag_last_checkpoint(os.path.basename(last))
+        for path in outdated:
+            self.remove(path)
+        if then is not None:
+            then(None)
+
+    def remove(self, path: str) -> None:
+        if self._checkpointer.path_manager.exists(path):
+            self._checkpointer.path_manager.rm(path)
+
+    def load(self, path: str, checkpointables: list[str] | None = None, *, weights_from: str = "model") -> Any:
+        """Load a checkpoint. ``weights_from`` is ignored: fvcore's files hold one set of weights."""
+        return self._checkpointer.load(path, checkpointables)
+
+    def resume_or_load(
+        self, path: str, *, resume: bool = True, strict: bool = False, weights_from: str = "model"
+    ) -> dict[str, Any]:
+        """Resume from the last checkpoint, or load ``path``. ``weights_from`` is ignored, as in :meth:`load`.
+
+        Raises:
+            ConfigError: ``strict``, which fvcore's Checkpointer does not have, is set.
+        """
+        inner = self._checkpointer
+        if strict:
+            raise ConfigError(f"MODEL.WEIGHTS_STRICT needs hookline's Checkpointer; the trainer's is {type(inner)}")
+        self.resumed_from = inner.get_checkpoint_file() if resume and inner.has_checkpoint() else ""
+        content: dict[str, Any] = inner.resume_or_load(path, resume=resume)
+        return content
+
+    def poll(self) -> None:
+        """Do nothing, as :meth:`wait` and :meth:`close`: no save is under way."""
+
+    wait = close = poll

@@ -566,6 +566,10 @@ ELSEWHERE = {
         "hooks/writers/test_tensorboard.py",
         "test_results_evaluated_before_a_resume_keep_their_group",
     ),
+    "trainer/hooks/BestCheckpointer/outdated": (
+        "hooks/checkpoints/test_best.py",
+        "test_files_that_a_killed_run_did_not_remove_are_removed",
+    ),
     "trainer/hooks/BestCheckpointer/judged_by": (
         "hooks/checkpoints/test_best.py",
         "test_another_metric_on_a_resume_starts_a_new_list_and_keeps_the_former_best",

@@ -1,17 +1,20 @@
 import logging
 import math
 import os
+import shutil
 from functools import partialmethod
 from pathlib import Path
 
 import pytest
 import torch
 from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
+from fvcore.common.file_io import PathManager
 from small_runs import files, last, saved
 
 from hookline.config import ConfigError
 from hookline.engine.checkpoint import Checkpointer
 from hookline.hooks import BestCheckpointer, CallbackHook, EvalHook, HookBase, PeriodicCheckpointer
+from hookline.hooks.checkpoints.best import link
 
 
 def best_hooks(checkpointer, metrics, mode="max", period=2, **kwargs):
@@ -181,7 +184,6 @@ def test_another_metric_on_a_resume_starts_a_new_list_and_keeps_the_former_best(
     trainer.train(trainer.finished_iter + 1, 6)
     [warning] = [message for message in log.messages if "chosen by" in message]
     assert "chosen by metric (max), and are chosen by total_loss (min) from now on" in warning
-    assert "model_best_0000004_before.pth" in warning
     assert torch.equal(saved(checkpointer, "model_best_0000004_before")["model"]["fc.weight"], before)
     assert saved(checkpointer, "model_best")["best_metric"]["name"] == "total_loss"
     assert [iteration for _, iteration in hook.best] == [5]
@@ -325,6 +327,17 @@ def test_files_written_after_the_checkpoint_are_removed(train):
     assert kept(checkpointer) == files_of(hook)
 
 
+def test_files_that_a_killed_run_did_not_remove_are_removed(train, monkeypatch):
+    remove = Checkpointer.remove
+    monkeypatch.setattr(Checkpointer, "remove", lambda self, path: None)  # killed before
+    checkpointer, _ = train(FIRST, fail_at=9)
+    assert kept(checkpointer) == files_of([(0.9, 7), (0.6, 3), (0.5, 1)])
+    monkeypatch.setattr(Checkpointer, "remove", remove)
+    checkpointer, hook = train({})
+    assert hook.best == [(0.6, 3)]
+    assert kept(checkpointer) == files_of(hook)
+
+
 def test_files_of_a_run_that_starts_over_are_removed(make):
     trainer, checkpointer, hook = run(make, [0.3, 0.9])
     trainer.register_hooks([CallbackHook(after_step=lambda t: t.storage.put_scalar("metric", 0.2, False))])
@@ -463,3 +476,121 @@ def test_the_best_by_a_function_of_all_metrics_and_reset_when_training_starts(ma
     assert saved(checkpointer, "model_best")["best_metric"]["name"] == f"{__name__}:score"
     trainer.train(4, 6)
     assert best.best == [(0.2, 5)]
+
+
+# ---------------------------------------------------------------------------- subclasses that check by themselves
+
+
+class Checking(BestCheckpointer):
+    def _best_checking(self):
+        value, iteration = self.trainer.storage.latest()[self._val_metric]
+        self.checked = [*getattr(self, "checked", []), iteration]
+        if self.best_metric is None or self._compare(value, self.best_metric):
+            self._checkpointer.save(f"{self._file_prefix}_own", iteration=iteration)
+            self._update_best(value, iteration)
+            self._logger.info("saved %.5f of %d", self.best_metric, self.best_iter)
+
+
+@pytest.mark.parametrize("checkpointer_type", [Checkpointer, FvcoreCheckpointer])
+def test_a_subclass_that_checks_by_itself_is_called_as_in_detectron2(make, checkpointer_type):
+    trainer, checkpointer = make(checkpointer_type=checkpointer_type)
+    values = iter([0.3, 0.9, 0.5, 0.4])
+    hook = Checking(2, checkpointer, "metric")
+    trainer.register_hooks([PeriodicCheckpointer(checkpointer, 4), EvalHook(2, lambda: {"metric": next(values)}), hook])
+    trainer.train(0, 8)
+    assert hook.checked == [1, 3, 5, 8]
+    assert (hook.best_metric, hook.best_iter) == (0.9, 3)
+    assert saved(checkpointer, "model_best_own")["iteration"] == 3
+    assert not [name for name in files(checkpointer) if name.startswith("model_best_0")]
+
+
+def test_a_subclass_that_overrides_events_keeps_them(make):
+    class Own(Checking):
+        def after_step(self):
+            if self.trainer.iter == 2:
+                self._best_checking()
+
+        def after_train(self):
+            pass
+
+    trainer, checkpointer = make()
+    hook = Own(1, checkpointer, "metric")
+    trainer.register_hooks([EvalHook(1, lambda: {"metric": 1.0}), hook])
+    trainer.train(0, 4)
+    assert hook.checked == [2]
+
+
+def test_a_subclass_that_checks_by_itself_may_have_a_period_in_epochs(make):
+    trainer, checkpointer = make()
+    hook = Checking("1ep", checkpointer, "metric")
+    trainer.register_hooks([EvalHook(1, lambda: {"metric": 1.0}), hook])
+    trainer.train(0, 6)
+    assert hook.checked == [3, 6]
+
+
+def test_a_subclass_that_calls_super_keeps_the_best_over_a_resume(make):
+    class Counting(BestCheckpointer):
+        checks = 0
+
+        def _best_checking(self):
+            self.checks += 1
+            super()._best_checking()
+
+    def run(values, start, end):
+        trainer, checkpointer = make()
+        hook, values = Counting(2, checkpointer, "metric"), iter(values)
+        trainer.register_hooks(
+            [PeriodicCheckpointer(checkpointer, 4), EvalHook(2, lambda: {"metric": next(values)}), hook]
+        )
+        if start:
+            checkpointer.resume_or_load("", resume=True)
+        trainer.train(start, end)
+        return hook
+
+    hook = run([0.3, 0.9], 0, 4)
+    assert (hook.best_metric, hook.best_iter) == (0.9, 4)
+    resumed = run([0.5, 0.4], 4, 8)
+    assert (resumed.best_metric, resumed.best_iter) == (0.9, 4)
+    assert resumed.checks > 0
+
+
+# ---------------------------------------------------------------------------- second names
+
+
+def write(path, folder, text):
+    if folder:
+        path.mkdir()
+        (path / "checksums.json").write_text("{}")
+        path /= "state.pth"
+    path.write_text(text)
+
+
+@pytest.mark.parametrize("existing", ["nothing", "file", "folder"])
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_link_replaces_its_target_and_does_not_depend_on_its_source(tmp_path, folder, existing):
+    source, target = tmp_path / "model_0000003.pth", tmp_path / "model_best.pth"
+    write(source, folder, "new")
+    if existing != "nothing":
+        write(target, existing == "folder", "old")
+    for _ in range(2):  # the second call changes nothing
+        link(str(source), str(target), PathManager)
+        assert sorted(os.listdir(tmp_path)) == ["model_0000003.pth", "model_best.pth"]
+    (source / "state.pth" if folder else source).unlink()
+    assert (target / "state.pth" if folder else target).read_text() == "new"
+
+
+def test_a_missing_source_is_ignored(tmp_path):
+    link(str(tmp_path / "missing.pth"), str(tmp_path / "target.pth"), PathManager)
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_failed_copy_leaves_no_temporary_file(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    write(tmp_path / "source.pth", False, "new")
+    monkeypatch.setattr(os, "link", fail)
+    monkeypatch.setattr(shutil, "copyfileobj", fail)
+    with pytest.raises(OSError, match="No space"):
+        link(str(tmp_path / "source.pth"), str(tmp_path / "target.pth"), PathManager)
+    assert os.listdir(tmp_path) == ["source.pth"]
