@@ -7,9 +7,9 @@ from .configurable import configurable
 from .defaults import Config, get_cfg
 from .duration import Duration
 from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
-from .kinds import Typed, one_of
-from .node import MISSING, CfgNode, global_cfg, set_global_cfg
+from .node import CfgNode, global_cfg, set_global_cfg
 from .registry import Registry, locate
+from .values import MISSING, Typed, one_of
 
 if TYPE_CHECKING:
     from .lazy import LazyCall, LazyConfig, instantiate

@@ -5,9 +5,8 @@ import textwrap
 from typing import Any
 
 from .defaults import get_cfg
-from .literals import spell
 from .node import CfgNode
-from .tree import MISSING
+from .values import MISSING, spell
 
 __all__ = ["differences", "resolved"]
 

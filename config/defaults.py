@@ -5,11 +5,11 @@ keyword arguments, checked against its signature). A *duration* is an int (itera
 ``"2ep"``, ``"30min"``, ``"2h"``; 0 means never.
 """
 
-from .components import named_components, test_sets
+from .components import components, named_components, test_sets
 from .duration import Duration
-from .new_keys import declare_defaults
 from .node import CfgNode as CN
-from .node import Typed, components, one_of
+from .node import declare_defaults
+from .values import Typed, one_of
 
 
 def _count(default: int, least: int = 0) -> Typed:

@@ -11,10 +11,10 @@ from typing import Any
 from . import defaults
 from .duration import _FORMS, _LENGTH_FORMS, _TIME_FORMS, Duration
 from .errors import UnknownKeyError, suggest
-from .kinds import Typed, _OneOf
 from .node import CfgNode
 from .signatures import Taken, what_it_takes
 from .slots import Slot
+from .values import OneOf, Typed
 
 __all__ = [
     "described_arguments",
@@ -183,7 +183,7 @@ def _key(cfg: CfgNode, key: str, slots: Collection[Slot]) -> Iterator[str]:
 def _kind(value: Any, declared: Typed | None) -> str:
     """Return the values that a key takes, in words."""
     declared = declared or Typed(value, type(value))
-    if isinstance(declared.kind, _OneOf):
+    if isinstance(declared.kind, OneOf):
         return ", ".join(map(_text, declared.kind.choices))
     limits = [f"at least {declared.least}"] * (declared.least is not None)
     limits += [f"at most {declared.most}"] * (declared.most is not None and declared.most < 10**9)

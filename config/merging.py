@@ -4,93 +4,54 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from .components import args_key
-from .errors import ConfigError, UnknownKeyError, misspelt, suggest
-from .kinds import coerce
-from .literals import Plain, literal
-from .new_keys import takes_name
-from .other_names import key_for
+from .errors import ConfigError, UnknownKeyError, suggest
+from .values import MISSING, Plain, coerce, literal
 from .yaml_files import BASE_KEY
 
 logger = logging.getLogger(__name__)
-
-Node = Any
-"""A :class:`~hookline.config.CfgNode`; that module imports this one."""
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][^\s=]*=")
 
 
 class Merge:
-    """One merge into a tree, all or nothing.
-
-    Use it as a context manager. On exit, it restores the tree and raises all problems together, if there are any.
+    """Merges values into a tree, and collects the problems. See :func:`merging`.
 
     A new name of a component (see :mod:`~hookline.config.components`) clears its arguments. Names are therefore merged
     first within one mapping or list.
 
     Args:
-        root: the tree; full keys are relative to it.
+        root: a :class:`~hookline.config.CfgNode`; full keys are relative to it.
         source: where the values come from, the prefix of messages. May change during the merge.
     """
 
-    def __init__(self, root: Node, source: str = "") -> None:
+    def __init__(self, root: Any, source: str = "") -> None:
         self.source = source
+        self.problems: list[ConfigError] = []
+        self.keeps_sections = False  # whether an empty section changes nothing also where a key takes any value
         self._root = root
-        self._errors: list[ConfigError] = []
-        self._snapshot = [(node, node.content()) for node in root.walk()]
 
-    def __enter__(self) -> Merge:
-        return self
-
-    def __exit__(self, exc_type: type[BaseException] | None, *_: object) -> None:
-        if exc_type is None and not self._errors:
-            return
-        for node, content in self._snapshot:
-            node.restore(content)
-        if exc_type is None:
-            self._raise()
-
-    def mapping(self, node: Node, values: Mapping[Any, Any], path: tuple[str, ...] = ()) -> None:
-        """Merge a mapping into a node.
-
-        Args:
-            node: a node of the tree.
-            values: keys and values, nested.
-            path: the parts of the node's full key.
-        """
+    def mapping(self, node: Any, values: Mapping[Any, Any], path: tuple[str, ...] = ()) -> None:
+        """Merge nested keys and values into a node of the tree; ``path`` are the parts of its full key."""
         for key in sorted(values, key=_names_first):
             self._item(node, key, values[key], path)
 
     def overrides(self, pairs: Iterable[tuple[str, Any]]) -> None:
-        """Merge values with full keys, in order, names of components first.
-
-        Args:
-            pairs: full keys and values.
-        """
+        """Merge pairs of full key and value, in order, names of components first."""
         for full_key, value in sorted(pairs, key=lambda pair: _names_first(pair[0].rpartition(".")[2])):
-            self._override(full_key, value)
+            first, *rest = full_key.split(".")
+            if "" in (first, *rest):
+                self._fail(f"'{full_key}' is not a key")
+                continue
+            for name in reversed(rest):
+                value = {name: value}
+            self._item(self._root, first, value, ())
 
-    def _override(self, full_key: str, value: Any) -> None:
-        parts = tuple(full_key.split("."))
-        if "" in parts:
-            return self._fail(f"'{full_key}' is not a key")
-        node = self._root
-        for depth, part in enumerate(parts[:-1]):
-            child = node.get(part)
-            if node.is_section(part):
-                node = child
-            elif node.takes_anything(part):
-                for name in reversed(parts[depth + 1 :]):
-                    value = {name: value}
-                return self._item(node, part, value, parts[:depth])
-            else:
-                return None if self._is_outdated(full_key) else self._unknown(full_key)
-        self._item(node, parts[-1], value, parts[:-1])
-
-    def _item(self, node: Node, key: Any, value: Any, path: tuple[str, ...]) -> None:
+    def _item(self, node: Any, key: Any, value: Any, path: tuple[str, ...]) -> None:
         full_key = ".".join((*path, str(key)))
         if not isinstance(key, str):
             return self._fail(f"the key {full_key} is not a string; quote it")
@@ -100,65 +61,86 @@ class Merge:
             if self._is_outdated(full_key):
                 return None
             if not node.is_new_allowed():
-                return self._unknown(full_key)
-        section = _as_section(value)
+                return self._unknown(full_key, value)
+        section, is_free = _as_section(value), node.takes_anything(key)
         if section is not None and node.is_section(key):
             return self.mapping(node[key], section, (*path, key))
         if node.is_frozen():
             raise AttributeError(f"{full_key} cannot be merged: the config is frozen (defrost() it, or clone it first)")
-        if section is not None and node.takes_anything(key):
-            node.put(key, node.new_section())
+        if section is not None and is_free:
+            node.put(key, type(node)(new_allowed=True))
             return self.mapping(node[key], section, (*path, key))
-        if value is None and node.is_section(key) and not node.takes_anything(key):
-            where = f"{self.source}: " if self.source else ""
-            return logger.warning("%sthe section %s is empty, so it changes nothing", where, full_key)
-        is_name = isinstance(value, str) and takes_name(node, key)
-        if node.is_section(key) and not node.takes_anything(key) and not is_name:
+        is_name = isinstance(value, str) and node.takes_name(key)
+        if node.is_section(key) and not is_name and not (is_free and not self.keeps_sections):
+            if value is None:
+                where = f"{self.source}: " if self.source else ""
+                return logger.warning("%sthe section %s is empty, so it changes nothing", where, full_key)
             hint = f"; set {full_key}.NAME" if node[key].has("NAME") else ""
-            return self._fail(f"{full_key}: expected a mapping of keys, got {value!r} ({_type_name(value)}){hint}")
-        expected = object if node.takes_anything(key) else str if is_name else type(node.get(key))
+            kind = "str" if isinstance(value, str) else type(value).__name__
+            return self._fail(f"{full_key}: expected a mapping of keys, got {value!r} ({kind}){hint}")
+        expected = object if is_free else str if is_name else type(node.get(key))
         try:
             value = coerce(value, node.declared(key), expected)
         except ConfigError as error:
             return self._fail(f"{full_key}: {error}")
         arguments = args_key(key)
         is_other = arguments and key in node and value != node[key]
-        if arguments and is_other and node.is_section(arguments) and node[arguments].is_new_allowed():
+        if is_other and node.is_section(arguments) and node[arguments].is_new_allowed():
             node[arguments].clear()
         node.put(key, value)
 
-    def _unknown(self, full_key: str) -> None:
+    def _unknown(self, full_key: str, value: Any) -> None:
+        if isinstance(value, Mapping) and len(value) == 1:  # name the whole key of an override
+            ((name, below),) = value.items()
+            if not self._is_outdated(f"{full_key}.{name}"):
+                self._unknown(f"{full_key}.{name}", below)
+            return
         known = self._root.full_keys()
         section, _, last = full_key.rpartition(".")
-        beside = [key for key in known if key.startswith(f"{section}.") and key.endswith(f"_{last}")]
+        ends = [key for key in known if section and key.startswith(f"{section}.") and key.endswith(f"_{last}")]
+        hint = f"; did you mean '{ends[0]}'?" if len(ends) == 1 else suggest(full_key, known)  # LR means BASE_LR
         if full_key in known:
             hint = "; write it nested, one section in the other"
-        elif misspelt(full_key, known):
-            hint = suggest(full_key, known)
-        elif other := key_for(full_key) or (beside[0] if section and len(beside) == 1 else ""):
-            hint = f"; did you mean '{other}'?"
-        else:
-            hint = suggest(full_key, known)
         self._fail(f"unknown key '{full_key}'{hint}", UnknownKeyError)
 
     def _is_outdated(self, full_key: str) -> bool:
         """Whether a key is renamed (an error) or deprecated (a warning)."""
-        if self._root.key_is_renamed(full_key):
-            try:
-                self._root.raise_key_rename_error(full_key)
-            except UnknownKeyError as error:
-                self._fail(str(error), UnknownKeyError)
-            return True
-        return self._root.key_is_deprecated(full_key)
+        state = vars(self._root)
+        if new := state[self._root.RENAMED_KEYS].get(full_key):
+            name, note = new if isinstance(new, tuple) else (new, "")
+            self._fail(f"{full_key} was renamed to {name}" + (f": {note}" if note else ""), UnknownKeyError)
+        elif full_key in state[self._root.DEPRECATED_KEYS]:
+            logger.warning("The config key %s is deprecated: it is ignored.", full_key)
+        else:
+            return False
+        return True
 
     def _fail(self, problem: str, kind: type[ConfigError] = ConfigError) -> None:
-        self._errors.append(kind(f"{self.source}: {problem}" if self.source else problem))
+        self.problems.append(kind(f"{self.source}: {problem}" if self.source else problem))
 
-    def _raise(self) -> None:
-        if len(self._errors) == 1:
-            raise self._errors[0]
-        all_unknown = all(isinstance(error, UnknownKeyError) for error in self._errors)
-        raise (UnknownKeyError if all_unknown else ConfigError)("\n".join(map(str, self._errors)))
+
+@contextmanager
+def merging(root: Any, source: str = "") -> Iterator[Merge]:
+    """Merge into a tree, all or nothing.
+
+    At the end of the block, all problems are raised together. After any error, the tree is as it was.
+    """
+    before = [(node, dict(node), node.declarations.copy()) for node in root.walk()]
+    merge = Merge(root, source)
+    try:
+        yield merge
+        if len(merge.problems) == 1:
+            raise merge.problems[0]
+        if merge.problems:
+            all_unknown = all(isinstance(problem, UnknownKeyError) for problem in merge.problems)
+            raise (UnknownKeyError if all_unknown else ConfigError)("\n".join(map(str, merge.problems)))
+    except BaseException:
+        for node, items, declarations in before:
+            dict.clear(node)
+            dict.update(node, items)
+            node.declarations.clear()
+            node.declarations.update(declarations)
+        raise
 
 
 def pairs_of(overrides: Sequence[Any]) -> list[tuple[str, Any]]:
@@ -178,49 +160,11 @@ def pairs_of(overrides: Sequence[Any]) -> list[tuple[str, Any]]:
     for token in tokens:
         if not isinstance(token, str):
             raise ConfigError(f"command line: expected a key, got {token!r}; give pairs KEY VALUE, or KEY=VALUE")
-        if _ASSIGNMENT.match(token):
-            key, _, value = token.partition("=")
-        else:
-            key = token
-            try:
-                value = next(tokens)
-            except StopIteration:
-                problem = f"'{token}' at the end has no value; give pairs KEY VALUE, or KEY=VALUE"
-                raise ConfigError(f"command line: {problem}") from None
+        key, value = token.split("=", 1) if _ASSIGNMENT.match(token) else (token, next(tokens, MISSING))
+        if value is MISSING:
+            raise ConfigError(f"command line: '{key}' at the end has no value; give pairs KEY VALUE, or KEY=VALUE")
         pairs.append((key, Plain(value) if isinstance(value, str) else value))
     return pairs
-
-
-def merge_mappings(layers: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
-    """Merge plain mappings, later over earlier, by the rules of a merge into a tree.
-
-    Args:
-        layers: nested mappings.
-
-    Returns:
-        A new nested dict; unquoted scalars stay text.
-    """
-    merged: dict[Any, Any] = {}
-    for layer in layers:
-        for key in sorted(layer, key=_names_first):
-            value = layer[key]
-            arguments = args_key(key) if isinstance(key, str) else None
-            if arguments and merged.get(key, value) != value and isinstance(merged.get(arguments), dict):
-                merged[arguments] = {}
-            if isinstance(value, Mapping):
-                below = merged.get(key)
-                merged[key] = merge_mappings([below, value] if isinstance(below, dict) else [value])
-            elif value is not None or not isinstance(merged.get(key), dict):  # an empty section changes nothing
-                merged[key] = _text(value)
-    return merged
-
-
-def _text(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: _text(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_text(item) for item in value]
-    return str(value) if isinstance(value, Plain) else value
 
 
 def _names_first(key: Any) -> bool:
@@ -233,7 +177,3 @@ def _as_section(value: Any) -> Mapping[str, Any] | None:
         value = literal(value)
     is_section = isinstance(value, Mapping) and all(isinstance(key, str) for key in value)
     return value if is_section else None
-
-
-def _type_name(value: Any) -> str:
-    return "str" if isinstance(value, str) else type(value).__name__

@@ -5,35 +5,41 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from functools import reduce
+from operator import getitem
 from typing import IO, Any
 
+from fvcore.common.config import CfgNode as _FvcoreCfgNode
 from yacs.config import CfgNode as _YacsCfgNode
 
-from .components import components
-from .errors import ConfigError, UnknownKeyError, suggest
-from .frozen import FrozenList, frozen, thawed
-from .kinds import Typed, one_of
-from .literals import clean, expanded
-from .merging import Merge, merge_mappings, pairs_of
-from .new_keys import check_new_key, complete_section, hint_of_own_section, link_renamed, renamed_key
-from .objects import ObjectName
-from .tree import MISSING, ConfigTree
-from .yaml_files import load_layers, load_text, refuse_python
+from .errors import ConfigError, UnknownKeyError, misspelt, suggest
+from .merging import merging, pairs_of
+from .values import MISSING, FrozenList, ObjectName, Typed, clean, expanded, frozen, thawed
+from .yaml_files import dump_text, load_layers, load_text, refuse_python
 
-__all__ = ["MISSING", "CfgNode", "Typed", "components", "global_cfg", "one_of", "set_global_cfg"]
+__all__ = ["CfgNode", "declare_defaults", "global_cfg", "set_global_cfg"]
 
 logger = logging.getLogger(__name__)
 
 _LEAF_TYPES = (type(None), bool, int, float, str, list, tuple, FrozenList)
-_HOW = 'Name a class or function as "module:Name"; Trainer(...) of hookline.engine takes objects'
-# The attribute with the declared type of each key, beside yacs's own attributes.
-_DECLARED = "__declared__"
+# Attributes of nodes, beside yacs's own: the declared type of each key; the full key of a section of the default
+# config; and old names of keys there, {old name: (the node with the key, or None for the same node; its name there)}.
+_DECLARED, _SECTION, _RENAMED = "__declared__", "__section__", "__renamed__"
 # Declared for keys that merges may set to any value.
 _FREE = Typed(None, object)
+# Keys that mean something only within their section.
+_GENERAL = frozenset(
+    ("NAME", "ARGS", "ENABLED", "METRIC", "MODE", "PERIOD", "KEEP", "TARGET", "TRAIN", "TEST", "INPUTS")
+)
+# Sections that may be set to the name of their component, as detectron2's projects do.
+_NAMED_SECTIONS = ("SOLVER.OPTIMIZER", "TEST.EVALUATOR")
+
+_defaults: Any = None
+_noted: set[str] = set()
 
 
-class CfgNode(ConfigTree):
+class CfgNode(_FvcoreCfgNode):
     """A tree of settings: yacs's node with strict checks.
 
     - An unknown key is an error that suggests the nearest key. A value of the wrong type is an error that names the
@@ -42,7 +48,9 @@ class CfgNode(ConfigTree):
       and functions to call.
     - A frozen tree cannot be changed in any way, its lists included.
     - Setting another ``NAME`` of a component clears its ``ARGS``.
-    - Code may add keys to a config of ``get_cfg()``, unless a name looks like a typing error (``new_keys.py``).
+    - Code may add keys anywhere to a config of ``get_cfg()``, as in detectron2: ``cfg.SOLVER.MY_KEY = 3``. A new key
+      whose name is almost that of a default key beside it is a typing error. Sections that a project makes itself are
+      not checked. A section that replaces a default section keeps the default keys.
 
     A key takes values of the type of its default (also an int for a float, a list for a tuple). :class:`Typed`
     declares other types. A key whose default is None takes any value, and so do keys that merges add to a node made
@@ -77,62 +85,144 @@ class CfgNode(ConfigTree):
                 raise ConfigError(f"{'.'.join(path)}: {error}") from None
         return tree
 
-    # ------------------------------------------------------------------ reading and writing keys
+    # ------------------------------------------------------------------ reading keys
 
     def __getattr__(self, name: str) -> Any:
         if name in self:
             return self[name]
         # Copying, pickling and displaying look up many private names: no suggestions for these.
         hint = "" if name.startswith("_") else suggest(name, self.full_keys())
-        if own := hint_of_own_section(self, name):
-            hint = f"{hint or '.'} {own}"
+        if self._is_default and name.isupper() and not misspelt(name, self):
+            own = f"add it first: cfg.{self._full(name)} = CfgNode(new_allowed=True)"
+            hint = f"{hint or '.'} If it is a section of your own, {own}"
         raise AttributeError(f"the config has no key '{name}' here{hint}" if hint else f"no config key '{name}' here")
 
     def __contains__(self, key: Any) -> bool:
-        return self.has(key) or renamed_key(self, key) is not None
+        return self.has(key) or key in self.__dict__.get(_RENAMED, ())
 
     def has(self, key: Any) -> bool:
         """Whether the node has a key under this very name. ``key in node`` finds renamed keys too."""
         return dict.__contains__(self, key)
 
+    def __missing__(self, key: Any) -> Any:
+        node, name = self._renamed(key)
+        if node is None:
+            raise KeyError(key)
+        return node[name]
+
+    def walk(self) -> Iterator[CfgNode]:
+        """This node and all nodes below it."""
+        yield self
+        for value in self.values():
+            if isinstance(value, CfgNode):
+                yield from value.walk()
+
+    def full_keys(self) -> list[str]:
+        """The full keys of everything below this node, sections included."""
+        keys = []
+        for key, value in self.items():
+            keys.append(str(key))
+            if isinstance(value, CfgNode):
+                keys += [f"{key}.{below}" for below in value.full_keys()]
+        return keys
+
+    def flatten(self) -> dict[str, Any]:
+        """All values by their full keys, in order.
+
+        Returns:
+            ``{"SOLVER.BASE_LR": 0.1, ...}``; empty sections are left out.
+        """
+        flat: dict[str, Any] = {}
+        for key, value in self.items():
+            if isinstance(value, CfgNode):
+                flat.update({f"{key}.{below}": leaf for below, leaf in value.flatten().items()})
+            else:
+                flat[str(key)] = value
+        return flat
+
+    def diff(self, other: CfgNode) -> dict[str, tuple[Any, Any]]:
+        """Compare with another config, such as the defaults.
+
+        Args:
+            other: the config to compare with.
+
+        Returns:
+            ``{full key: (value in other, value here)}`` of keys that differ, in order; :data:`MISSING` if a side does
+            not have the key.
+        """
+        old, new = other.flatten(), self.flatten()
+        pairs = {key: (old.get(key, MISSING), new.get(key, MISSING)) for key in [*new, *old]}
+        return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the tree as nested dicts, a deep copy.
+
+        Raises:
+            ConfigError: a key holds something that a config file cannot; the message names it.
+        """
+        return self._exported(for_yaml=False)
+
+    def dump(self, **kwargs: Any) -> str:
+        """Return the tree as YAML. Merged into the defaults, it gives an equal tree. ``COMPUTED_`` keys are left out.
+
+        Args:
+            kwargs: options of ``yaml.dump``.
+
+        Returns:
+            The text.
+
+        Raises:
+            ConfigError: a key holds something that a config file cannot; the message names it.
+        """
+        return dump_text(self._exported(for_yaml=True), **kwargs)
+
+    def _exported(self, for_yaml: bool, path: str = "") -> dict[str, Any]:
+        exported: dict[str, Any] = {}
+        for key, value in self.items():
+            if for_yaml and str(key).startswith("COMPUTED_"):
+                continue
+            if isinstance(value, CfgNode):
+                exported[key] = value._exported(for_yaml, f"{path}{key}.")
+                continue
+            try:
+                exported[key] = clean(value)
+            except ConfigError as error:
+                raise ConfigError(f"{path}{key}: {error}") from None
+            # A list is easier to read, and a key of type tuple converts it back.
+            if for_yaml and type(value) is tuple and not self.takes_anything(key) and not self.is_new_allowed():
+                exported[key] = list(exported[key])
+        return exported
+
+    # ------------------------------------------------------------------ setting keys
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name in self.__dict__:
             raise ConfigError(f"'{name}' is internal state of the config, not a key")
-        if not name.startswith("COMPUTED_"):
-            self._check_mutable(name)
-            value = os.fspath(value) if isinstance(value, os.PathLike) else value
-            if type(value) not in _LEAF_TYPES and not isinstance(value, (_YacsCfgNode, Typed, ObjectName)):
-                raise ConfigError(
-                    f"{name}: a config cannot hold a {type(value).__name__}; it holds None, bool, int, float, str, "
-                    "list, tuple and CfgNode. " + _HOW
-                )
+        if name.startswith("COMPUTED_"):
+            return super().__setattr__(name, value)  # set once, also in a frozen config
+        self._check_mutable(name)
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        if type(value) not in _LEAF_TYPES and not isinstance(value, (_YacsCfgNode, Typed, ObjectName)):
+            raise ConfigError(
+                f"{name}: a config cannot hold a {type(value).__name__}; it holds None, bool, int, float, str, list, "
+                'tuple and CfgNode. Name a class or function as "module:Name"; Trainer(...) of hookline.engine takes '
+                "objects"
+            )
         self[name] = value
 
-    def __missing__(self, key: Any) -> Any:
-        place = renamed_key(self, key)
-        if place is None:
-            raise KeyError(key)
-        node, name = place
-        return node[name]
-
-    def __delattr__(self, name: str) -> None:
-        if not self.has(name):
-            raise AttributeError(f"no config key '{name}' here")
-        del self[name]
-
     def __setitem__(self, key: str, value: Any) -> None:
-        if isinstance(key, str) and key.startswith("COMPUTED_"):
-            self._set_computed(key, value)
-            return
-        place = renamed_key(self, key, note=True)
-        if place is not None:
-            node, key = place
-            node[key] = value
+        if str(key).startswith("COMPUTED_"):
+            return dict.__setitem__(self, key, value)
+        node, name = self._renamed(key)
+        if node is not None:
+            if key not in _noted:
+                _noted.add(key)
+                old, new = self._full(key), node._full(name)
+                logger.warning("The config key %s is %s here: that key is set. Please use the new name.", old, new)
+            node[name] = value
             return
         self._check_mutable(key)
-        if not self.has(key):
-            check_new_key(self, key, value)
-        declared, value = self.declared(key), expanded(thawed(value))
+        replaces, declared, value = self.has(key), self.declared(key), expanded(thawed(value))
         if isinstance(value, Typed):
             declared, value = value, copy.deepcopy(value.default)
         if declared is not None:
@@ -140,49 +230,39 @@ class CfgNode(ConfigTree):
                 value = declared.check(value)
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from None
-            self._declarations[key] = declared
+            self.declarations[key] = declared
         if isinstance(value, _YacsCfgNode) and not isinstance(value, CfgNode):
             value = type(self)(value, new_allowed=value.is_new_allowed())
-        replaces = self.has(key)
-        if replaces and type(value) is dict and self.is_section(key):
+        if type(value) is dict and self.is_section(key):
             value = type(self)(value)
-        if replaces:
-            complete_section(self, key, value)
-        super().__setitem__(key, value)
+        if self._is_default and replaces:
+            self._complete_section(key, value)
+        elif self._is_default and not self.is_new_allowed() and not isinstance(value, dict):
+            self._check_new_key(str(key))
+        dict.__setitem__(self, key, value)
         if replaces and isinstance(value, CfgNode):
-            link_renamed(self)
-
-    def _set_computed(self, key: str, value: Any) -> None:
-        """Set a ``COMPUTED_`` key: as in fvcore, allowed once, also in a frozen config."""
-        if key not in self:
-            super().__setitem__(key, value)
-        elif self[key] != value:
-            raise KeyError(f"{key} is already computed as {self[key]!r}; it cannot be set to {value!r}")
+            _link_renamed(self)
 
     def __delitem__(self, key: str) -> None:
         self._check_mutable(key)
         super().__delitem__(key)
-        self._declarations.pop(key, None)
+        self.declarations.pop(key, None)
 
-    # dict's own methods would bypass __setitem__ and __delitem__.
+    def __delattr__(self, name: str) -> None:
+        if not self.has(name):
+            raise AttributeError(f"no config key '{name}' here")
+        del self[name]
+
+    # dict's own methods would bypass __setitem__, __delitem__ and renamed keys.
+    get = MutableMapping.get
+    popitem = MutableMapping.popitem
     update = MutableMapping.update
     setdefault = MutableMapping.setdefault
     clear = MutableMapping.clear
 
-    def get(self, key: Any, default: Any = None) -> Any:
-        """As ``dict.get``. Finds renamed keys too."""
-        return self[key] if self.has(key) or renamed_key(self, key) else default
-
-    def popitem(self) -> tuple[str, Any]:
-        """As ``dict.popitem``."""
-        if not self:
-            raise KeyError("the config node is empty")
-        key = next(reversed(self))
-        return key, self.pop(key)
-
     def pop(self, key: str, *default: Any) -> Any:
         """As ``dict.pop``."""
-        if not self.has(key) and default:
+        if default and not self.has(key):
             return default[0]
         value = self[key]
         del self[key]
@@ -195,6 +275,68 @@ class CfgNode(ConfigTree):
     def _check_mutable(self, key: Any) -> None:
         if self.is_frozen():
             raise AttributeError(f"{key} cannot be changed: the config is frozen (defrost() it, or clone it first)")
+
+    # ------------------------------------------------------------------ keys of the default config
+
+    @property
+    def _is_default(self) -> bool:
+        """Whether the node is a section of a config of ``get_cfg()``."""
+        return _SECTION in self.__dict__
+
+    def _full(self, key: str) -> str:
+        return f"{self.__dict__.get(_SECTION, '')}.{key}".lstrip(".")
+
+    def _renamed(self, key: Any) -> tuple[Any, str]:
+        """Where a renamed key is now: a node and the key's name in it; None if ``key`` is not an old name."""
+        node, name = self.__dict__.get(_RENAMED, {}).get(key, (None, ""))
+        return (self if name and node is None else node), name
+
+    def takes_name(self, key: str) -> bool:
+        """Whether a section may be set to the name of its component."""
+        return self._full(key) in _NAMED_SECTIONS
+
+    def _check_new_key(self, key: str) -> None:
+        """Raise an error if a key that code adds is almost a default key of this section."""
+        section = self.__dict__[_SECTION]
+        if near := misspelt(key, _default(section)):
+            where = f"cfg.{section}" if section else "cfg"
+            raise UnknownKeyError(
+                f"unknown key '{self._full(key)}'; did you mean '{self._full(near)}'? If it is a key of your own, call "
+                f"{where}.set_new_allowed(True) before you set it"
+            )
+        others = [known for known in _defaults.full_keys() if known.endswith(f".{key}") and key not in _GENERAL]
+        if others:
+            logger.warning(
+                "%s is a new key, which only your own code can read. Did you mean %s?", self._full(key), others[0]
+            )
+
+    def _complete_section(self, key: str, value: Any) -> None:
+        """Add the default keys to a section that replaces a default section."""
+        full_key = self._full(key)
+        default = _default(full_key)
+        if not isinstance(default, CfgNode) or (isinstance(value, str) and self.takes_name(key)):
+            return
+        if not isinstance(value, CfgNode):
+            keys = ", ".join(f"{full_key}.{name}" for name in default)
+            raise ConfigError(f"{full_key} is a section, and cannot be {value!r}; set {keys or 'keys in it'}")
+        if default.is_new_allowed():
+            value.set_new_allowed(True)
+            return
+        for name, item in default.clone().items():
+            declared = default.declared(name)
+            if declared is not None:
+                value.declarations[name] = declared
+            value[name] = value.get(name, item)
+        for below, part in value._sections(full_key):
+            if _default(below) is not None:
+                part.__dict__[_SECTION] = below
+
+    def _sections(self, section: str = "") -> Iterator[tuple[str, CfgNode]]:
+        """This node and the nodes below it that do not take any key, each with its full key."""
+        yield section, self
+        for key, value in self.items():
+            if isinstance(value, CfgNode) and not value.is_new_allowed():
+                yield from value._sections(f"{section}.{key}".lstrip("."))
 
     # ------------------------------------------------------------------ copies
 
@@ -209,29 +351,10 @@ class CfgNode(ConfigTree):
 
     def _freeze_lists(self) -> None:
         for key, value in self.items():
-            new = frozen(value, key) if self.is_frozen() else thawed(value)
-            if new is not value:
-                dict.__setitem__(self, key, new)
+            dict.__setitem__(self, key, frozen(value, key) if self.is_frozen() else thawed(value))
 
-    def __copy__(self) -> CfgNode:
-        return self._copied(dict(self), copy.copy)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CfgNode:
-        def copied(value: Any) -> Any:
-            return copy.deepcopy(value, memo)
-
-        return self._copied({key: copied(value) for key, value in self.items()}, copied)
-
-    def _copied(self, items: dict[str, Any], copy_state: Any) -> CfgNode:
-        node = type(self).__new__(type(self))
-        dict.update(node, items)
-        node.__dict__.update({name: copy_state(state) for name, state in self.__dict__.items()})
-        node._freeze_lists()
-        return node
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._freeze_lists()
+    def __reduce_ex__(self, protocol: Any) -> Any:  # for copy, deepcopy and pickle
+        return _rebuilt, (type(self), dict(self), {name: copy.copy(state) for name, state in self.__dict__.items()})
 
     # ------------------------------------------------------------------ merging
 
@@ -249,7 +372,12 @@ class CfgNode(ConfigTree):
         Raises:
             ConfigError: a file is missing or bad; see :meth:`merge_from_file`.
         """
-        return merge_mappings(mapping for _, mapping in load_layers(filename, cls._open_cfg))
+        root = cls(new_allowed=True)
+        with merging(root) as merge:
+            merge.keeps_sections = True
+            for merge.source, mapping in load_layers(filename, cls._open_cfg):
+                merge.mapping(root, mapping)
+        return root.to_dict()
 
     def merge_from_file(self, cfg_filename: str | os.PathLike[str], allow_unsafe: bool = False) -> None:
         """Merge a YAML file, after the files in its ``_BASE_``.
@@ -265,9 +393,8 @@ class CfgNode(ConfigTree):
             AttributeError: the config is frozen.
         """
         layers = load_layers(cfg_filename, self._open_cfg)
-        with Merge(self) as merge:
-            for name, mapping in layers:
-                merge.source = name
+        with merging(self) as merge:
+            for merge.source, mapping in layers:
                 merge.mapping(self, mapping)
 
     def merge_from_other_cfg(self, cfg_other: Mapping[str, Any]) -> None:
@@ -281,7 +408,7 @@ class CfgNode(ConfigTree):
         """
         if not isinstance(cfg_other, Mapping):
             raise ConfigError(f"only a config or a mapping can be merged, not a {type(cfg_other).__name__}")
-        with Merge(self) as merge:
+        with merging(self) as merge:
             merge.mapping(self, cfg_other)
 
     def merge_from_list(self, cfg_list: Sequence[Any]) -> None:
@@ -294,9 +421,8 @@ class CfgNode(ConfigTree):
         Raises:
             UnknownKeyError, ConfigError, AttributeError: as :meth:`merge_from_file`.
         """
-        pairs = pairs_of(cfg_list)
-        with Merge(self, "command line") as merge:
-            merge.overrides(pairs)
+        with merging(self, "command line") as merge:
+            merge.overrides(pairs_of(cfg_list))
 
     @classmethod
     def load_cfg(cls, cfg_file_obj_or_str: str | IO[str]) -> CfgNode:
@@ -312,48 +438,23 @@ class CfgNode(ConfigTree):
             ConfigError: it is not YAML with a mapping of plain data, or the file is a Python file.
         """
         if isinstance(cfg_file_obj_or_str, str):
-            text, source = cfg_file_obj_or_str, "YAML text"
-        elif hasattr(cfg_file_obj_or_str, "read"):
-            source = str(getattr(cfg_file_obj_or_str, "name", "YAML file"))
-            refuse_python(source)
-            text = cfg_file_obj_or_str.read()
-        else:
+            return cls(load_text(cfg_file_obj_or_str, "YAML text"))
+        if not hasattr(cfg_file_obj_or_str, "read"):
             raise ConfigError(f"expected YAML text or an open file, got a {type(cfg_file_obj_or_str).__name__}")
-        return cls(load_text(text, source))
+        source = str(getattr(cfg_file_obj_or_str, "name", "YAML file"))
+        refuse_python(source)
+        return cls(load_text(cfg_file_obj_or_str.read(), source))
 
-    def key_is_deprecated(self, full_key: str) -> bool:
-        """Whether a key is registered as deprecated. Logs a warning if it is.
-
-        Args:
-            full_key: the key.
-        """
-        deprecated = full_key in self.__dict__[self.DEPRECATED_KEYS]
-        if deprecated:
-            logger.warning("The config key %s is deprecated: it is ignored.", full_key)
-        return deprecated
-
-    def raise_key_rename_error(self, full_key: str) -> None:
-        """Raise the error for a renamed key.
-
-        Args:
-            full_key: the old name.
-
-        Raises:
-            UnknownKeyError: always.
-        """
-        renamed = self.__dict__[self.RENAMED_KEYS][full_key]
-        new_name, note = renamed if isinstance(renamed, tuple) else (renamed, "")
-        raise UnknownKeyError(f"{full_key} was renamed to {new_name}" + (f": {note}" if note else ""))
-
-    # ------------------------------------------------------------------ used by Merge
+    # ------------------------------------------------------------------ used by merges
 
     @property
-    def _declarations(self) -> dict[str, Typed]:
+    def declarations(self) -> dict[str, Typed]:
+        """The declared types of keys of this node."""
         return self.__dict__.setdefault(_DECLARED, {})
 
     def declared(self, key: str) -> Typed | None:
         """The declared type of a key of this node, or None."""
-        return self._declarations.get(key)
+        return self.declarations.get(key)
 
     def is_section(self, key: str) -> bool:
         """Whether a key of this node holds a node."""
@@ -361,30 +462,56 @@ class CfgNode(ConfigTree):
 
     def takes_anything(self, key: str) -> bool:
         """Whether merges may set a key of this node to a value of any type."""
-        if key in self._declarations:
-            return self._declarations[key] == _FREE
+        if key in self.declarations:
+            return self.declarations[key] == _FREE
         return self[key] is None if key in self else self.is_new_allowed()
-
-    def new_section(self) -> CfgNode:
-        """An empty node that takes any key."""
-        return type(self)(new_allowed=True)
 
     def put(self, key: str, value: Any) -> None:
         """Set a key as a merge does: a key that takes any value continues to do so."""
         if self.takes_anything(key):
-            self._declarations[key] = _FREE
+            self.declarations[key] = _FREE
         self[key] = value
 
-    def content(self) -> tuple[dict[str, Any], dict[str, Typed]]:
-        """All that a merge may change of this node itself, for :meth:`restore`."""
-        return dict(self), dict(self._declarations)
 
-    def restore(self, content: tuple[dict[str, Any], dict[str, Typed]]) -> None:
-        """Undo all changes since :meth:`content`."""
-        items, declarations = content
-        dict.clear(self)
-        dict.update(self, items)
-        self.__dict__[_DECLARED] = declarations
+def _rebuilt(cls: type[CfgNode], items: dict[str, Any], state: dict[str, Any]) -> CfgNode:
+    node = cls.__new__(cls)
+    dict.update(node, items)
+    node.__dict__.update(state)
+    node._freeze_lists()
+    return node
+
+
+def declare_defaults(root: CfgNode) -> None:
+    """Declare a tree as the default config: keys that are set on it or on its copies are checked.
+
+    Args:
+        root: the tree, with all keys, and its renamed keys registered.
+    """
+    global _defaults
+    _defaults = root.clone()
+    for section, node in root._sections():
+        node.__dict__[_SECTION] = section
+    _link_renamed(root)
+
+
+def _default(full_key: str) -> Any:
+    """The default value of a key, or the default section; None if there is none."""
+    try:
+        return reduce(getitem, full_key.split("."), _defaults) if full_key else _defaults
+    except (KeyError, TypeError):
+        return None
+
+
+def _link_renamed(root: CfgNode) -> None:
+    """Make renamed keys of a default config readable and settable under their old names, in the sections they had."""
+    if root.__dict__.get(_SECTION) != "":
+        return
+    for old, new in root.__dict__[root.RENAMED_KEYS].items():
+        *old_section, old_name = old.split(".")
+        *new_section, new_name = (new[0] if isinstance(new, tuple) else new).split(".")
+        node: Any = reduce(getitem, old_section, root)
+        other = None if old_section == new_section else reduce(getitem, new_section, root)
+        node.__dict__.setdefault(_RENAMED, {})[old_name] = (other, new_name)
 
 
 #: A config for code that does not receive one, as in detectron2. :func:`set_global_cfg` fills it.

@@ -13,9 +13,8 @@ from fvcore.common.registry import Registry as _FvcoreRegistry
 
 from .components import name_key as name_key_of
 from .errors import ConfigError, UnknownKeyError, UnknownNameError, suggest
-from .frozen import thawed
-from .objects import ObjectName, refuse_object_text
 from .signatures import Plan, check_call, to_tensor
+from .values import FrozenList, ObjectName, is_object_text
 from .yaml_files import folders
 
 _T = TypeVar("_T")
@@ -200,7 +199,11 @@ class Registry(_FvcoreRegistry):
             return self._obj_map[name]
         if not isinstance(name, str):
             raise ConfigError(f"{prefix}the name of a {self._label} is a string, not {name!r}")
-        refuse_object_text(name, prefix)
+        if is_object_text(name):
+            raise ConfigError(
+                f"{prefix}{name} is an object that the Python script of this run passed to Trainer; a config file "
+                'cannot hold it. Run that script, or name a class or function here, as "module:Name"'
+            )
         names = sorted(self._obj_map)
         known = f" Known: {', '.join(names)}." if 0 < len(names) <= _MAX_LISTED else ""
         if not name:
@@ -366,9 +369,8 @@ def _plain(value: Any) -> Any:
     """Copy config nodes to dicts, so that the target may change its arguments."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
-    value = thawed(value)
-    if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
+    if type(value) in (list, tuple, FrozenList):
+        return (tuple if type(value) is tuple else list)(map(_plain, value))
     return value
 
 

@@ -2,16 +2,14 @@
 
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from typing import IO, Any
 
 import yaml
 
 from .errors import ConfigError, suggest, suggest_file
-from .examples import example_names, find_config, find_example
-from .literals import Plain, literal, spell
-from .objects import ObjectName
+from .values import ObjectName, Plain, literal, spell
 
 BASE_KEY = "_BASE_"
 
@@ -30,11 +28,8 @@ _RESOLVERS = {
     for first, pairs in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 
-
-# Limits far above any real config. They stop a hostile file from taking minutes or all memory.
+# Limits far above any real config.
 _MAX_BYTES = 2**20
-_MAX_DEPTH = 100
-_MAX_VALUES = 10**5
 _MAX_FILES = 100
 
 
@@ -42,11 +37,6 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = dict(_RESOLVERS)
 
     def construct_document(self, node: yaml.Node) -> Any:
-        values, levels = _size(node, {})
-        if values > _MAX_VALUES:
-            raise ConfigError(f"more than {_MAX_VALUES} values; an alias (*name) counts as all its values")
-        if levels > _MAX_DEPTH:
-            raise RecursionError
         self.deep_construct = True  # makes PyYAML refuse a node that contains itself
         return super().construct_document(node)
 
@@ -75,23 +65,6 @@ class _Loader(yaml.SafeLoader):
             f"the tag '{tag}' is not allowed: the values of a config are plain data",
             node.start_mark,
         )
-
-
-def _size(node: yaml.Node, known: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
-    """Count values and levels of a node, with its aliases expanded.
-
-    A node inside itself counts as one value: PyYAML refuses it later.
-    """
-    if node not in known:
-        known[node] = (1, 1)
-        parts: list[yaml.Node] = []
-        if isinstance(node, yaml.SequenceNode):
-            parts = node.value
-        elif isinstance(node, yaml.MappingNode):
-            parts = [part for pair in node.value for part in pair]
-        sizes = [_size(part, known) for part in parts]
-        known[node] = (1 + sum(values for values, _ in sizes), 1 + max((levels for _, levels in sizes), default=0))
-    return known[node]
 
 
 _Loader.add_constructor(_STR_TAG, _Loader.construct_text)
@@ -128,7 +101,7 @@ def load_text(text: str, source: str) -> dict[Any, Any]:
         source: the file's name, for error messages.
 
     Returns:
-        The mapping; its unquoted strings are :class:`~hookline.config.literals.Plain`.
+        The mapping; its unquoted strings are :class:`~hookline.config.values.Plain`.
 
     Raises:
         ConfigError: it is not YAML or not a mapping, has a duplicate key, or has a tag other than plain data. The
@@ -145,7 +118,7 @@ def load_text(text: str, source: str) -> dict[Any, Any]:
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{source}: {error}") from error
     except RecursionError:
-        raise ConfigError(f"{source}: nested more than {_MAX_DEPTH} levels deep; write it flatter") from None
+        raise ConfigError(f"{source}: nested too deep; write it flatter") from None
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -198,13 +171,11 @@ def load_layers(
         name = os.path.expanduser(name)
         name = name if chain else find_config(name)
     refuse_python(name)
-    too_many = ConfigError(f"{name}: {BASE_KEY} leads to more than {_MAX_FILES} files; merge some of them into one")
-    if len(chain) > _MAX_FILES:
-        raise too_many
     if _identity(name) in map(_identity, chain):
         raise ConfigError(f"{BASE_KEY} forms a circle: {' -> '.join((*chain, name))}")
+    if len(chain) > _MAX_FILES:
+        raise ConfigError(f"{name}: {BASE_KEY} leads to more than {_MAX_FILES} files; merge some of them into one")
     try:
-        _check_readable(name)
         with opener(name) as file:
             text = file.read(_MAX_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
@@ -219,27 +190,12 @@ def load_layers(
         raise ConfigError(f"{name}: larger than {_MAX_BYTES >> 20} MB, the limit for config files")
     folders.add(os.path.dirname(name))
     mapping = load_text(text, name)
-    if BASE_KEY not in mapping:
-        return [(name, mapping)]
-    named = mapping.pop(BASE_KEY)
+    named = mapping.pop(BASE_KEY, [])
     bases = named if isinstance(named, list) else [named]
     if not all(isinstance(base, str) and base for base in bases):
         raise ConfigError(f"{name}: {BASE_KEY} is a file's name, or a list of them, not {named!r}")
-    layers = []
-    for base in bases:
-        layers += load_layers(_beside(name, str(base)), opener, (*chain, name))
-        if len(layers) > _MAX_FILES:
-            raise too_many
+    layers = [layer for base in bases for layer in load_layers(_beside(name, str(base)), opener, (*chain, name))]
     return [*layers, (name, mapping)]
-
-
-def _check_readable(name: str) -> None:
-    """Refuse pipes and devices, whose reading may never end."""
-    if _URI.match(name) or not os.path.exists(name):
-        return  # open() raises the error
-    mode = os.stat(name).st_mode
-    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise OSError(f"it is a {'pipe' if stat.S_ISFIFO(mode) else 'device or socket'}, not a regular file")
 
 
 def _beside(name: str, base: str) -> str:
@@ -252,3 +208,34 @@ def _beside(name: str, base: str) -> str:
 
 def _identity(name: str) -> str:
     return name if _URI.match(name) else os.path.realpath(name)
+
+
+# ---------------------------------------------------------------------- the examples, installed as hookline/configs
+
+
+def find_config(name: str) -> str:
+    """Return the path of a config file: ``name`` if it exists, or the example of that name, or ``name``."""
+    return name if os.path.exists(name) else find_example(name) or name
+
+
+def find_example(name: str) -> str:
+    """Return the path of an example config, such as "digits/mlp.yaml" or "configs/digits/mlp.yaml"; empty if none."""
+    parts = name.removeprefix("configs/").split("/")
+    if len(parts) < 2 or ".." in parts or "" in parts:
+        return ""
+    path = os.path.join(_examples(), *parts)
+    return path if os.path.isfile(path) else ""
+
+
+def example_names() -> list[str]:
+    """Return the names of the examples."""
+    found = []
+    for folder, _, files in os.walk(_examples()):
+        parts = os.path.relpath(folder, _examples()).split(os.sep)
+        found += ["/".join([*parts, file]) for file in files if file.endswith(".yaml") and parts != ["."]]
+    return sorted(found)
+
+
+def _examples() -> str:
+    spec = find_spec("hookline.configs")
+    return next(iter(spec.submodule_search_locations or ()), "") if spec else ""

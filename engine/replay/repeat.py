@@ -14,9 +14,8 @@ import numpy as np
 
 from ... import hooks as all_hooks
 from ...config import CfgNode, ConfigError, locate
-from ...config.literals import spell
 from ...config.slots import errors_at
-from ...config.tree import MISSING
+from ...config.values import MISSING, spell
 from ...hooks.base import HookBase
 from ...runs.reading import Curve, claim_files, is_measured, read_run
 from .. import comm

@@ -17,10 +17,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import CfgNode, ConfigError, component, get_cfg
 from ...config.components import args_key
-from ...config.literals import clean
-from ...config.merging import Merge
-from ...config.objects import ObjectName
+from ...config.merging import merging
 from ...config.slots import errors_at
+from ...config.values import ObjectName, clean
 from .. import comm
 from ..data.build import NoTrainData, is_loader
 from ..data.datasets import ArrayDataset
@@ -128,7 +127,7 @@ def _base(config: Any) -> CfgNode:
 
 
 def _merge(cfg: CfgNode, keys: Mapping[str, Any]) -> None:
-    with Merge(cfg) as merge:
+    with merging(cfg) as merge:
         merge.overrides(keys.items())
 
 

@@ -9,8 +9,8 @@ import torch
 
 from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, get_cfg, name_of, suggest
 from ...config.errors import misspelt
-from ...config.objects import ObjectName, is_object_text
 from ...config.slots import Slot, errors_at
+from ...config.values import ObjectName, is_object_text
 from ...hooks import (
     HOOK_REGISTRY,
     WRITER_REGISTRY,

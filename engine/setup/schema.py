@@ -9,8 +9,8 @@ from ...config import CfgNode, Duration, Typed, get_cfg
 from ...config.components import args_key, named_components, test_sets
 from ...config.duration import _SPELLINGS
 from ...config.explain import described_arguments, key_comments, settable, summary
-from ...config.kinds import _OneOf
 from ...config.slots import Slot
+from ...config.values import OneOf
 from ...config.yaml_files import BASE_KEY
 from ..data.batches import COLLATE_REGISTRY
 from ..data.build import SAMPLER_SLOT
@@ -119,7 +119,7 @@ def _value(value: Any, declared: Typed | None, slot: Slot | None) -> dict[str, A
     if slot is not None:
         name = {"$ref": f"#/definitions/{slot.registry._name}"}
         return _any({"const": ""}, name) if isinstance(value, str) else _any(_entries(slot, name, kind), _TEXT_LIST)
-    if isinstance(kind, _OneOf):
+    if isinstance(kind, OneOf):
         return {"enum": list(kind.choices)}
     limits = {"minimum": declared.least, "maximum": declared.most}
     schema = dict(_DURATIONS.get(kind) or _TYPES.get(declared.type, {}))

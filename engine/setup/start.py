@@ -20,9 +20,9 @@ import hookline
 
 from ...command_line import last_parsed
 from ...config import CfgNode, ConfigError, Duration
-from ...config.examples import find_config
 from ...config.files.run_folder import RECORDS
-from ...config.objects import without_objects
+from ...config.values import without_objects
+from ...config.yaml_files import find_config
 from ...hooks.common.rng import preserve_rng
 from .. import comm
 from ..evaluation import build_metrics, check_metrics

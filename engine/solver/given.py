@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, get_cfg
-from ...config.objects import ObjectName
+from ...config.values import ObjectName
 from ...hooks.common.tensors import is_sharded
 
 __all__ = ["given_optimizer"]

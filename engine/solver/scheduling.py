@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Duration, get_cfg
-from ...config.objects import kind_of
 from ...config.slots import Slot
+from ...config.values import kind_of
 from ...hooks.common.models import TimmScheduler
 from ...hooks.evaluation import names_function
 from .lr_scheduler import LRMultiplier, WarmupParamScheduler

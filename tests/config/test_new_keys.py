@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from hookline.config import CfgNode, ConfigError, UnknownKeyError, get_cfg, new_keys
+from hookline.config import CfgNode, ConfigError, UnknownKeyError, get_cfg
 
 COPIES = {
     "config": lambda cfg: cfg,
@@ -70,7 +70,7 @@ def test_a_key_of_another_section_is_set_with_a_warning(caplog):
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
 def test_renamed_keys_are_set_and_read_under_both_names(copied, caplog, monkeypatch):
-    monkeypatch.setattr(new_keys, "_noted", set())
+    monkeypatch.setattr("hookline.config.node._noted", set())
     cfg = copied(get_cfg())
     with caplog.at_level(logging.WARNING):
         for size in (2, 4):

@@ -1,0 +1,386 @@
+"""Values of config keys: the types that keys take, text that is parsed, frozen lists, objects in place of names."""
+
+import functools
+import inspect
+import math
+import os
+from ast import literal_eval
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from yaml.representer import Representer, SafeRepresenter
+
+from .errors import ConfigError, suggest
+
+# The type of a key that takes any value.
+_ANY = object
+# YAML words, for the command line.
+_WORDS = {"true": True, "false": False, "null": None}
+_SCALARS = (type(None), bool, int, float, str)
+
+
+class _Missing:
+    """The value of a key that does not exist."""
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+    def __reduce__(self) -> str:
+        return "MISSING"
+
+
+MISSING = _Missing()
+
+
+# ---------------------------------------------------------------------- types of keys
+
+
+@dataclass(frozen=True)
+class Typed:
+    """Declares what a key takes if its default does not show it: ``cfg.SCALE = Typed(None, float)``.
+
+    Attributes:
+        default: the default value.
+        kind: a type, or a validator: a function that raises ``ValueError`` for a bad value. Its return value is
+            ignored. The config can be pickled if the validator is defined at module level.
+        optional: whether the key also takes None; always true if the default is None.
+        least: the smallest allowed number. With ``least`` or ``most``, NaN and infinity are errors.
+        most: the largest allowed number.
+    """
+
+    default: Any
+    kind: type | Callable[[Any], Any]
+    optional: bool = False
+    least: float | None = None
+    most: float | None = None
+
+    @property
+    def type(self) -> type:
+        """The type that strings are parsed as, and that lists and tuples are converted to."""
+        if isinstance(self.kind, type):
+            return self.kind
+        if isinstance(self.kind, OneOf) and len(set(map(type, self.kind.choices))) > 1:
+            return _ANY
+        return _ANY if self.default is None else type(self.default)
+
+    def check(self, value: Any) -> Any:
+        """Check a value of plain types.
+
+        Args:
+            value: the value.
+
+        Returns:
+            The value, converted: an int to float, lists and tuples to the declared type.
+
+        Raises:
+            ConfigError: the key does not take it; the message does not name the key.
+        """
+        if value is None:
+            if self.optional or self.default is None:
+                return None
+            raise _mismatch(self.kind.__name__ if isinstance(self.kind, type) else f"{self.default!r}", value)
+        if not isinstance(self.kind, type):
+            try:
+                self.kind(value)
+            except ValueError as error:
+                raise ConfigError(str(error)) from error
+            return self.type(value) if isinstance(value, list | tuple) and self.type in (list, tuple) else value
+        value = convert(value, self.kind)
+        limited = self.least is not None or self.most is not None
+        if limited and isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"must be a finite number, not {value}")
+        if self.least is not None and value < self.least:
+            raise ConfigError(f"must be at least {self.least}, not {value}")
+        if self.most is not None and value > self.most:
+            raise ConfigError(f"must be at most {self.most}, not {value}")
+        return value
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """See :func:`one_of`."""
+
+    choices: tuple[Any, ...]
+
+    def __call__(self, value: Any) -> None:
+        if any(type(value) is type(choice) and value == choice for choice in self.choices):
+            return
+        hint = suggest(value, (c for c in self.choices if isinstance(c, str))) if isinstance(value, str) else ""
+        raise ConfigError(f"{value!r} is not one of {', '.join(map(repr, self.choices))}{hint}")
+
+
+def one_of(*choices: Any) -> OneOf:
+    """A validator for :class:`Typed` that allows only the given values.
+
+    Args:
+        choices: the values.
+
+    Returns:
+        The validator. Its error lists the choices and suggests the nearest.
+    """
+    return OneOf(choices)
+
+
+def convert(value: Any, expected: Any) -> Any:
+    """Convert a value to a type: an int to float, a list to tuple or a tuple to list. Others must match.
+
+    Args:
+        value: a value of plain types.
+        expected: the type; ``object`` and ``NoneType`` mean any.
+
+    Returns:
+        The value, converted.
+
+    Raises:
+        ConfigError: it cannot be converted.
+    """
+    if type(value) is expected or expected in (_ANY, type(None)) or (expected is str and isinstance(value, ObjectName)):
+        return value
+    if (expected is float and type(value) is int) or (expected in (list, tuple) and isinstance(value, list | tuple)):
+        with suppress(OverflowError):  # an int that no float can hold
+            return expected(value)
+    raise _mismatch(expected.__name__, value)
+
+
+def _mismatch(expected: str, value: Any) -> ConfigError:
+    return ConfigError(f"expected {expected}, got {value!r} ({type(value).__name__})")
+
+
+def coerce(value: Any, declared: Typed | None, expected: type) -> Any:
+    """Parse, check and convert a merged value for its key.
+
+    Args:
+        value: from a file (unquoted scalars are :class:`Plain`), a command line (all strings are) or another config.
+        declared: the key's declaration, or None.
+        expected: without a declaration, the type of the key's present value (``object``: any).
+
+    Returns:
+        The value for the key.
+
+    Raises:
+        ConfigError: the key does not take it; the message does not name the key.
+    """
+    expected = str if expected is ObjectName else expected  # the key's present value
+    check: Callable[[Any], Any] = functools.partial(convert, expected=expected)
+    if declared is not None:
+        expected, check = declared.type, declared.check
+    readings = [value]  # the possible values of a string, the most likely first
+    if isinstance(value, str) and not isinstance(value, ObjectName):
+        text = str(value)
+        readings = [text]
+        if expected is not str and type(value) is Plain:
+            readings = [literal(text), text]
+        elif expected not in (str, _ANY):
+            readings = [text, literal(text)]
+    try:
+        return check(clean(readings[0]))
+    except ConfigError:
+        for other in readings[1:]:
+            with suppress(ConfigError):
+                return check(clean(other))
+        raise
+
+
+# ---------------------------------------------------------------------- text and plain data
+
+
+class Plain(str):
+    """An unquoted YAML scalar, or a command-line value.
+
+    It is parsed as a Python literal, unless its key takes a string.
+    """
+
+    __slots__ = ()
+
+
+def literal(text: str) -> Any:
+    """Parse ``text`` as a Python literal, or as ``true``, ``false``, ``null``.
+
+    Args:
+        text: such as ``"1e-3"``, ``"(1, 2)"``, ``"None"``, ``"resnet"``.
+
+    Returns:
+        The value, or ``text`` as a plain ``str`` if it is not a literal that a config can hold.
+    """
+    if text in _WORDS:
+        return _WORDS[text]
+    try:
+        return clean(literal_eval(text))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return str(text)
+
+
+def clean(value: Any) -> Any:
+    """Deep-copy ``value`` into plain types. Unquoted scalars in it are parsed as literals, and ``~/`` is expanded.
+
+    Args:
+        value: None, bool, int, float, str, or a list, tuple or mapping of these.
+
+    Returns:
+        The copy; mappings (config nodes included) become dicts.
+
+    Raises:
+        ConfigError: it holds another type.
+    """
+    if type(value) is Plain:
+        value = literal(value)
+    if type(value) in _SCALARS or isinstance(value, ObjectName):
+        return expanded(value)
+    if isinstance(value, os.PathLike):
+        return expanded(os.fspath(value))
+    if type(value) in (list, tuple, FrozenList):
+        return (tuple if type(value) is tuple else list)(map(clean, value))
+    if isinstance(value, Mapping):
+        return {str(key) if isinstance(key, str) else key: clean(item) for key, item in value.items()}
+    raise ConfigError(
+        f"a config cannot hold {value!r} ({type(value).__name__}): only numbers, strings, bools, None, "
+        "and lists, tuples and mappings of them"
+    )
+
+
+def expanded(value: Any) -> Any:
+    """Return text that begins with ``~/`` with the path of the home folder, and any other value as it is."""
+    return os.path.expanduser(value) if type(value) is str and value.startswith("~/") else value
+
+
+def spell(value: Any) -> str:
+    """Write a value as a Python literal that is one unquoted scalar in YAML, unlike ``repr``.
+
+    Args:
+        value: plain data (see :func:`clean`).
+
+    Returns:
+        Text without ``": "`` and ``" #"``; :func:`literal` gives the same value back.
+    """
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{spell(key)}:{spell(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(spell, value)) + "]"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(spell, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, str):
+        return repr(value).replace(":", "\\x3a").replace("#", "\\x23")
+    if isinstance(value, float) and math.isinf(value):
+        return "1e999" if value > 0 else "-1e999"  # "inf" is a name, not a literal
+    return repr(value)
+
+
+# ---------------------------------------------------------------------- lists of a frozen config
+
+
+class FrozenList(list[Any]):
+    """A list that refuses changes. Copies of any kind, slices and pickled ones are plain lists.
+
+    Args:
+        values: the elements; lists among them are frozen, too.
+        key: the config key that holds the list, for messages.
+    """
+
+    __slots__ = ("_key",)
+
+    def __init__(self, values: list[Any], key: str) -> None:
+        super().__init__(frozen(value, key) for value in values)
+        self._key = key
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise AttributeError(
+            f"the list {self._key} cannot be changed: the config is frozen. Copy it, list(cfg.{self._key}), or "
+            "defrost() the config first"
+        )
+
+    append = extend = insert = pop = remove = clear = sort = reverse = _refuse
+    __setitem__ = __delitem__ = __iadd__ = __imul__ = _refuse
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # for copy, deepcopy and pickle
+        return list, (thawed(self),)
+
+
+def frozen(value: Any, key: str) -> Any:
+    """Return a list as a :class:`FrozenList`, and any other value as it is. Lists in a tuple are frozen, too."""
+    if type(value) is tuple:
+        return tuple(frozen(item, key) for item in value)
+    return FrozenList(value, key) if type(value) is list else value
+
+
+def thawed(value: Any) -> Any:
+    """Return a frozen list as a plain list; the inverse of :func:`frozen`."""
+    if type(value) is tuple:
+        return tuple(map(thawed, value))
+    return [thawed(item) for item in value] if type(value) is FrozenList else value
+
+
+for _representer in (SafeRepresenter, Representer):
+    _representer.add_representer(FrozenList, _representer.represent_list)
+
+
+# ---------------------------------------------------------------------- objects
+
+
+_OBJECT = "<object "
+
+
+class ObjectName(str):
+    """What Python code puts into a config in place of a name, and a file cannot hold: an object.
+
+    Its text, in files and logs, is ``<object module.Name>``. Copies of the config hold the same object.
+
+    Args:
+        value: a class or function, which is called like one that a config names; or the component itself.
+        is_component: whether ``value`` is the component itself. Default: unless it is a class, function or partial.
+    """
+
+    value: Any
+    is_component: bool
+
+    def __new__(cls, value: Any, is_component: bool | None = None) -> "ObjectName":
+        is_partial = isinstance(value, functools.partial)
+        named = value.func if is_partial else value
+        is_named = inspect.isclass(named) or inspect.isroutine(named)
+        named = named if is_named else type(named)
+        module, name = getattr(named, "__module__", "?"), getattr(named, "__qualname__", type(named).__qualname__)
+        self = super().__new__(cls, f"{_OBJECT}{module}.{name}>")
+        self.value = value
+        self.is_component = not (is_named or is_partial) if is_component is None else is_component
+        return self
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return ObjectName, (self.value, self.is_component)
+
+    def __copy__(self) -> "ObjectName":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "ObjectName":
+        return self
+
+    def component(self, *_: Any) -> Any:
+        """Return the component itself. Takes what its constructor would be given by position."""
+        return self.value
+
+
+def kind_of(target: Any) -> Any:
+    """Return the class of a component that a config holds itself; any other target of a registry as it is."""
+    name = getattr(target, "__self__", None)
+    return type(name.value) if isinstance(name, ObjectName) else target
+
+
+def without_objects(cfg: Any) -> Any:
+    """Return a copy of a :class:`~hookline.config.CfgNode` with the texts of objects in place of the objects."""
+    copied = cfg.clone()
+    for node in copied.walk():
+        dict.update(node, {key: _text_only(value) for key, value in node.items()})  # also in a frozen config
+    return copied
+
+
+def _text_only(value: Any) -> Any:
+    if type(value) is dict:
+        return {key: _text_only(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return (tuple if isinstance(value, tuple) else list)(map(_text_only, value))
+    return str(value) if isinstance(value, ObjectName) else value
+
+
+def is_object_text(name: str) -> bool:
+    """Return whether a name is the text of an :class:`ObjectName`, as in the ``config.yaml`` of a run from Python."""
+    return name.startswith(_OBJECT)
