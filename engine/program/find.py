@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...config import CfgNode, ConfigError
-from ...config.objects import ObjectName
+from ...config.values import ObjectName
 from ...hooks import CallbackHook
 from ...hooks.common.rng import preserve_rng
 from .. import comm
