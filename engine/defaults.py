@@ -32,7 +32,7 @@ from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .parallel.base import build_strategy, build_wrapped
 from .ranks.agreement import StopRequest
-from .ranks.torchrun import note_training
+from .ranks.environment import note_training
 from .resume.changes import (
     apply_changes,
     check_changes,

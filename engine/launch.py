@@ -12,10 +12,7 @@ import torch.distributed as dist
 
 from ..config import ConfigError
 from . import comm
-from .ranks.failures import ends_without_answer
-from .ranks.local_ranks import GRACE, run_local_ranks
-from .ranks.process import Place, uses_gpus
-from .ranks.torchrun import check_alone, join_torchrun, launched_by_torchrun
+from .ranks.environment import check_alone, launched_by_torchrun, uses_gpus
 
 __all__ = ["DEFAULT_TIMEOUT", "launch", "launched_by_torchrun"]
 
@@ -77,6 +74,8 @@ def launch(
             )
         return main_func(*args)
     if launched_by_torchrun():
+        from .ranks.process import join_torchrun
+
         return join_torchrun(main_func, args, num_gpus_per_machine, timeout, device)
     if num_gpus_per_machine < 1 or num_machines < 1:
         raise ConfigError(f"--num-gpus {num_gpus_per_machine} --num-machines {num_machines}: each must be at least 1")
@@ -93,15 +92,12 @@ def launch(
             f"--num-gpus {num_gpus_per_machine}: this machine has {torch.cuda.device_count()} GPU(s); "
             "to train on its CPU cores set MODEL.DEVICE to cpu"
         )
+    from .ranks.local_ranks import run_local_ranks
+
     address, port = _address(dist_url, num_machines)
-    store = _open_store(address, port, machine_rank, timeout)
-    first_rank = machine_rank * num_gpus_per_machine
-    places = [
-        Place(first_rank + local_rank, world_size, local_rank, num_gpus_per_machine, cuda, timeout)
-        for local_rank in range(num_gpus_per_machine)
-    ]
-    with _open_until_all_end(store, machine_rank):
-        return run_local_ranks(main_func, args, store, address, places)
+    ranks = range(machine_rank * num_gpus_per_machine, (machine_rank + 1) * num_gpus_per_machine)
+    with _open_store(address, port, machine_rank, timeout) as store:
+        return run_local_ranks(main_func, args, store, address, ranks, world_size, timeout, cuda)
 
 
 def _address(dist_url: str | None, machines: int) -> tuple[str, int]:
@@ -122,10 +118,17 @@ def _address(dist_url: str | None, machines: int) -> tuple[str, int]:
     return host, port
 
 
-def _open_store(address: str, port: int, machine_rank: int, timeout: timedelta) -> dist.TCPStore:
-    """Open the store in which all ranks meet. Machine 0's launcher keeps it, so it outlives all ranks."""
+@contextmanager
+def _open_store(address: str, port: int, machine_rank: int, timeout: timedelta) -> Iterator[dist.TCPStore]:
+    """Open the store in which all ranks meet. Machine 0's launcher keeps it, so it outlives all ranks.
+
+    At the end machine 0 waits some seconds for the launchers of other machines, which read the first failure there.
+    """
+    from .ranks.failures import ends_without_answer
+    from .ranks.local_ranks import GRACE
+
     try:
-        return dist.TCPStore(address, port, is_master=machine_rank == 0, wait_for_workers=False, timeout=timeout)
+        store = dist.TCPStore(address, port, is_master=machine_rank == 0, wait_for_workers=False, timeout=timeout)
     except RuntimeError as error:
         what = (
             "cannot be opened here"
@@ -133,18 +136,12 @@ def _open_store(address: str, port: int, machine_rank: int, timeout: timedelta) 
             else f"did not answer within {timeout.total_seconds():g} s (PARALLEL.TIMEOUT); start machine 0 as well"
         )
         raise ConfigError(f"--dist-url tcp://{address}:{port} {what} ({str(error).splitlines()[0]})") from None
-
-
-@contextmanager
-def _open_until_all_end(store: dist.TCPStore, machine_rank: int) -> Iterator[None]:
-    """Keep the store open until the launchers of all machines have ended, or some seconds have passed."""
-    here, done = "hookline/launchers", "hookline/launchers_done"
-    store.add(here, 1)
+    store.add("hookline/launchers", 1)
     try:
-        yield
+        yield store
     finally:
         with suppress(RuntimeError), ends_without_answer("the launcher"):  # RuntimeError: machine 0 has ended
-            store.add(done, 1)
-            end = time.monotonic() + GRACE + 2
-            while machine_rank == 0 and store.add(done, 0) < store.add(here, 0) and time.monotonic() < end:
+            left, end = store.add("hookline/launchers", -1), time.monotonic() + GRACE + 2
+            while machine_rank == 0 and left and time.monotonic() < end:
                 time.sleep(0.02)
+                left = store.add("hookline/launchers", 0)

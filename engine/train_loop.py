@@ -34,9 +34,7 @@ from ..hooks.base import HookBase, StopTraining
 from ..hooks.hook_list import HookList, hook_name
 from ..hooks.storage.event_storage import EventStorage, get_event_storage
 from . import comm
-from .ranks.agreement import Agreement, RankHooks, StopRequest
-from .ranks.exit_error import as_failure
-from .ranks.shared_metrics import share_metrics
+from .ranks.agreement import Agreement, RankHooks, StopRequest, as_failure, share_metrics
 from .step.own_loop import OwnLoop
 
 __all__ = ["OPEN_STORAGE", "HookBase", "TrainResult", "TrainerBase"]

@@ -1,20 +1,23 @@
-"""Lets all ranks make the same decisions at the same step."""
+"""Lets all ranks make the same decisions at the same step, and combines their metrics."""
 
 import itertools
 import time
+import traceback
 import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from ...hooks.storage.event_storage import EventStorage
+from ...hooks.storage.over_ranks import combine
 from .. import comm
 
-__all__ = ["Agreement", "RankHooks", "StopRequest"]
+__all__ = ["Agreement", "RankHooks", "StopRequest", "as_failure", "share_metrics"]
 
 # Seconds between exchanges. One exchange takes about 0.4 ms.
 _PERIOD = 1.0
@@ -47,8 +50,21 @@ class StopRequest:
         return other is None or bool(other.exit_code and not self.exit_code)
 
 
-@dataclass(frozen=True)
-class RankHooks:
+def as_failure(error: SystemExit, iteration: int) -> RuntimeError:
+    """Return an error for a ``sys.exit(0)`` during training, which would look like a run that completed."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    where = f"{frame.f_code.co_filename}:{line}, in {frame.f_code.co_name}"
+    failure = RuntimeError(
+        f"sys.exit({'' if error.code is None else error.code}) was called at iteration {iteration} ({where}), before "
+        "the run had ended. To stop training, call trainer.request_stop(reason)"
+    )
+    failure.__cause__ = error
+    for note in getattr(error, "__notes__", ()):
+        failure.add_note(note)
+    return failure
+
+
+class RankHooks(NamedTuple):
     """The hooks of a rank.
 
     Attributes:
@@ -59,11 +75,6 @@ class RankHooks:
 
     names: tuple[str, ...]
     changes: int = 0
-
-    @property
-    def checksum(self) -> int:
-        """A number that is equal on ranks with equal hooks."""
-        return zlib.crc32(repr((self.names, self.changes)).encode())
 
 
 class Agreement:
@@ -135,9 +146,10 @@ class Agreement:
         steps = self._choose_steps(iteration, now)
         # All ranks get the maximum of each number. Only rank 0 sends a clock and a number of steps. The maxima of a
         # checksum and of its negative are of equal size only if all ranks have the same checksum.
-        sums = float(hooks.checksum), float(zlib.crc32(repr(settings).encode()))
+        same = hooks if self.same_hooks else None, settings
+        checksum = float(zlib.crc32(repr(same).encode()))
         ours = [float(event in self._events) for event in _EVENTS]
-        ours += [float(self._stop is not None), *sums, *(-one for one in sums)]
+        ours += [float(self._stop is not None), checksum, -checksum]
         ours += [now - self._began, float(iteration + steps)] if comm.is_main_process() else [0.0, 0.0]
         numbers = torch.tensor(ours, dtype=torch.float64)
         work = dist.all_reduce(numbers, dist.ReduceOp.MAX, group=self._group, async_op=True)
@@ -145,15 +157,12 @@ class Agreement:
             self._wait_briefly(work, iteration)
         else:
             work.wait()
-        *asked, stop, largest, settings_sum, smallest, least, self.clock, next_iter = numbers.tolist()
+        *asked, stop, largest, smallest, self.clock, next_iter = numbers.tolist()
         self.next_iter = int(next_iter)
         self._events.clear()
         self._hooks = hooks
-        if self.same_hooks and largest != -smallest:
-            ranks: list[RankHooks] = comm.all_gather(hooks, group=self._group)
-            raise RuntimeError(f"{_ONE_RANK} ({_differences(ranks)}). {_ALL_RANKS}")
-        if settings_sum != -least:
-            raise RuntimeError(_other_settings(comm.all_gather(settings or {}, group=self._group), iteration))
+        if largest != -smallest:
+            raise RuntimeError(_differences(comm.all_gather(same, group=self._group), iteration))
         events = {event for event, any_rank in zip(_EVENTS, asked, strict=True) if any_rank}
         return events, self._first_stop() if stop else None
 
@@ -199,31 +208,64 @@ _ONE_RANK = "hooks were registered or removed on some ranks only"
 _ALL_RANKS = "Register and remove hooks on all ranks at the same step"
 
 
-def _differences(ranks: Sequence[RankHooks]) -> str:
-    """How the other ranks' hooks differ from rank 0's, in words."""
-    first = Counter(ranks[0].names)
-    found = []
-    for rank, hooks in enumerate(ranks[1:], start=1):
-        own = Counter(hooks.names)
-        if more := ", ".join((own - first).elements()):
-            found.append(f"rank {rank} has {more}, rank 0 does not")
-        if fewer := ", ".join((first - own).elements()):
-            found.append(f"rank 0 has {fewer}, rank {rank} does not")
-        if own == first and hooks != ranks[0]:
-            found.append(f"rank {rank} made {hooks.changes} changes, rank 0 {ranks[0].changes}")
-    return "; ".join(found)
-
-
-def _other_settings(ranks: Sequence[Mapping[str, Any]], iteration: int) -> str:
-    """Return the error for settings that differ between ranks."""
-    first = ranks[0]
+def _differences(ranks: Sequence[tuple[RankHooks | None, Mapping[str, Any] | None]], iteration: int) -> str:
+    """Return the error for hooks or settings that differ from rank 0's."""
+    (hooks, settings), found = ranks[0], []
+    for rank, (other, _) in enumerate(ranks):
+        if hooks is None or other is None or other == hooks:
+            continue
+        more = [
+            f"rank {rank} has {name}, rank 0 does not" for name in (Counter(other[0]) - Counter(hooks[0])).elements()
+        ]
+        less = [
+            f"rank 0 has {name}, rank {rank} does not" for name in (Counter(hooks[0]) - Counter(other[0])).elements()
+        ]
+        found += more + less or [f"rank {rank} made {other.changes} changes, rank 0 {hooks.changes}"]
+    if found:
+        return f"{_ONE_RANK} ({'; '.join(found)}). {_ALL_RANKS}"
+    first = settings or {}
     found = [
-        f"{key} is {other.get(key, 'missing')} on rank {rank} and {first.get(key, 'missing')} on rank 0"
-        for rank, other in enumerate(ranks)
-        for key in {**first, **other}
-        if repr(first.get(key)) != repr(other.get(key))
+        f"{key} is {(other or {}).get(key, 'missing')} on rank {rank} and {first.get(key, 'missing')} on rank 0"
+        for rank, (_, other) in enumerate(ranks)
+        for key in {**first, **(other or {})}
+        if repr(first.get(key)) != repr((other or {}).get(key))
     ]
     return (
         f"the ranks' weights drift apart: at iteration {iteration} {'; '.join(found[:3])}. Change learning rates and "
         "other settings of the optimizer on all ranks at the same step"
     )
+
+
+# ---------------------------------------------------------------------- metrics
+
+
+def share_metrics(storage: EventStorage, iteration: int) -> None:
+    """Replace this rank's losses since the last call by the means over all ranks, in one exchange; other metrics by
+    the sum or maximum, as ``put_scalar(..., over_ranks=...)`` says.
+
+    Every rank must call it at the same step. It also puts ``slowest_rank``, the rank that spent the most time on its
+    data, and with a ``ForwardTimer`` on its forward passes. In the backward pass a rank waits for the others.
+
+    Args:
+        storage: its ``over_ranks`` has the names of the losses and other metrics.
+        iteration: the last finished iteration.
+    """
+    histories, until = storage.histories(), storage.shared_until
+
+    def since(name: str) -> dict[int, float]:
+        """This rank's values of a metric after the last call, by iteration."""
+        history = histories.get(name)
+        return {} if history is None else {it: value for value, it in history.tail(history.count_since(until))}
+
+    mine = {name: since(name) for name in sorted(storage.over_ranks)}
+    seconds = [*since("data_time").values(), *since("forward_time").values()]
+    parts: list[tuple[dict[str, dict[int, float]], float]] = comm.all_gather((mine, sum(seconds)))
+    for name, own in mine.items():
+        there = [part.get(name, {}) for part, _ in parts]
+        how = storage.over_ranks[name]
+        if own:
+            storage.replace(name, {it: combine(how, [o[it] for o in there if it in o], len(parts)) for it in own})
+    storage.shared_until = iteration
+    if seconds:
+        times = [time for _, time in parts]
+        storage.put_scalar("slowest_rank", times.index(max(times)), smoothing_hint=False, cur_iter=iteration)

@@ -25,26 +25,23 @@ from .. import comm
 
 __all__ = [
     "CLEAN_EXIT_CODES",
-    "LOG_FILE",
+    "STATUS_REQUEST",
     "Failure",
-    "busy_ranks",
     "ends_without_answer",
     "failure_behind",
-    "has_left",
+    "read_statuses",
     "shown_stack",
-    "status_is_requested",
+    "waits",
     "write_status",
 ]
 
 CLEAN_EXIT_CODES = (0, 75, 130)
 """Exit codes that are not failures: done, stopped to be resumed (EX_TEMPFAIL), interrupted."""
 
-LOG_FILE = "hookline/log_file"
-"""Key of the path of the run's log, to which the launcher appends the first failure."""
+STATUS_REQUEST = "hookline/status_request"
+"""Key that exists when a rank has failed or wants to know the status of the others."""
 
 _FAILURE = "hookline/failure"
-# Exists when a rank wants to know the status of the others.
-_STATUS_REQUEST = "hookline/status_request"
 # Seconds within which a rank answers a status request, unless its process has ended or is blocked.
 _ANSWER = 3.0
 # Seconds for all exchanges with the store after a failure. Usually they take less than _ANSWER.
@@ -91,7 +88,7 @@ class Failure:
         try:
             mine = json.dumps([self.rank, self.kind, self.text, self.code])
             first = Failure(*json.loads(store.compare_set(_FAILURE, "", mine)))
-            store.set(_STATUS_REQUEST, "")
+            store.set(STATUS_REQUEST, "")
             return first
         except RuntimeError:  # the store is gone
             return self
@@ -149,25 +146,10 @@ def _status_key(rank: int) -> str:
     return f"hookline/status/{rank}"
 
 
-def _read_statuses(store: "dist.Store", ranks: Iterable[int]) -> dict[int, tuple[str, str, int]]:
-    return {rank: json.loads(store.get(_status_key(rank))) for rank in ranks if store.check([_status_key(rank)])}
-
-
-def status_is_requested(store: "dist.Store") -> bool:
-    """Whether a rank has failed or wants to know the status of the others."""
-    return store.check([_STATUS_REQUEST])
-
-
-def has_left(store: "dist.Store", rank: int) -> bool:
-    """Whether a rank that has ended reported it. After ``os._exit``, for example, it did not."""
-    state, *_ = _read_statuses(store, [rank]).get(rank, ("works", "", 0))
-    return state != "works" or store.check([_FAILURE])
-
-
-def busy_ranks(store: "dist.Store", world_size: int) -> dict[int, str]:
-    """Return the stacks of the ranks that were not waiting in a collective when another one failed."""
-    statuses = _read_statuses(store, range(world_size))
-    return {rank: stack for rank, (state, stack, _) in statuses.items() if state == "works" and not _waits(stack)}
+def read_statuses(store: "dist.Store", ranks: Iterable[int]) -> dict[int, tuple[str, str, int]]:
+    """Return the status of each rank that has written one: state, text and code of :func:`write_status`."""
+    there = [rank for rank in ranks if store.check([_status_key(rank)])]
+    return {rank: json.loads(store.get(_status_key(rank))) for rank in there}
 
 
 def shown_stack(lines: Sequence[str]) -> str:
@@ -175,8 +157,8 @@ def shown_stack(lines: Sequence[str]) -> str:
     return "".join(lines[-_FRAMES:]).rstrip()
 
 
-def _waits(stack: str, here: traceback.FrameSummary | None = None) -> bool:
-    """Whether a rank waits in a collective, judged by the innermost line of its stack.
+def waits(stack: str, here: traceback.FrameSummary | None = None) -> bool:
+    """Return whether a rank waits in a collective, judged by the innermost line of its stack.
 
     Args:
         stack: the stack.
@@ -202,51 +184,49 @@ def failure_behind(error: BaseException, store: "dist.Store", rank: int, world_s
         seconds: how long collectives wait.
     """
     own = Failure.of(error, rank)
-    collective = _collective_error(error)
-    if collective is None:
+    cause: BaseException | None = error
+    while cause is not None and not _is_of_collective(cause):
+        cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
+    if cause is None:
         return own
     try:
-        return _ask_the_others(collective, own, store, world_size, seconds)
+        return _ask_the_others(cause, own, store, world_size, seconds)
     except RuntimeError:  # the store is gone
         return own
 
 
-def _collective_error(error: BaseException | None) -> BaseException | None:
-    """Return the error of a collective (a timeout or a lost connection) among an exception and its causes."""
-    while error is not None:
-        from_torch = isinstance(error, RuntimeError) and ("gloo/" in str(error) or "NCCL" in str(error))
-        if from_torch or isinstance(error, dist.DistError | comm.BarrierTimeoutError):
-            return error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return None
+def _is_of_collective(error: BaseException) -> bool:
+    """Whether a collective raised the error: a timeout or a lost connection."""
+    from_torch = isinstance(error, RuntimeError) and ("gloo/" in str(error) or "NCCL" in str(error))
+    return from_torch or isinstance(error, dist.DistError | comm.BarrierTimeoutError)
 
 
 def _ask_the_others(
     error: BaseException, own: Failure, store: "dist.Store", world_size: int, seconds: float
 ) -> Failure:
-    others = [rank for rank in range(world_size) if rank != own.rank]
-    store.set(_STATUS_REQUEST, "")
+    store.set(STATUS_REQUEST, "")
     end = time.monotonic() + _ANSWER
-    while not store.check([_status_key(rank) for rank in others]) and time.monotonic() < end:
+    while not store.check([_status_key(rank) for rank in range(world_size)]) and time.monotonic() < end:
         if store.check([_FAILURE]):
             break
         time.sleep(0.02)
     if first := Failure.first(store):
         return first
+    answers = read_statuses(store, range(world_size))
     waited = f"Rank {own.rank} waited for it here:\n{shown_stack(traceback.format_tb(error.__traceback__))}"
-    answers = _read_statuses(store, others)
-    for rank in others:
-        if rank not in answers:
+    for rank in range(world_size):
+        state, text, code = answers.get(rank, ("", "", 0))
+        if not state:
             return Failure(rank, "left", f"it does not answer: its process ended or is blocked. {waited}")
-        state, text, code = answers[rank]
         if state == "left":
             return Failure(rank, "left", f"{text}\nexit code {code}. {waited}", code)
     if not isinstance(error, comm.BarrierTimeoutError) and not re.search("time(d )?out", str(error), re.IGNORECASE):
         return own
     here = traceback.extract_tb(error.__traceback__)[-1]
-    for rank, (state, stack, _) in answers.items():
-        if state == "works" and not _waits(stack, here):
+    stacks = {rank: stack for rank, (state, stack, _) in answers.items() if state == "works" and rank != own.rank}
+    for rank, stack in stacks.items():
+        if not waits(stack, here):
             return Failure(rank, "hung", f"others waited {seconds:g} s for it while it was here:\n{stack}\n{waited}")
     # All ranks wait, in collectives that do not match.
-    stacks = [f"Rank {rank} was here:\n{stack}" for rank, (state, stack, _) in answers.items() if state == "works"]
-    return Failure(own.rank, "exception", "\n".join([own.text, *stacks]))
+    texts = [f"Rank {rank} was here:\n{stack}" for rank, stack in stacks.items()]
+    return Failure(own.rank, "exception", "\n".join([own.text, *texts]))

@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
 from typing import IO, Any
@@ -26,18 +26,18 @@ import torch.distributed as dist
 
 from ...config import ConfigError
 from .. import comm
+from .environment import uses_gpus
 from .failures import (
     CLEAN_EXIT_CODES,
-    LOG_FILE,
+    STATUS_REQUEST,
     Failure,
     ends_without_answer,
     failure_behind,
     shown_stack,
-    status_is_requested,
     write_status,
 )
 
-__all__ = ["DUMP_SIGNAL", "Place", "run_rank", "set_log_file", "uses_gpus", "watch_parent"]
+__all__ = ["DUMP_SIGNAL", "join_torchrun", "run_rank", "watch_parent"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,65 +51,26 @@ _LEAVE = 5.0
 # A process that gets this signal writes its stack traces to standard error, even if its interpreter is blocked.
 # By default SIGURG is ignored, so it does not harm a process that does not handle it yet.
 DUMP_SIGNAL = signal.SIGURG
-# The store of the run that this process has joined.
-_run_store: "dist.Store | None" = None
-
-
-@dataclass(frozen=True)
-class Place:
-    """The place of a process among all ranks.
-
-    Attributes:
-        rank, world_size: rank and number of processes, over all machines.
-        local_rank, local_size: the same on this machine.
-        cuda: whether it uses the GPU of its local rank.
-        timeout: how long a collective waits for the others.
-    """
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_size: int
-    cuda: bool
-    timeout: timedelta
-
-
-def uses_gpus(device: str) -> bool:
-    """Whether each of several ranks has a GPU.
-
-    Args:
-        device: ``MODEL.DEVICE``.
-
-    Raises:
-        ConfigError: the device works in a single process only.
-    """
-    if device.startswith("mps"):
-        raise ConfigError("MODEL.DEVICE: mps works in one process only; use --num-gpus 1, or the device cpu")
-    if device.startswith("cuda:"):
-        raise ConfigError(f"MODEL.DEVICE: each process has its own GPU; use cuda instead of {device}")
-    return device in ("auto", "cuda") and torch.cuda.is_available()
-
-
-def set_log_file(path: str) -> None:
-    """Pass the path of the run's log to the launcher, which writes the first failure there."""
-    if _run_store is not None and comm.is_main_process():
-        _run_store.set(LOG_FILE, os.path.abspath(path))
 
 
 def run_rank(
     main_func: Callable[..., Any],
     args: tuple[Any, ...],
     store: "dist.Store",
-    place: Place,
+    timeout: timedelta,
+    cuda: bool,
     greet: Callable[[], None] = lambda: None,
 ) -> Any:
     """Join the other ranks, run ``main_func(*args)``, and leave when all are done.
+
+    The environment has the place of this process among them: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE.
 
     Args:
         main_func: the function.
         args: its arguments.
         store: where the ranks meet. The launcher keeps it.
-        place: the place of this process.
+        timeout: how long a collective waits for the others.
+        cuda: whether it uses the GPU of its local rank.
         greet: called repeatedly until all ranks are there.
 
     Returns:
@@ -118,49 +79,48 @@ def run_rank(
     Raises:
         Exception: what ``main_func`` raises, after it was reported to the other ranks.
     """
-    global _run_store
-    _run_store = store
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     faulthandler.register(DUMP_SIGNAL, file=2, all_threads=True)
-    if place.cuda:
-        torch.cuda.set_device(place.local_rank)
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     stop = threading.Event()
     # The thread needs its own connection: a connection that one thread waits on is blocked for the others.
     own: dist.Store = store.clone()  # type: ignore[attr-defined]
-    threading.Thread(target=_watch, args=(own, place.rank, stop), daemon=True, name="hookline-watch").start()
+    threading.Thread(target=_watch, args=(own, rank, stop), daemon=True, name="hookline-watch").start()
     try:
-        _meet(store, place, greet)
+        _meet(store, rank, world_size, timeout.total_seconds(), greet)
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if place.cuda else "gloo",
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
             store=dist.PrefixStore("group", store),
-            rank=place.rank,
-            world_size=place.world_size,
-            timeout=place.timeout,
+            rank=rank,
+            world_size=world_size,
+            timeout=timeout,
         )
         result = main_func(*args)
-        all_done = _leave(store, place, 0, "its function returned")
+        all_done = _leave(store, rank, timeout, 0, "its function returned")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         where = "".join(traceback.format_tb(end.__traceback__)[-1:]).strip()
         text = f"it ended by SystemExit({end.code!r}):\n  {where}"
-        if not _leave(store, place, code, text) and code not in CLEAN_EXIT_CODES:
-            Failure(place.rank, "left", text, code).report(store)
+        if not _leave(store, rank, timeout, code, text) and code not in CLEAN_EXIT_CODES:
+            Failure(rank, "left", text, code).report(store)
         raise
     except KeyboardInterrupt as error:
-        write_status(store, place.rank, "fails")
-        Failure.of(error, place.rank).report(store)
+        write_status(store, rank, "fails")
+        Failure.of(error, rank).report(store)
         raise
     except BaseException as error:
-        seconds = place.timeout.total_seconds()
-        # torchrun sends SIGTERM at once, and waits 30 s.
-        with _sigterm_ignored(), ends_without_answer(f"rank {place.rank}"):
-            write_status(store, place.rank, "fails")
-            first = failure_behind(error, store, place.rank, place.world_size, seconds).report(store)
-        if first.rank != place.rank and first.kind != "config":
+        with contextlib.suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun sends it at once, and waits 30 s
+        with ends_without_answer(f"rank {rank}"):
+            write_status(store, rank, "fails")
+            first = failure_behind(error, store, rank, world_size, timeout.total_seconds()).report(store)
+        if first.rank != rank and first.kind != "config":
             # The first failure is the last entry of the log, after the errors that follow from it.
             logger.error("%s", first.describe())
             error.add_note(first.describe())  # torchrun shows the error of a rank
         elif first.kind == "exception" and not getattr(error, "logged_by_trainer", False):
-            logger.error("Rank %d fails", place.rank, exc_info=error)
+            logger.error("Rank %d fails", rank, exc_info=error)
         raise
     finally:
         stop.set()
@@ -172,76 +132,144 @@ def run_rank(
 # ---------------------------------------------------------------------- joining and leaving
 
 
-def _meet(store: "dist.Store", place: Place, greet: Callable[[], None]) -> None:
+def _meet(store: "dist.Store", rank: int, world_size: int, seconds: float, greet: Callable[[], None]) -> None:
     """Wait until all ranks are there.
 
     Raises:
         ConfigError: ranks are missing after the timeout, or machines have different numbers of processes.
     """
-    keys = [f"hookline/here/{rank}" for rank in range(place.world_size)]
-    mine = json.dumps([place.world_size, place.local_size, platform.node(), os.getpid()])
-    there = store.compare_set(keys[place.rank], "", mine).decode()
-    _compare_sizes(place, there)
+    keys = [f"hookline/here/{number}" for number in range(world_size)]
+    mine = json.dumps([world_size, os.environ.get("LOCAL_WORLD_SIZE"), platform.node(), os.getpid()])
+    _compare_sizes(mine, store.compare_set("hookline/sizes", "", mine).decode())
+    there = store.compare_set(keys[rank], "", mine).decode()
     if there != mine:
         node = json.loads(there)[2]
-        raise ConfigError(f"rank {place.rank} is there already, on {node}: give each machine its own --machine-rank")
-    end, pause = time.monotonic() + place.timeout.total_seconds(), 0.001
+        raise ConfigError(f"rank {rank} is there already, on {node}: give each machine its own --machine-rank")
+    end, pause = time.monotonic() + seconds, 0.001
     while True:
         greet()
-        if store.check(keys[:1]):
-            _compare_sizes(place, store.get(keys[0]).decode())
         if store.check(keys):
             return
         if failure := Failure.first(store):
             raise ConfigError(failure.text) if failure.kind == "config" else RuntimeError(failure.describe())
         if time.monotonic() > end:
-            missing = [str(rank) for rank, key in enumerate(keys) if not store.check([key])]
+            missing = [str(number) for number, key in enumerate(keys) if not store.check([key])]
             raise ConfigError(
-                f"rank(s) {', '.join(missing)} did not join within {place.timeout.total_seconds():g} s "
+                f"rank(s) {', '.join(missing)} did not join within {seconds:g} s "
                 "(PARALLEL.TIMEOUT): start all machines, with the same number of processes on each"
             )
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
 
 
-def _compare_sizes(place: Place, other: str) -> None:
-    world_size, local_size, node, _ = json.loads(other)
-    if world_size != place.world_size:
+def _compare_sizes(mine: str, first: str) -> None:
+    """Compare the number of processes with that of the rank that was there first."""
+    here, there = json.loads(mine), json.loads(first)
+    if here[0] != there[0]:
         raise ConfigError(
-            f"{platform.node()} expects {place.world_size} processes, {place.local_size} of them its own; "
-            f"{node} expects {world_size}, {local_size} of them its own. "
-            "Start all machines with the same --num-machines and --num-gpus"
+            f"{here[2]} expects {here[0]} processes, {here[1]} of them its own; {there[2]} expects {there[0]}, "
+            f"{there[1]} of them its own. Start all machines with the same --num-machines and --num-gpus"
         )
 
 
-def _leave(store: "dist.Store", place: Place, code: int, how: str) -> bool:
+def _leave(store: "dist.Store", rank: int, timeout: timedelta, code: int, how: str) -> bool:
     """Wait a few seconds until the other ranks are done; returns whether they are.
 
     A process that ends closes its connections. A rank that waits for it in a collective then fails at once.
     """
-    write_status(store, place.rank, "left", how, code)
-    seconds = _LEAVE
-    if code in CLEAN_EXIT_CODES and code and dist.is_torchelastic_launched():
-        # To torchrun, each exit code but 0 is a failure: it would end the others, which may be writing checkpoints.
-        seconds = place.timeout.total_seconds()
+    write_status(store, rank, "left", how, code)
+    # To torchrun, each exit code but 0 is a failure: it would end the others, which may be writing checkpoints.
+    patient = code in CLEAN_EXIT_CODES and code and dist.is_torchelastic_launched()
     try:
-        comm.barrier("leave", seconds)
+        comm.barrier("leave", timeout.total_seconds() if patient else _LEAVE)
     except (TimeoutError, RuntimeError):  # the store is gone once the slowest rank has come
         return False
     return True
 
 
-@contextlib.contextmanager
-def _sigterm_ignored() -> Iterator[None]:
-    """Ignore SIGTERM in a rank that is ending."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+# ---------------------------------------------------------------------- torchrun
+
+
+def join_torchrun(
+    main_func: Callable[..., Any], args: tuple[Any, ...], processes: int, timeout: timedelta, device: str
+) -> Any:
+    """Run ``main_func(*args)`` in this process, as one of torchrun's ranks.
+
+    Args:
+        main_func, args: the function and its arguments.
+        processes: the number of processes on this machine that the user asked for; 1 if they left it to torchrun.
+        timeout: how long a rank waits for the others.
+        device: ``MODEL.DEVICE``.
+    """
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    local_size = int(os.environ.setdefault("LOCAL_WORLD_SIZE", "1"))
+    if processes not in (1, local_size):
+        raise ConfigError(f"--num-gpus {processes}: torchrun started {local_size} process(es) here; leave it out")
+    if dist.is_torchelastic_launched():
+        watch_parent(os.getppid())
+    if world_size == 1:
+        return main_func(*args)
+    cuda = uses_gpus(device)
+    if cuda and local_size > torch.cuda.device_count():
+        raise ConfigError(
+            f"torchrun --nproc-per-node {local_size}: this machine has {torch.cuda.device_count()} GPU(s)"
+        )
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    # torchrun's agent keeps the store, or else rank 0.
+    keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        whole = dist.TCPStore(address, port, is_master=keeps, wait_for_workers=False, timeout=timeout)
+    except RuntimeError as error:
+        seconds = f"{timeout.total_seconds():g} s (PARALLEL.TIMEOUT)"
+        raise ConfigError(
+            f"rank {rank} found no store at {address}:{port} within {seconds} ({str(error).splitlines()[0]})"
+        ) from None
+    store, greet = _join_start(whole, rank, world_size)
+
+    from torch.distributed.elastic.multiprocessing.errors import record  # slow to import
+
+    @record  # passes an error to torchrun, which shows the earliest one when all ranks have ended
+    def run() -> Any:
+        try:
+            return run_rank(main_func, args, store, timeout, cuda, greet)
+        except ConfigError as error:
+            first = Failure.first(store)
+            if first is None or first.rank == rank:  # all ranks have the same message
+                sys.stderr.write(f"error: {error}\n")
+            raise SystemExit(2) from None
+
+    return run()
+
+
+def _join_start(store: dist.TCPStore, rank: int, world_size: int) -> tuple[dist.Store, Callable[[], None]]:
+    """Find the part of the store that belongs to this start of the ranks.
+
+    The agent's store also holds the keys of earlier starts, and the environment does not number the starts. So each
+    process writes a random id, and rank 0 answers each id with its own id, which names the part.
+
+    Returns:
+        That part, and a function that rank 0 calls repeatedly until all ranks are there, to answer them.
+    """
+    mine, answered = uuid.uuid4().hex, dict[int, bytes]()
+    part = dist.PrefixStore(f"hookline/{mine}", store)
+
+    def greet() -> None:
+        for other in range(1, world_size):
+            if store.check([f"hookline/id/{other}"]):
+                found = store.get(f"hookline/id/{other}")
+                if answered.get(other) != found:
+                    store.set(f"hookline/answer/{found.decode()}", mine)
+                    answered[other] = found
+
+    if rank == 0:
+        return part, greet
+    store.set(f"hookline/id/{rank}", mine)
+    try:
+        first = store.get(f"hookline/answer/{mine}").decode()
+    except RuntimeError:
+        seconds = f"{store.timeout.total_seconds():g} s (PARALLEL.TIMEOUT)"  # type: ignore[attr-defined]
+        raise ConfigError(f"rank {rank} waited {seconds} for rank 0: start all machines") from None
+    return dist.PrefixStore(f"hookline/{first}", store), lambda: None
 
 
 # ---------------------------------------------------------------------- threads that watch
@@ -252,7 +280,7 @@ def _watch(store: "dist.Store", rank: int, stop: threading.Event) -> None:
     answered = False
     while not stop.wait(_LOOK_EVERY):
         try:
-            if not status_is_requested(store):
+            if not store.check([STATUS_REQUEST]):
                 continue
         except RuntimeError:  # the launcher was killed; watch_parent() notices that
             return
@@ -291,9 +319,13 @@ def _log_stream() -> Iterator[IO[str]]:
         yield file
 
 
-def watch_parent(grace: float = 60.0) -> None:
-    """Send SIGTERM to this process when the process that started it is killed; end it some time after."""
-    parent = os.getppid()
+def watch_parent(parent: int, grace: float = 60.0) -> None:
+    """Send SIGTERM to this process when the process that started it is killed; end it some time after.
+
+    Args:
+        parent: the number of that process.
+        grace: seconds until this process is ended.
+    """
 
     def wait() -> None:
         while os.getppid() == parent:

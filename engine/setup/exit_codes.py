@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from ...config import ConfigError
 from ...hooks.control.interruption import EXIT_AGAIN, EXIT_INTERRUPTED, INTERRUPTED_BY, is_session
-from ..ranks.torchrun import launched_by_torchrun
+from ..ranks.environment import launched_by_torchrun
 from ..train_loop import TrainResult
 
 __all__ = ["config_errors_exit", "exit_after_signal"]

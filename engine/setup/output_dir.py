@@ -12,7 +12,7 @@ from ...config.files.atomic import check_regular, replace_text
 from ...config.files.run_folder import CHECKPOINT, RECORDS, claim, run_folder
 from ...hooks.writers.append_file import back_up
 from .. import comm
-from ..ranks.process import set_log_file
+from ..ranks.environment import set_log_file
 from .logger import close_logs, open_logs
 
 __all__ = ["OutputDir", "RunKind", "removed_if_empty"]

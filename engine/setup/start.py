@@ -26,8 +26,7 @@ from ...config.yaml_files import find_config
 from ...hooks.common.rng import preserve_rng
 from .. import comm
 from ..evaluation import build_metrics, check_metrics
-from ..ranks.same_config import check_same_config
-from ..ranks.torchrun import check_alone, restarted
+from ..ranks.environment import check_alone, check_same_config, restarted
 from .check import check_config, unknown_parts
 from .fast_dev_run import choose_fast_dev_run, shortened
 from .ignored import check_processes, check_trains, option

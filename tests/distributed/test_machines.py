@@ -1,5 +1,6 @@
 """Several machines: launchers with one address, also in connected network namespaces."""
 
+import re
 import sys
 
 import pytest
@@ -30,8 +31,10 @@ def test_machines_with_different_numbers_of_processes_are_refused_at_once(machin
     ended = [finish(one, timeout=50) for one in (machine(60, 1, 2, 0), machine(60, 2, 2, 1))]
     for code, output in ended:
         assert code == 2
-        assert "expects 4 processes, 2 of them its own" in output
-        assert "expects 2, 1 of them its own. Start all machines with the same --num-machines and --num-gpus" in output
+        assert output.count(" expects ") == 2
+        assert re.search("expects 4( processes)?, 2 of them its own", output)
+        assert re.search("expects 2( processes)?, 1 of them its own", output)
+        assert "Start all machines with the same --num-machines and --num-gpus" in output
 
 
 def test_two_machines_with_the_same_rank_are_refused_at_once(machine):

@@ -10,7 +10,7 @@ from results import write_result
 
 from hookline.config import ConfigError
 from hookline.engine import comm
-from hookline.engine.ranks import failures, process
+from hookline.engine.ranks import environment, failures, process
 from hookline.engine.setup.logger import setup_logger
 
 FOREVER = 60
@@ -78,7 +78,7 @@ def leaves(folder, how):
 
 def logged(folder):
     setup_logger(str(folder), comm.get_rank())
-    process.set_log_file(str(folder / "log.txt"))
+    environment.set_log_file(str(folder / "log.txt"))
     comm.synchronize()
     if comm.get_rank() == 1:
         os._exit(3)

@@ -6,7 +6,8 @@ import torch.distributed as dist
 
 from hookline.config import ConfigError
 from hookline.engine import launch
-from hookline.engine.ranks.torchrun import _join_start, check_alone, launched_by_torchrun, note_training, restarted
+from hookline.engine.ranks.environment import check_alone, launched_by_torchrun, note_training, restarted
+from hookline.engine.ranks.process import _join_start
 
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
 
