@@ -3,7 +3,6 @@
 import inspect
 import io
 import json
-import logging
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,16 +19,15 @@ from ...config import CfgNode, ConfigError, name_of, suggest
 from ...config.errors import first_line, printable
 from ...config.files.atomic import replace_file
 from ...runs.reading import check_output
-from ..checkpoint.checkpointer import Checkpointer, unwrap_model
+from ..checkpoint.checkpointer import unwrap_model
 from ..checkpoint.matching import plain_name
 from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoint
 from ..data import build_test_loader, build_train_loader
 from ..data.batches import move_to_device
-from ..modeling import build_adapter, build_model, resolve_device
+from ..modeling import build_adapter, resolve_device
+from .predictor import load_trained
 
 __all__ = ["FORMATS", "Exported", "export_program", "export_weights"]
-
-logger = logging.getLogger(__name__)
 
 FORMATS = {"safetensors": (".safetensors",), "pth": (".pth", ".pt", ".bin"), "torch-export": (".pt2",)}
 """Formats and their file extensions."""
@@ -211,28 +209,22 @@ def export_program(cfg: CfgNode, output: str | os.PathLike[str]) -> Exported:
     # These only make training faster or smaller.
     cfg.MODEL.COMPILE.ENABLED = cfg.MODEL.CHANNELS_LAST = False
     cfg.MODEL.ACTIVATION_CHECKPOINTING = []
-    model = build_model(cfg)
-    checkpointer = Checkpointer(model)
-    rest = checkpointer.load(
-        cfg.MODEL.WEIGHTS, [], strict=cfg.MODEL.WEIGHTS_STRICT, weights_from=cfg.MODEL.WEIGHTS_FROM
-    )
-    if checkpointer.missing_keys:
-        raise ConfigError(
-            f"MODEL.WEIGHTS: {cfg.MODEL.WEIGHTS} is of another model: it has no {checkpointer.missing_keys[0]}"
-        )
-    model.eval()
+    model, rest = load_trained(cfg)
     args, kwargs, outputs = _example(cfg, model)
     size = _batch_size(args, kwargs)
-    smaller = _half_a_batch(model, args, kwargs, size)
-    buffer, taken = io.BytesIO(), _trace(model, args, kwargs, size if smaller else 0)
-    fixed = _fixed_batch_size(taken, size)
+    cases = [(args, kwargs, outputs)]
+    with suppress(Exception), torch.no_grad():  # a model of one batch size can raise any error
+        half = pytree.tree_map(lambda value: value[: size // 2] if _is_batch(value, size) else value, (args, kwargs))
+        cases.append((*half, model(*half[0], **half[1])))
+    traced = _trace(model, args, kwargs, size if size > 1 and len(cases) > 1 else 0)
+    fixed = _fixed_batch_size(traced, size)
     metadata = {"hookline": hookline.__version__, "model": cfg.MODEL.NAME, **origin(rest)}
-    torch.export.save(taken, buffer, extra_files={"hookline.json": json.dumps(metadata)})
+    buffer = io.BytesIO()
+    torch.export.save(traced, buffer, extra_files={"hookline.json": json.dumps(metadata)})
     buffer.seek(0)
     program = torch.export.load(buffer).module()
-    _check_same(program, args, kwargs, outputs)
-    if smaller and not fixed:
-        _check_same(program, *smaller)
+    for args, kwargs, outputs in cases[:1] if fixed else cases:
+        _check_same(program, args, kwargs, outputs)
     replace_file(output, lambda file: file.write(buffer.getbuffer()))
     state = model.state_dict().values()
     return Exported(output, "torch-export", len(state), sum(value.nbytes for value in state), metadata, fixed)
@@ -268,20 +260,6 @@ def _batch_size(args: Any, kwargs: Any) -> int:
 
 def _is_batch(value: Any, size: int) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.shape[0] == size
-
-
-def _half_a_batch(model: nn.Module, args: Any, kwargs: Any, size: int) -> tuple[Any, Any, Any] | None:
-    """Return arguments and outputs for half a batch; None if the model takes only batches of ``size``."""
-    if size < 2:
-        return None
-    half = size // 2
-    args, kwargs = pytree.tree_map(lambda value: value[:half] if _is_batch(value, size) else value, (args, kwargs))
-    try:
-        with torch.no_grad():
-            return args, kwargs, model(*args, **kwargs)
-    except Exception as error:  # a model can raise any error
-        logger.debug("The model takes batches of %d only, not of %d: %s", size, half, first_line(error))
-        return None
 
 
 def _trace(model: nn.Module, args: Any, kwargs: Any, size: int) -> Any:

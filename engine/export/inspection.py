@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import yaml
 from torch.utils._pytree import tree_leaves
 
 from ...config import CfgNode, ConfigError, get_cfg
@@ -70,8 +71,8 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
         "megabytes": _size(path) / _MEGABYTE,
         "iteration": _number(trainer.get("iteration", checkpoint.get("iteration"))),
         "epoch": _number(data.get("epoch")) if isinstance(data, Mapping) else None,
-        "weights": _describe_weights(checkpoint["model"]),
-        "averaged": _describe_weights(averaged) if averaged else None,
+        "weights": _describe_weights(_tensors(path, checkpoint["model"])),
+        "averaged": _describe_weights(_tensors(path, averaged)) if averaged else None,
         "optimizer": _describe_optimizer(trainer.get("optimizer", checkpoint.get("optimizer")), cfg),
         "hooks": {
             str(key): sorted(map(str, state)) if isinstance(state, Mapping) else []
@@ -79,6 +80,23 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
         },
         "config": {} if cfg is None else _pairs(cfg.diff(get_cfg())),
     }
+
+
+def _tensors(path: str, weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the tensors among weights.
+
+    Raises:
+        ConfigError: a tensor is far larger than what the file holds of it.
+    """
+    tensors = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
+    for name, value in tensors.items():
+        held = value.untyped_storage().nbytes()
+        if value.nbytes > max(held, 1 << 30):
+            raise ConfigError(
+                f"{path}: the weight {name} of shape {tuple(value.shape)} takes {value.nbytes:,} bytes in memory, and "
+                f"the file holds {held:,} of them: it was saved as an expanded view. Save value.clone(), if it is yours"
+            )
+    return tensors
 
 
 def _number(value: Any) -> int | None:
@@ -91,8 +109,7 @@ def _size(path: str) -> int:
     return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
 
 
-def _describe_weights(weights: Mapping[str, Any]) -> dict[str, Any]:
-    tensors = {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}
+def _describe_weights(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return {
         "count": len(tensors),
         "elements": sum(value.numel() for value in tensors.values()),
@@ -197,7 +214,7 @@ def _read(path: str, weights_from: str) -> dict[str, Any]:
         weights, _ = choose_weights(checkpoint, weights_from)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    return {**checkpoint, "model": {name: value for name, value in weights.items() if isinstance(value, torch.Tensor)}}
+    return {**checkpoint, "model": _tensors(path, weights)}
 
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
@@ -222,7 +239,7 @@ def report(checkpoint: str, other: str | None, weights_from: str, as_json: bool)
         as_json: return JSON.
 
     Returns:
-        Whether all is well (undamaged, or equal weights), and the text.
+        Whether all is well (undamaged, or equal weights), and the text: a line with the result, and YAML.
 
     Raises:
         ConfigError: a path does not exist.
@@ -232,64 +249,23 @@ def report(checkpoint: str, other: str | None, weights_from: str, as_json: bool)
     try:
         if other:
             found = compare_checkpoints(checkpoint, other, weights_from=weights_from)
+            result = "equal, bit for bit" if found["equal"] else "different"
+            title = f"weights of {checkpoint} and {other}: {result}"
         else:
             found = inspect_checkpoint(checkpoint)
+            title = f"{found['file']}: undamaged"
     except ConfigError as error:
         if as_json:
             return False, json.dumps({"whole": False, "problem": str(error)})
         return False, "\n".join(map(printable, str(error).splitlines()))
-    text = json.dumps(found, indent=1) if as_json else _comparison_text(found) if other else _text(found)
-    return found.get("equal", True), text
+    if as_json:
+        return found.get("equal", True), json.dumps(found, indent=1)
+    shown = {key: _shortened(value) for key, value in found.items() if value not in (None, [], {})}
+    text = yaml.safe_dump(shown, sort_keys=False, default_flow_style=None, width=10_000)
+    return found.get("equal", True), f"{printable(title)}\n{text.rstrip()}"
 
 
-def _text(report: dict[str, Any]) -> str:
-    """Format a report of inspect_checkpoint()."""
-    lines = [f"{report['file']}: undamaged, {report['megabytes']:.3g} MB"]
-    lines += [f"{name}: {report[name]}" for name in ("iteration", "epoch") if report[name] is not None]
-    for name in ("weights", "averaged"):
-        if report[name]:
-            lines += _weights_text("averaged weights" if name == "averaged" else name, report[name])
-    if report["optimizer"]:
-        optimizer = report["optimizer"]
-        lines.append(
-            f"optimizer: {optimizer['kind'] or 'unknown kind'}, "
-            f"{optimizer['tensors']} tensors, {optimizer['megabytes']:.3g} MB"
-        )
-    if report["hooks"]:
-        lines.append("states of hooks:")
-        lines += [f"  {name}: {', '.join(entries) or 'empty'}" for name, entries in report["hooks"].items()]
-    if report["config"]:
-        lines.append("config, where it differs from the defaults:")
-        lines += [f"  {key} = {value!r}" for key, (_, value) in report["config"].items()]
-    return "\n".join(map(printable, lines))
-
-
-def _weights_text(title: str, weights: dict[str, Any]) -> list[str]:
-    return [
-        f"{title}: {weights['count']} ({weights['elements']:,} numbers, {weights['megabytes']:.3g} MB, "
-        f"{', '.join(weights['dtypes'])})",
-        f"  sha256 {weights['sha256']}",
-    ]
-
-
-def _comparison_text(report: dict[str, Any]) -> str:
-    """Format a report of compare_checkpoints()."""
-    first, second = report["files"]
-    lines = [f"weights of {first} and {second}: {'equal, bit for bit' if report['equal'] else 'different'}"]
-    lines += _list(f"only in {second}", report["added"])
-    lines += _list(f"only in {first}", report["missing"])
-    lines += _list("other shape", [f"{name}: {tuple(a)}, {tuple(b)}" for name, (a, b) in report["shapes"].items()])
-    lines += _list("other dtype", [f"{name}: {a}, {b}" for name, (a, b) in report["dtypes"].items()])
-    differences = [f"{name}: {largest:.3g}, {mean:.3g}" for name, largest, mean in report["changed"]]
-    lines += _list("other values, with the largest and mean absolute difference", differences)
-    lines.append(f"equal: {report['same']}")
-    lines += _list("config", [f"{key}: {a!r}, {b!r}" for key, (a, b) in report["config"].items()])
-    return "\n".join(map(printable, lines))
-
-
-def _list(title: str, items: list[str]) -> list[str]:
-    """Format a title with the number of items, and the first items."""
-    if not items:
-        return []
-    rest = [f"  ... and {len(items) - _SHOWN} more"] if len(items) > _SHOWN else []
-    return [f"{title} ({len(items)}):", *(f"  {item}" for item in items[:_SHOWN]), *rest]
+def _shortened(value: Any) -> Any:
+    if isinstance(value, list) and len(value) > _SHOWN:
+        return [*value[:_SHOWN], f"... and {len(value) - _SHOWN} more"]
+    return value

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import default_collate
 
 from ...config import CfgNode, ConfigError
@@ -14,7 +15,25 @@ from ..evaluation.evaluator import inference_context
 from ..modeling import build_adapter, build_model, resolve_device
 from ..modeling.outputs import entries_of
 
-__all__ = ["DefaultPredictor"]
+__all__ = ["DefaultPredictor", "load_trained"]
+
+
+def load_trained(cfg: CfgNode) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the model of a config, with the weights of MODEL.WEIGHTS and in eval mode, and the checkpoint's rest.
+
+    Raises:
+        ConfigError: the weights cannot be read, or are of another model.
+    """
+    model = build_model(cfg)
+    checkpointer = Checkpointer(model)
+    rest = checkpointer.load(
+        cfg.MODEL.WEIGHTS, [], strict=cfg.MODEL.WEIGHTS_STRICT, weights_from=cfg.MODEL.WEIGHTS_FROM
+    )
+    if checkpointer.missing_keys:
+        raise ConfigError(
+            f"MODEL.WEIGHTS: {cfg.MODEL.WEIGHTS} is of another model: it has no {checkpointer.missing_keys[0]}"
+        )
+    return model.eval(), rest
 
 
 class DefaultPredictor:
@@ -38,21 +57,9 @@ class DefaultPredictor:
             raise ConfigError("MODEL.WEIGHTS: is empty; a predictor needs the weights of a trained model")
         self.cfg = cfg.clone()
         self.device = resolve_device(cfg.MODEL.DEVICE)
-        self.model = build_model(cfg)
+        self.model, _ = load_trained(cfg)
         self.adapter = build_adapter(cfg)
         self._collate = build_collate_fn(cfg, None) or default_collate
-        checkpointer = Checkpointer(self.model)
-        checkpointer.load(
-            cfg.MODEL.WEIGHTS,
-            checkpointables=[],
-            strict=cfg.MODEL.WEIGHTS_STRICT,
-            weights_from=cfg.MODEL.WEIGHTS_FROM,
-        )
-        if checkpointer.missing_keys:
-            raise ConfigError(
-                f"MODEL.WEIGHTS: {cfg.MODEL.WEIGHTS} is of another model: it has no {checkpointer.missing_keys[0]}"
-            )
-        self.model.eval()
 
     def __call__(self, sample: Any) -> Any:
         """Predict for one sample.

@@ -71,7 +71,7 @@ def test_a_trainer_of_ones_own(tmp_path, capsys, monkeypatch):
     Path("own_trainer.py").write_text(TRAINER)
     assert main(["train", "--trainer", "own_trainer:Trainer", *TINY]) == 0
     main(["inspect", "out"])
-    assert "36 numbers" in capsys.readouterr().out
+    assert "elements: 36" in capsys.readouterr().out
     assert "own_trainer" in refused(capsys, "train", "--trainer", "own_trainer:Trayner", *TINY)
     assert "--trainer: own_trainer:Other is no subclass of DefaultTrainer" in refused(
         capsys, "train", "--trainer", "own_trainer:Other", *TINY

@@ -128,6 +128,15 @@ def test_a_flipped_bit_is_found(tmp_path):
         inspect_checkpoint(str(path))
 
 
+@pytest.mark.parametrize("call", [inspect_checkpoint, lambda path: compare_checkpoints(path, path)])
+def test_a_tiny_file_with_a_huge_tensor_is_an_error_that_names_it(tmp_path, call):
+    torch.save({"w": torch.zeros(1).expand(10**13)}, tmp_path / "huge.pth")
+    with pytest.raises(ConfigError, match=r"huge\.pth: the weight w of shape .*40,000,000,000,000 bytes.* holds 4 of"):
+        call(str(tmp_path / "huge.pth"))
+    torch.save({"w": torch.zeros(1).expand(6)}, tmp_path / "small.pth")
+    call(str(tmp_path / "small.pth"))
+
+
 # ---------------------------------------------------------------------------- two
 
 
