@@ -5,7 +5,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, TypeVar, overload
 
@@ -38,11 +38,30 @@ class Registry(_FvcoreRegistry):
     Args:
         name: what it holds, such as ``"MODEL"``; messages say "model".
         kind: a class, or a tuple of classes, that entries build instances of. Default: any.
+        package: a package of hookline that registers further entries when its names are imported, as they are when a
+            name is not found.
     """
 
-    def __init__(self, name: str, kind: Any = object) -> None:
+    def __init__(self, name: str, kind: Any = object, package: str = "") -> None:
         super().__init__(name)
         self.kind = kind
+        self._package = package
+
+    def _load_all(self) -> None:
+        package, self._package = self._package, ""
+        if package:
+            module = importlib.import_module(package)
+            for name in module.__all__:
+                getattr(module, name)
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._obj_map:
+            self._load_all()
+        return name in self._obj_map
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        self._load_all()
+        return iter(self._obj_map.items())
 
     @property
     def _label(self) -> str:
@@ -73,6 +92,8 @@ class Registry(_FvcoreRegistry):
         return obj
 
     def _do_register(self, name: str, obj: Any) -> None:
+        if not obj.__module__.startswith("hookline."):
+            self._load_all()  # an entry of hookline may have the name
         known = self._obj_map.get(name, obj)
         if known is not obj and not is_again(known, obj):
             raise ConfigError(
@@ -98,9 +119,7 @@ class Registry(_FvcoreRegistry):
 
     def in_any_case(self, name: str) -> str:
         """Return the registered name that equals ``name`` except for upper and lower case; without one, ``name``."""
-        return (
-            name if name in self._obj_map else {known.lower(): known for known in self._obj_map}.get(name.lower(), name)
-        )
+        return name if name in self else {known.lower(): known for known in self._obj_map}.get(name.lower(), name)
 
     def check(
         self,
@@ -195,7 +214,7 @@ class Registry(_FvcoreRegistry):
     def _resolve(self, name: str, prefix: str) -> Any:
         if isinstance(name, ObjectName):
             return self._resolve_object(name, prefix)
-        if name in self._obj_map:
+        if isinstance(name, str) and name in self:
             return self._obj_map[name]
         if not isinstance(name, str):
             raise ConfigError(f"{prefix}the name of a {self._label} is a string, not {name!r}")

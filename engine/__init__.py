@@ -1,30 +1,34 @@
-"""Training: loop, trainers, data, models, optimization, evaluation, checkpoints."""
+"""Training: loop, trainers, data, models, optimization, evaluation, checkpoints.
 
-from typing import TYPE_CHECKING, Any
+What a usual run does not need is imported when it is used.
+"""
+
+from typing import TYPE_CHECKING
 
 from .. import hooks
-from ..command_line import default_argument_parser
-from ..hooks import *  # noqa: F403 (as detectron2.engine does)
-from .compat import aliases as _aliases  # noqa: F401 (imported for its side effect)
-from .compat.amp_trainer import AMPTrainer
-from .compat.ddp import create_ddp_model
-from .compat.writers import default_writers
+from ..config.rare_names import imported_when_used
 from .defaults import DefaultTrainer
-from .export.export import export_weights
-from .export.predictor import DefaultPredictor
-from .launch import DEFAULT_TIMEOUT, launch
-from .program.run import run
+from .launch import DEFAULT_TIMEOUT, launch  # not later: the module has the name of the function
 from .setup.check import check_config
-from .setup.exit_codes import config_errors_exit
 from .setup.logger import setup_logger
 from .setup.seeding import choose_seed, seed_all_rng
 from .setup.start import begin_run, default_setup
 from .simple_trainer import SimpleTrainer
 from .train_loop import TrainerBase, TrainResult
-from .trainer import Trainer
 
 if TYPE_CHECKING:
-    from .parallel import FSDP2, Mesh
+    from ..command_line import default_argument_parser
+    from ..hooks import *  # noqa: F403 (as detectron2.engine does)
+    from .compat.amp_trainer import AMPTrainer
+    from .compat.ddp import create_ddp_model
+    from .compat.writers import default_writers
+    from .export.export import export_weights
+    from .export.predictor import DefaultPredictor
+    from .parallel.fsdp import FSDP2
+    from .parallel.mesh import Mesh
+    from .program.run import run
+    from .setup.exit_codes import config_errors_exit
+    from .trainer import Trainer
 
 __all__ = [
     "DEFAULT_TIMEOUT",
@@ -54,10 +58,24 @@ __all__ = [
 ]
 __all__ += hooks.__all__
 
+__getattr__ = imported_when_used(
+    __name__,
+    {
+        **dict.fromkeys(hooks.__all__, "..hooks"),
+        "FSDP2": ".parallel.fsdp",
+        "AMPTrainer": ".compat.amp_trainer",
+        "DefaultPredictor": ".export.predictor",
+        "Mesh": ".parallel.mesh",
+        "Trainer": ".trainer",
+        "config_errors_exit": ".setup.exit_codes",
+        "create_ddp_model": ".compat.ddp",
+        "default_argument_parser": "..command_line",
+        "default_writers": ".compat.writers",
+        "export_weights": ".export.export",
+        "run": ".program.run",
+    },
+)
 
-def __getattr__(name: str) -> Any:
-    if name in ("FSDP2", "Mesh"):  # imported when used
-        from . import parallel
 
-        return getattr(parallel, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return __all__

@@ -6,29 +6,26 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from .. import hooks
-from ..command_line import default_argument_parser
 from ..config import CfgNode, Config, ConfigError, Duration
+from ..config.rare_names import imported_when_used
 from ..hooks.checkpoints.periodic import adapt
 from ..hooks.common.rng import capture_rng, gpus_of
 from ..hooks.storage.metric import MeanWindow
 from ..hooks.storage.scratch import scratch_storage
 from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
-from .compat.ddp import create_ddp_model
 from .compat.ported_trainer import InnerTrainer, support
-from .compat.writers import default_writers
 from .data import build_test_loader, build_train_loader, check_same_length
 from .data.build import NoTrainData
 from .evaluation import DatasetEvaluator, build_evaluator, evaluation_context, verify_results
 from .evaluation.build import training_metrics
 from .evaluation.testing import evaluate_sets, evaluate_test_sets, own_periods, sanity_check_batches, trial
-from .export.predictor import DefaultPredictor
 from .modeling import ModelAdapter, build_adapter, build_model, resolve_device
 from .parallel.base import build_strategy, build_wrapped
 from .ranks.agreement import StopRequest
@@ -67,6 +64,12 @@ from .solver.parts import scheduler_hooks
 from .solver.several import one_or_several
 from .train_loop import TrainResult
 
+if TYPE_CHECKING:  # detectron2 has these names here
+    from ..command_line import default_argument_parser
+    from .compat.ddp import create_ddp_model
+    from .compat.writers import default_writers
+    from .export.predictor import DefaultPredictor
+
 __all__ = [
     "DefaultPredictor",
     "DefaultTrainer",
@@ -76,6 +79,16 @@ __all__ = [
     "default_writers",
     "resolve_lengths",
 ]
+
+__getattr__ = imported_when_used(
+    __name__,
+    {
+        "DefaultPredictor": ".export.predictor",
+        "create_ddp_model": ".compat.ddp",
+        "default_argument_parser": "..command_line",
+        "default_writers": ".compat.writers",
+    },
+)
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from .step.choice import whole_step
 from .step.fast_path import FastOptimizer, backward
 from .step.grad_scaler import scaled_step, unscale
 from .step.nonfinite import NonFinitePolicy
-from .step.old_methods import adapt_old_methods, split_data_time
+from .step.old_methods import ThisThread, adapt_old_methods, split_data_time
 from .step.random_state import RandomState
 from .step.step_outputs import KeptForHooks, StepOutputs
 from .train_loop import OPEN_STORAGE, TrainerBase, TrainResult
@@ -80,6 +80,7 @@ class SimpleTrainer(TrainerBase):
             if a hook has ``uses_indices = True``.
     """
 
+    concurrent_executor = ThisThread()
     batch = KeptForHooks()
     outputs = KeptForHooks()
 

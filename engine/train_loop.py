@@ -30,6 +30,7 @@ from numbers import Real
 from typing import Any, cast
 
 from ..config import ConfigError
+from ..config.rare_names import imported_when_used
 from ..hooks.base import HookBase, StopTraining
 from ..hooks.hook_list import HookList, hook_name
 from ..hooks.storage.event_storage import EventStorage, get_event_storage
@@ -38,6 +39,9 @@ from .ranks.agreement import Agreement, RankHooks, StopRequest, as_failure, shar
 from .step.own_loop import OwnLoop
 
 __all__ = ["OPEN_STORAGE", "HookBase", "TrainResult", "TrainerBase"]
+
+# detectron2 has all trainers in this module
+__getattr__ = imported_when_used(__name__, {"SimpleTrainer": ".simple_trainer", "AMPTrainer": ".compat.amp_trainer"})
 
 logger = logging.getLogger(__name__)
 

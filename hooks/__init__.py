@@ -1,12 +1,15 @@
-"""Hooks, the storage that collects metrics, and the writers that report them."""
+"""Hooks, the storage that collects metrics, and the writers that report them.
 
+What a usual run does not need is imported when it is used.
+"""
+
+from typing import TYPE_CHECKING
+
+from ..config.rare_names import imported_when_used
 from .base import EVENTS, HOOK_REGISTRY, STEP_EVENTS, HookBase, StopTraining
 from .checkpoints.best import BestCheckpointer
 from .checkpoints.periodic import ExceptionCheckpointer, PeriodicCheckpointer, RollingCheckpointer
-from .control.accumulation import GradientAccumulationScheduler
-from .control.early_stopping import EarlyStopping
 from .control.interruption import SignalHandler, StopSignals, TimeLimit
-from .control.loss_spike import LossSpike
 from .control.lr_scheduler import LRScheduler
 from .evaluation import EvalHook, EvalWhen, SanityCheck
 from .every import Every
@@ -15,29 +18,34 @@ from .order import HookOrderError, check_hooks
 from .storage.event_storage import _CURRENT_STORAGE_STACK as _CURRENT_STORAGE_STACK
 from .storage.event_storage import EventStorage, get_event_storage, has_event_storage
 from .storage.history_buffer import HistoryBuffer
-from .watching.flops import FlopsCounter
-from .watching.garbage import GarbageCollection
-from .watching.memory import MemoryMonitor, MemorySnapshot, TorchMemoryStats
-from .watching.profilers import AutogradProfiler, TorchProfiler
-from .watching.samples import SamplePredictions
-from .watching.throughput import Throughput
 from .watching.timing import ForwardTimer, IterationTimer
-from .weights.averaging import WeightAveraging
-from .weights.ema import EMA, EMAHook
-from .weights.freezing import ModelFreezer
-from .weights.precise_bn import PreciseBN
-from .weights.swa import SWA
 from .writers.base import WRITER_REGISTRY, EventWriter, RowWriter
 from .writers.console import CommonMetricPrinter
-from .writers.csv_writer import CSVWriter
 from .writers.json_writer import JSONWriter
-from .writers.live_plot import LivePlot
-from .writers.mlflow_writer import MLflowWriter
 from .writers.periodic import PeriodicWriter
 from .writers.progress_bar import ProgressBar
 from .writers.tensorboard import TensorboardXWriter
-from .writers.tracker import TrackerWriter
-from .writers.wandb_writer import WandbWriter
+
+if TYPE_CHECKING:
+    from .control.accumulation import GradientAccumulationScheduler
+    from .control.early_stopping import EarlyStopping
+    from .control.loss_spike import LossSpike
+    from .watching.flops import FlopsCounter
+    from .watching.garbage import GarbageCollection
+    from .watching.memory import MemoryMonitor, MemorySnapshot, TorchMemoryStats
+    from .watching.profilers import AutogradProfiler, TorchProfiler
+    from .watching.samples import SamplePredictions
+    from .watching.throughput import Throughput
+    from .weights.averaging import WeightAveraging
+    from .weights.ema import EMA, EMAHook
+    from .weights.freezing import ModelFreezer
+    from .weights.precise_bn import PreciseBN
+    from .weights.swa import SWA
+    from .writers.csv_writer import CSVWriter
+    from .writers.live_plot import LivePlot
+    from .writers.mlflow_writer import MLflowWriter
+    from .writers.tracker import TrackerWriter
+    from .writers.wandb_writer import WandbWriter
 
 __all__ = [
     "EMA",
@@ -101,3 +109,36 @@ __all__ = [
     "off",
     "on",
 ]
+
+__getattr__ = imported_when_used(
+    __name__,
+    {
+        "AutogradProfiler": ".watching.profilers",
+        "CSVWriter": ".writers.csv_writer",
+        "EMA": ".weights.ema",
+        "EMAHook": ".weights.ema",
+        "EarlyStopping": ".control.early_stopping",
+        "FlopsCounter": ".watching.flops",
+        "GarbageCollection": ".watching.garbage",
+        "GradientAccumulationScheduler": ".control.accumulation",
+        "LivePlot": ".writers.live_plot",
+        "LossSpike": ".control.loss_spike",
+        "MLflowWriter": ".writers.mlflow_writer",
+        "MemoryMonitor": ".watching.memory",
+        "MemorySnapshot": ".watching.memory",
+        "ModelFreezer": ".weights.freezing",
+        "PreciseBN": ".weights.precise_bn",
+        "SWA": ".weights.swa",
+        "SamplePredictions": ".watching.samples",
+        "Throughput": ".watching.throughput",
+        "TorchMemoryStats": ".watching.memory",
+        "TorchProfiler": ".watching.profilers",
+        "TrackerWriter": ".writers.tracker",
+        "WandbWriter": ".writers.wandb_writer",
+        "WeightAveraging": ".weights.averaging",
+    },
+)
+
+
+def __dir__() -> list[str]:
+    return __all__

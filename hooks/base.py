@@ -203,5 +203,5 @@ class HookBase:
         """Forget what :meth:`state_dict` returns: another trainer has the hook now, or ``train()`` starts over."""
 
 
-HOOK_REGISTRY: Registry = Registry("HOOK", HookBase)
+HOOK_REGISTRY: Registry = Registry("HOOK", HookBase, "hookline.hooks")
 """Hooks that a config's ``HOOKS`` list can name."""

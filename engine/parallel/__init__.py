@@ -1,7 +1,8 @@
 """Strategies that train one model on several processes: DDP, FSDP2 and meshes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from ...config.rare_names import imported_when_used
 from .base import DDP, STRATEGY_REGISTRY, Strategy, build_strategy
 
 if TYPE_CHECKING:
@@ -10,10 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["DDP", "FSDP2", "STRATEGY_REGISTRY", "Mesh", "Strategy", "build_strategy"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("FSDP2", "Mesh"):
-        from . import mesh
-
-        return getattr(mesh, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = imported_when_used(__name__, {"FSDP2": ".fsdp", "Mesh": ".mesh"})

@@ -1,25 +1,30 @@
 """Chooses how a trainer's steps run, and checks what a config says about it."""
 
+import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from ...config import CfgNode, ConfigError, component
 from ...hooks.base import HOOK_REGISTRY, HookBase
+from ...hooks.common.models import unwrap_model
 from .. import comm
 from ..modeling import check_compile, resolve_device
 from ..parallel.base import own_method
-from .compiled_step import CompiledStep
-from .cuda_graph import GraphedStep
-from .fused_step import INSIDE_EVENTS, FusedStep
-from .scheduled_step import ScheduledStep
-from .turns import Turns, takes_turns
+from ..solver.several import OptimizerList
+
+if TYPE_CHECKING:  # imported where they are chosen
+    from .fused_step import FusedStep
+    from .scheduled_step import ScheduledStep
+    from .turns import Turns
 
 __all__ = ["check_step_config", "whole_step"]
 
 
 def whole_step(
     compile_step: bool | Mapping[str, Any], cuda_graph: bool, trainer: Any
-) -> FusedStep | ScheduledStep | Turns | None:
+) -> "FusedStep | ScheduledStep | Turns | None":
     """Return what runs a step as one function, by a schedule or in turns; None if its parts run one by one.
 
     Args:
@@ -40,19 +45,48 @@ def whole_step(
             f"SOLVER.AMP.DTYPE: float16's gradient scaler calls the optimizer's step(), and the strategy "
             f"{type(strategy).__name__} has its own: use bfloat16"
         )
-    turns = takes_turns(trainer.model, trainer.optimizer)
+    turns = _takes_turns(trainer.model, trainer.optimizer)
     if "forward_backward" in own:
         if turns:
             raise ConfigError(
                 f"SOLVER.OPTIMIZERS: the strategy {type(strategy).__name__} has its own forward_backward(), in which "
                 "optimizers cannot take turns"
             )
+        from .scheduled_step import ScheduledStep
+
         return ScheduledStep(strategy.forward_backward)
+    if not key and turns:
+        from .turns import Turns
+
+        return Turns()
     if not key:
-        return Turns() if turns else None
+        return None
     if cuda_graph:
+        from .cuda_graph import GraphedStep
+
         return GraphedStep()
+    from .compiled_step import CompiledStep
+
     return CompiledStep({} if isinstance(compile_step, bool) else compile_step)
+
+
+def _takes_turns(model: nn.Module, optimizer: Any) -> bool:
+    """Return whether there are several optimizers, and the model's ``forward`` has a parameter ``optimizer``.
+
+    Raises:
+        ConfigError: it has not, but an optimizer is to be stepped only every so many iterations.
+    """
+    if not isinstance(optimizer, OptimizerList):
+        return False
+    module = unwrap_model(model)
+    if "optimizer" in inspect.signature(module.forward).parameters:
+        return True
+    if any(every > 1 for every in optimizer.every.values()):
+        raise ConfigError(
+            f"SOLVER.OPTIMIZERS: EVERY needs a model that takes turns, but {type(module).__name__}.forward has no "
+            "parameter 'optimizer'"
+        )
+    return False
 
 
 def check_step_config(cfg: CfgNode) -> None:
@@ -90,6 +124,8 @@ def _problems(cfg: CfgNode) -> Iterator[str]:
         yield f"works in one process only, and there are {comm.get_world_size()}"
     if cfg.SOLVER.AMP.ENABLED and cfg.SOLVER.AMP.DTYPE == "float16":
         yield "does not work with SOLVER.AMP.DTYPE float16; use bfloat16"
+    from .fused_step import INSIDE_EVENTS
+
     for index, entry in enumerate(cfg.HOOKS):
         name, _ = component(entry)
         cls = HOOK_REGISTRY.get(name, f"HOOKS[{index}]")

@@ -2,12 +2,22 @@
 
 import inspect
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from functools import wraps
 from typing import Any
 
 import torch
 
-__all__ = ["adapt_old_methods", "split_data_time"]
+__all__ = ["ThisThread", "adapt_old_methods", "split_data_time"]
+
+
+class ThisThread(Executor):
+    """``concurrent_executor`` of a trainer: calls at once what is submitted, since no metric waits for the device."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
 
 
 def adapt_old_methods(cls: Any) -> None:

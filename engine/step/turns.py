@@ -8,31 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...config import ConfigError
 from ...hooks.common.models import unwrap_model
 from ..modeling.adapters import ModelAdapter
-from ..solver.several import OptimizerList
 
-__all__ = ["Turns", "takes_turns"]
-
-
-def takes_turns(model: nn.Module, optimizer: Any) -> bool:
-    """Return whether there are several optimizers, and the model's ``forward`` has a parameter ``optimizer``.
-
-    Raises:
-        ConfigError: it has not, but an optimizer is to be stepped only every so many iterations.
-    """
-    if not isinstance(optimizer, OptimizerList):
-        return False
-    module = unwrap_model(model)
-    if "optimizer" in inspect.signature(module.forward).parameters:
-        return True
-    if any(every > 1 for every in optimizer.every.values()):
-        raise ConfigError(
-            f"SOLVER.OPTIMIZERS: EVERY needs a model that takes turns, but {type(module).__name__}.forward has no "
-            "parameter 'optimizer'"
-        )
-    return False
+__all__ = ["Turns"]
 
 
 class Turns:

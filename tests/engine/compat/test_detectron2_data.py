@@ -115,7 +115,7 @@ def train(folder, sampler, resume=False, stop=None):
     trainer.resume_or_load(resume=resume)
     if stop is not None:
         trainer.register_hooks(
-            [hooks.CallbackHook(after_step=lambda t: t.request_stop("enough") if t.iter == stop else None)]
+            [hooks.CallbackHook(after_step=lambda t: t.request_stop("enough", 75) if t.iter == stop else None)]
         )
     trainer.train()
     return trainer
