@@ -23,7 +23,7 @@ def test_five_files_are_written_and_the_next_commands_are_shown(tmp_path, monkey
         assert f"  cd {shlex.quote(folder)}\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", ["full", "file", "file/inside", "a\0b"])
+@pytest.mark.parametrize("name", ["", "full", "file", "file/inside", "a\0b"])
 def test_a_folder_that_cannot_be_used_is_an_error(tmp_path, monkeypatch, capsys, name):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "full").mkdir()

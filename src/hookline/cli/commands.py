@@ -1,18 +1,21 @@
-"""The subcommands of ``hookline``: a function each, whose docstring is its help."""
+"""The subcommands of ``hookline``: a function each, whose docstring is its help.
+
+They import torch only when they run, since that takes seconds.
+"""
 
 import argparse
+import json
 import shlex
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import cleandoc
 from pathlib import Path
 from typing import Any
 
-from hookline.command_line import PROCESSES, add_options
+from hookline.command_line import PROCESSES, ArgumentParser, add_options
 
-from . import config
-
-__all__ = ["COMMANDS", "Command"]
+__all__ = ["COMMANDS", "parser_of"]
 
 TEMPLATES = Path(__file__).parent / "project"
 
@@ -41,6 +44,21 @@ class Command:
 
 COMMANDS: dict[str, Command] = {}
 """The subcommands by name, in the order of the overview."""
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Return the parser of a subcommand."""
+    command = COMMANDS[name]
+    parser = ArgumentParser(
+        prog=f"hookline {name}",
+        description=command.help,
+        epilog=f"example:\n  {command.example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.add_arguments(parser)
+    words = [str(action.metavar) for action in parser._actions if not action.option_strings]
+    parser.usage = " ".join(["%(prog)s [OPTIONS]", *words])  # short, so that the help fits a screen
+    return parser
 
 
 def _command(example: str, *arguments: str | _Add, torch: bool = True) -> Callable[[_Run], _Run]:
@@ -266,7 +284,76 @@ def diverge(args: argparse.Namespace) -> int:
     return 0 if report["equal"] else 1
 
 
-COMMANDS["config"] = Command(cleandoc(config.__doc__ or ""), config.EXAMPLE, config.add_arguments, config.main, False)
+def _config_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of each of the five tools."""
+    tools = parser.add_subparsers(dest="tool", required=True, metavar="explain|diff|check|list|schema")
+    explain = tools.add_parser("explain", help="what a key, a section or a component means")
+    explain.add_argument(
+        "key", nargs="?", default="", metavar="KEY", help="such as SOLVER.BASE_LR, SOLVER, EMA; default: all"
+    )
+    diff = tools.add_parser("diff", help="the keys in which two configs differ, old → new")
+    diff.add_argument("old", metavar="OLD", help="a config file, or the folder of a run")
+    diff.add_argument("new", metavar="NEW", help="the other one")
+    check = tools.add_parser("check", help="whether a run would accept a config; touches nothing")
+    check.add_argument("config_file", metavar="FILE", help="a config file")
+    check.add_argument("--full", action="store_true", help="also build data and model, as train --dry-run")
+    add_options(check, "trainer")
+    check.add_argument("opts", nargs="*", metavar="KEY VALUE", help="overrides, as of train")
+    registries = tools.add_parser("list", help="registries, or the components of one")
+    registries.add_argument("registry", nargs="?", metavar="REGISTRY", help="such as model or hook; default: all")
+    schema = tools.add_parser("schema", help="the JSON schema of config files, for editors")
+    schema.add_argument(
+        "--import",
+        dest="modules",
+        action="append",
+        default=[],
+        metavar="MODULE",
+        help="add the components that this module registers (may be repeated)",
+    )
+
+
+@_command("hookline config explain SOLVER.BASE_LR", _config_arguments, torch=False)
+def config(args: argparse.Namespace) -> None:
+    """Explain, compare and check configs."""
+    width = min(shutil.get_terminal_size().columns, 120)
+    if args.tool == "diff":
+        from hookline.config.compare import differences, resolved
+
+        print(differences(resolved(args.old), resolved(args.new), width) or "The configs are equal.")
+    elif args.tool == "check":
+        _check_config(args)
+    else:
+        _describe_config(args, width)
+
+
+def _describe_config(args: argparse.Namespace, width: int) -> None:
+    from hookline.config.explain import explain, list_components, list_registries
+    from hookline.config.registry import import_module
+    from hookline.engine.setup.schema import SLOTS, schema_of_configs
+
+    if args.tool == "explain":
+        print(explain(args.key, SLOTS, width))
+    elif args.tool == "list":
+        print(list_components(args.registry, SLOTS, width) if args.registry else list_registries(SLOTS, width))
+    else:
+        for module in args.modules:
+            import_module(module)
+        print(json.dumps(schema_of_configs(), indent=1, ensure_ascii=False))
+
+
+def _check_config(args: argparse.Namespace) -> None:
+    from hookline.engine import check_config
+    from hookline.engine.options import check_options, merge_options
+    from hookline.engine.program.run import run_trainer
+
+    if args.full or args.trainer:
+        args.dry_run = True
+        run_trainer(args)
+        return
+    cfg = merge_options(args)
+    check_options(args, cfg)
+    check_config(cfg)
+    print(f"{args.config_file}: valid")
 
 
 @_command(
@@ -350,6 +437,8 @@ def new(args: argparse.Namespace) -> None:
     """
     from hookline.config import ConfigError
 
+    if not args.folder:
+        raise ConfigError("FOLDER: is empty; name the folder of the project, such as my_project")
     folder = Path(args.folder)
     try:
         names = sorted(path.name for path in TEMPLATES.iterdir() if path.suffix in (".py", ".yaml"))
@@ -368,36 +457,16 @@ def new(args: argparse.Namespace) -> None:
     )
 
 
-_SCRIPT = """_hookline() {{
-    local words keys="{keys}"
-    case "${{COMP_WORDS[1]}}" in
-{cases}
-    esac
-    [ "$COMP_CWORD" -eq 1 ] && words="{commands} --help --version"
-    COMPREPLY=($(compgen -W "$words" -- "${{COMP_WORDS[COMP_CWORD]}}"))
-}}
-complete -o default -F _hookline hookline"""
-
-
 @_command(
     """eval "$(hookline completion bash)"     # in ~/.bashrc; for zsh in ~/.zshrc""",
     _arg("shell", choices=("bash", "zsh"), metavar="SHELL", help="bash or zsh"),
     torch=False,
 )
 def completion(args: argparse.Namespace) -> None:
-    """Print a script that completes commands and keys in a shell."""
+    """Print what completes commands, options and keys in a shell."""
     from hookline.config import get_cfg
 
-    from . import parser_of
-
-    cases = []
-    for command in COMMANDS:
-        words: list[str] = []
-        for action in parser_of(command)._actions:
-            words += action.option_strings[-1:] or action.choices or []
-            words += ["$keys"] if action.dest == "opts" else []
-        cases.append(f'        {command}) words="{" ".join(words)}" ;;')
+    options = {word for name in COMMANDS for word in parser_of(name)._option_string_actions if word.startswith("--")}
     if args.shell == "zsh":
         print("autoload -U +X bashcompinit && bashcompinit")
-    keys, commands = " ".join(get_cfg().flatten()), " ".join(COMMANDS)
-    print(_SCRIPT.format(keys=keys, cases="\n".join(cases), commands=commands))
+    print(f'complete -o default -W "{" ".join([*COMMANDS, *sorted(options), *get_cfg().flatten()])}" hookline')
