@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ..command_line import default_argument_parser
     from ..hooks import *  # noqa: F403 (as detectron2.engine does)
     from .compat.amp_trainer import AMPTrainer
-    from .compat.ddp import create_ddp_model
-    from .compat.writers import default_writers
+    from .compat.functions import create_ddp_model, default_writers
     from .export.export import export_weights
     from .export.predictor import DefaultPredictor
     from .parallel.fsdp import FSDP2
@@ -68,9 +67,9 @@ __getattr__ = imported_when_used(
         "Mesh": ".parallel.mesh",
         "Trainer": ".trainer",
         "config_errors_exit": ".setup.exit_codes",
-        "create_ddp_model": ".compat.ddp",
+        "create_ddp_model": ".compat.functions",
         "default_argument_parser": "..command_line",
-        "default_writers": ".compat.writers",
+        "default_writers": ".compat.functions",
         "export_weights": ".export.export",
         "run": ".program.run",
     },

@@ -66,8 +66,7 @@ from .train_loop import TrainResult
 
 if TYPE_CHECKING:  # detectron2 has these names here
     from ..command_line import default_argument_parser
-    from .compat.ddp import create_ddp_model
-    from .compat.writers import default_writers
+    from .compat.functions import create_ddp_model, default_writers
     from .export.predictor import DefaultPredictor
 
 __all__ = [
@@ -84,9 +83,9 @@ __getattr__ = imported_when_used(
     __name__,
     {
         "DefaultPredictor": ".export.predictor",
-        "create_ddp_model": ".compat.ddp",
+        "create_ddp_model": ".compat.functions",
         "default_argument_parser": "..command_line",
-        "default_writers": ".compat.writers",
+        "default_writers": ".compat.functions",
     },
 )
 

@@ -27,10 +27,7 @@ from hookline.config import CfgNode as CN
 from hookline.config import get_cfg, set_global_cfg
 from hookline.engine import DefaultTrainer, comm, default_argument_parser, default_setup, launch
 from hookline.engine.checkpoint import save_weights
-from hookline.engine.compat.collect_env import collect_env_info
-from hookline.engine.compat.env import seed_all_rng
-from hookline.engine.compat.file_io import PathManager
-from hookline.engine.compat.logger import setup_logger
+from hookline.engine.compat.utils import PathManager, collect_env_info, seed_all_rng, setup_logger
 from hookline.hooks import EMA, CallbackHook, EarlyStopping, HookBase
 
 CONFIG = """

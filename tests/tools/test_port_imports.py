@@ -89,14 +89,16 @@ def test_without_write_the_changes_are_shown_and_nothing_is_written(tool, tmp_pa
     assert (tmp_path / "project/tools/train.py").read_text() == "from detectron2.engine import launch\n"
 
 
-def test_names_of_several_modules_are_split_with_their_comments(tool):
+def test_names_of_several_modules_are_split_if_no_comment_would_be_lost(tool):
     Path("a.py").write_text(
         "try:\n"
         "    from detectron2.evaluation import (\n"
-        "        # for boxes\n"
+        "        COCOEvaluator,\n"
+        "        verify_results,\n"
+        "    )\n"
+        "    from detectron2.evaluation import (\n"
         "        COCOEvaluator,  # AP\n"
-        "        verify_results,  # expected\n"
-        "        # the end\n"
+        "        verify_results,\n"
         "    )\n"
         "except ImportError: from detectron2.evaluation import LVISEvaluator, verify_results\n"
     )
@@ -104,19 +106,18 @@ def test_names_of_several_modules_are_split_with_their_comments(tool):
     assert code == 1
     assert Path("a.py").read_text() == (
         "try:\n"
+        "    from detectron2.evaluation import COCOEvaluator\n"
+        "    from hookline.engine.evaluation import verify_results\n"
         "    from detectron2.evaluation import (\n"
-        "        # for boxes\n"
         "        COCOEvaluator,  # AP\n"
-        "    )\n"
-        "    from hookline.engine.evaluation import (\n"
-        "        verify_results,  # expected\n"
-        "        # the end\n"
+        "        verify_results,\n"
         "    )\n"
         "except ImportError: "
         "from detectron2.evaluation import LVISEvaluator; from hookline.engine.evaluation import verify_results\n"
     )
-    assert "  a.py:4: detectron2.evaluation.COCOEvaluator is not in hookline: hookline has no evaluators" in out
-    assert "  a.py:8: detectron2.evaluation.LVISEvaluator is not in hookline" in out
+    assert "  a.py:3: detectron2.evaluation.COCOEvaluator is not in hookline: hookline has no evaluators" in out
+    assert "  a.py:6: the comments stay where they are, so write this by hand: from detectron2.evaluation import" in out
+    assert "  a.py:10: detectron2.evaluation.LVISEvaluator is not in hookline" in out
 
 
 def test_what_needs_a_hand_is_named_with_its_line(tool):

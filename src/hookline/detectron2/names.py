@@ -79,17 +79,17 @@ HOMES: dict[str, dict[str, str]] = {
     },
     "detectron2.utils": {},
     "detectron2.utils.analysis": {"fvcore.nn": "FlopCountAnalysis parameter_count parameter_count_table"},
-    "detectron2.utils.collect_env": {"hookline.engine.compat.collect_env": "collect_env_info"},
+    "detectron2.utils.collect_env": {"hookline.engine.compat.utils": "collect_env_info"},
     "detectron2.utils.comm": {"hookline.engine.comm": _COMM},
-    "detectron2.utils.env": {"hookline.engine.compat.env": "TORCH_VERSION seed_all_rng"},
+    "detectron2.utils.env": {"hookline.engine.compat.utils": "TORCH_VERSION seed_all_rng"},
     "detectron2.utils.events": {"hookline.hooks": f"{_STORAGE} HistoryBuffer _CURRENT_STORAGE_STACK"},
-    "detectron2.utils.file_io": {"hookline.engine.compat.file_io": "PathHandler PathManager"},
+    "detectron2.utils.file_io": {"hookline.engine.compat.utils": "PathHandler PathManager"},
     "detectron2.utils.logger": {
-        "hookline.engine.compat.logger": """
+        "hookline.engine.compat.utils": """
             create_small_table log_every_n log_every_n_seconds log_first_n setup_logger
         """
     },
-    "detectron2.utils.memory": {"hookline.engine.compat.memory": "retry_if_cuda_oom"},
+    "detectron2.utils.memory": {"hookline.engine.compat.utils": "retry_if_cuda_oom"},
     "detectron2.utils.registry": {
         "hookline.config": "Registry locate",
         "hookline.config.lazy": "_convert_target_to_string=target_name",
@@ -148,7 +148,7 @@ REFUSED: dict[str, str] = {
     "detectron2.utils.logger._log_api_usage": "hookline counts no usage; remove the call",
     "detectron2.utils.serialize": "launch() and loaders pickle with Python's pickle",
     "detectron2.utils.testing": _TESTS,
-    "detectron2.utils.torch_version_utils": "compare TORCH_VERSION of hookline.engine.compat.env",
+    "detectron2.utils.torch_version_utils": "compare TORCH_VERSION of hookline.engine.compat.utils",
     "detectron2.utils.tracing": "use torch.export or hookline export",
     "detectron2.utils.video_visualizer": _DETECTION,
     "detectron2.utils.visualizer": _DETECTION,

@@ -1,13 +1,16 @@
-"""A model over several processes, by detectron2's function."""
+"""Functions of ``detectron2.engine.defaults``."""
 
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ...hooks import CommonMetricPrinter, EventWriter, JSONWriter, TensorboardXWriter
 from .. import comm
 
-__all__ = ["create_ddp_model"]
+__all__ = ["create_ddp_model", "default_writers"]
 
 
 def create_ddp_model(model: nn.Module, *, fp16_compression: bool = False, **kwargs: Any) -> nn.Module:
@@ -32,3 +35,17 @@ def create_ddp_model(model: nn.Module, *, fp16_compression: bool = False, **kwar
 
         wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
     return wrapped
+
+
+def default_writers(output_dir: str, max_iter: int | None = None) -> Sequence[EventWriter]:
+    """Return writers for the console, ``metrics.json`` and TensorBoard.
+
+    Args:
+        output_dir: folder of the files.
+        max_iter: the total number of iterations, for the ETA.
+    """
+    return [
+        CommonMetricPrinter(max_iter),
+        JSONWriter(os.path.join(output_dir, "metrics.json")),
+        TensorboardXWriter(output_dir=output_dir),
+    ]

@@ -1,15 +1,79 @@
-"""Functions of ``detectron2.utils.logger``."""
+"""Names of ``detectron2.utils``: of its modules collect_env, env, file_io, logger and memory."""
 
+import functools
 import logging
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from iopath.common.file_io import PathHandler, g_pathmgr
+from torch.utils.collect_env import get_pretty_env_info
+
+import hookline
 
 from ..setup.logger import setup_logger as _setup_logger
+from ..setup.seeding import seed_all_rng
 
-__all__ = ["create_small_table", "log_every_n", "log_every_n_seconds", "log_first_n", "setup_logger"]
+__all__ = [
+    "TORCH_VERSION",
+    "PathHandler",
+    "PathManager",
+    "collect_env_info",
+    "create_small_table",
+    "log_every_n",
+    "log_every_n_seconds",
+    "log_first_n",
+    "retry_if_cuda_oom",
+    "seed_all_rng",
+    "setup_logger",
+]
+
+#: torch's version as two ints, to compare with: ``TORCH_VERSION >= (2, 6)``.
+TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+#: The path manager that opens configs. Checkpointers that are created later use the handlers registered here too.
+PathManager = g_pathmgr
+
+logger = logging.getLogger(__name__)
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def collect_env_info() -> str:
+    """Return a text about the environment: versions, devices, how torch was built."""
+    return f"hookline: {hookline.__version__}\n{get_pretty_env_info()}\n{torch.__config__.show()}"
+
+
+def retry_if_cuda_oom(func: _F) -> _F:
+    """Make a function that is called again if a GPU is out of memory: after emptying the cache, then on the CPU.
+
+    Args:
+        func: a function without side effects. For the last call, its tensor arguments are copied to the CPU; then it
+            returns tensors on the CPU.
+    """
+
+    @functools.wraps(func)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return func(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+        try:
+            return func(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            logger.warning("%s: the GPU is out of memory; it runs on the CPU", getattr(func, "__name__", func))
+        return func(*map(_to_cpu, args), **{name: _to_cpu(value) for name, value in kwargs.items()})
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _to_cpu(value: Any) -> Any:
+    return value.to("cpu") if getattr(getattr(value, "device", None), "type", "") == "cuda" else value
+
 
 _calls: Counter[tuple[Any, ...]] = Counter()
 _times: dict[tuple[Any, ...], float] = {}
@@ -56,39 +120,25 @@ def log_first_n(
     keys = (key,) if isinstance(key, str) else key
     if unknown := set(keys) - {"caller", "message"} or not keys:
         raise ValueError(f'key is "caller", "message" or a tuple of them, not {unknown or keys}')
-    same = ("first", *(line if "caller" in keys else ()), *((msg,) if "message" in keys else ()))
+    same = (*(line if "caller" in keys else ()), *((msg,) if "message" in keys else ()))
     _calls[same] += 1
     if _calls[same] <= n:
         logging.getLogger(name or module).log(lvl, msg)
 
 
 def log_every_n(lvl: int, msg: str, n: int = 1, *, name: str | None = None) -> None:
-    """Log the first of every ``n`` calls from the same line of code.
-
-    Args:
-        lvl: the logging level.
-        msg: the message.
-        n: number of calls.
-        name: the logger. Default: that of the caller's module.
-    """
+    """Log the first of every ``n`` calls from the same line of code, to ``name`` or the caller's module."""
     module, line = _caller()
-    _calls[("every", *line)] += 1
-    if (_calls[("every", *line)] - 1) % n == 0:
+    _calls[line] += 1
+    if (_calls[line] - 1) % n == 0:
         logging.getLogger(name or module).log(lvl, msg)
 
 
 def log_every_n_seconds(lvl: int, msg: str, n: float = 1, *, name: str | None = None) -> None:
-    """Log unless the same line of code logged less than ``n`` seconds ago.
-
-    Args:
-        lvl: the logging level.
-        msg: the message.
-        n: seconds.
-        name: the logger. Default: that of the caller's module.
-    """
+    """Log unless the same line of code logged less than ``n`` seconds ago, to ``name`` or the caller's module."""
     module, line = _caller()
     now = time.monotonic()
-    if now - _times.get(line, -float("inf")) >= n:
+    if now - _times.get(line, -math.inf) >= n:
         _times[line] = now
         logging.getLogger(name or module).log(lvl, msg)
 
