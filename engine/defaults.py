@@ -59,8 +59,8 @@ from .setup.seeding import seed_all_rng, set_seed
 from .setup.start import RunStart, begin_inference, default_setup, prepared_start, take_start
 from .simple_trainer import SimpleTrainer
 from .solver import SchedulerList, build_grad_clipper, build_lr_scheduler, build_optimizer
-from .solver.frozen_model import optimizer_or_problem
-from .solver.parts import scheduler_hooks
+from .solver.build import optimizer_or_problem
+from .solver.schedules import scheduler_hooks
 from .solver.several import one_or_several
 from .train_loop import TrainResult
 

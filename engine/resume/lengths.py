@@ -12,12 +12,11 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Duration
 from ...config.components import period_of
-from ...hooks.common.models import TimmScheduler, takes_epoch
+from ...hooks.control.lr_scheduler import TimmScheduler, takes_epoch
 from ...hooks.writers.periodic import PeriodicWriter
 from ..solver import LRMultiplier, SchedulerList
-from ..solver.parts import solver_parts
-from ..solver.scheduling import resolve_schedule
-from ..solver.several import one_or_several, schedulers_of
+from ..solver.schedules import resolve_schedule
+from ..solver.several import one_or_several, schedulers_of, solver_parts
 
 __all__ = [
     "apply_max_iter",

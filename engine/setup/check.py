@@ -33,8 +33,8 @@ from ..modeling.build import LOSS_SLOT, MODEL_SLOT
 from ..parallel.base import check_parallel
 from ..solver import check_solver
 from ..solver.build import OPTIMIZER_SLOT
-from ..solver.parts import solver_parts
-from ..solver.scheduling import SCHEDULE_SLOT, plateau_metric
+from ..solver.schedules import SCHEDULE_SLOT, plateau_metric
+from ..solver.several import solver_parts
 from ..step.choice import check_step_config
 
 __all__ = ["HOOK_SLOT", "WRITER_SLOT", "best_metric", "check_config", "overridden_builders", "unknown_parts"]

@@ -18,9 +18,9 @@ from ..data.datasets import TEST_SLOT, TRAIN_SLOT
 from ..evaluation.build import EVALUATOR_SLOT, METRICS_SLOT, TRAIN_METRICS_SLOT
 from ..modeling.build import LOSS_SLOT, MODEL_SLOT
 from ..parallel.base import STRATEGY_SLOT
-from ..solver import param_rules, parts
+from ..solver import param_groups, several
 from ..solver.build import OPTIMIZER_SLOT
-from ..solver.scheduling import SCHEDULE_SLOT
+from ..solver.schedules import SCHEDULE_SLOT
 from .check import HOOK_SLOT, WRITER_SLOT
 
 __all__ = ["SLOTS", "schema_of_configs"]
@@ -72,9 +72,9 @@ def schema_of_configs(cfg: CfgNode | None = None) -> dict[str, Any]:
     schema = _section(get_cfg() if cfg is None else cfg, "", key_comments())
     schema["properties"][BASE_KEY] = base
     solver = schema["properties"]["SOLVER"]["properties"]
-    solver["PARAM_GROUPS"]["items"] = _closed({key: {} for key in param_rules.KEYS})
-    shared = {key: {"$ref": f"#/properties/SOLVER/properties/{key}"} for key in solver if key not in parts.COMMON}
-    solver["OPTIMIZERS"]["additionalProperties"] = _closed({**{key: {} for key in parts.OWN}, **shared})
+    solver["PARAM_GROUPS"]["items"] = _closed({key: {} for key in param_groups.KEYS})
+    shared = {key: {"$ref": f"#/properties/SOLVER/properties/{key}"} for key in solver if key not in several.COMMON}
+    solver["OPTIMIZERS"]["additionalProperties"] = _closed({**{key: {} for key in several.OWN}, **shared})
     for section, name in ((solver, "OPTIMIZER"), (schema["properties"]["TEST"]["properties"], "EVALUATOR")):
         section[name]["type"] = ["object", "string"]  # a name alone
     definitions: dict[str, Any] = {}

@@ -4,26 +4,28 @@ import inspect
 import logging
 from collections.abc import Callable, Container, Mapping
 from contextlib import nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ...config import CfgNode, ConfigError, Registry, get_cfg, suggest
+from ...config import CfgNode, ConfigError, Registry, suggest
 from ...config.slots import Slot, errors_at
+from ...config.values import ObjectName
 from ...hooks.common.models import refuse_closure
 from ...hooks.common.rng import gpus_of, preserve_rng
 from ...hooks.common.tensors import is_sharded
 from .clipping import build_grad_clipper, maybe_add_gradient_clipping
-from .frozen_model import NothingToTrainError
-from .given import given_optimizer
-from .param_groups import get_default_optimizer_params, reduce_param_groups
-from .param_rules import apply_param_rules, check_param_rules
-from .parts import check_parts, parameters_of_parts, solver_parts
-from .scheduling import build_lr_scheduler, check_scheduler
-from .several import OptimizerList
+from .param_groups import (
+    apply_param_rules,
+    check_param_rules,
+    get_default_optimizer_params,
+    reduce_param_groups,
+    warn_of_unused,
+)
+from .schedules import build_lr_scheduler, check_scheduler
+from .several import NothingToTrainError, OptimizerList, check_parts, parameters_of_parts, solver_parts
 
 # The others are imported from here by code written for detectron2.
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "check_solver",
     "get_default_optimizer_params",
     "maybe_add_gradient_clipping",
+    "optimizer_or_problem",
     "reduce_param_groups",
 ]
 
@@ -75,12 +78,34 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> Any:
         ConfigError: name or arguments are wrong, there is nothing to train, or the optimizer cannot update the
             parameters.
     """
-    if not cfg.SOLVER.OPTIMIZERS:
-        return given_optimizer(cfg, model) or _build_one(cfg, model)
-    parameters = parameters_of_parts(cfg, model)
-    every = {name: entry.get("EVERY", 1) for name, entry in cfg.SOLVER.OPTIMIZERS.items()}
-    parts = solver_parts(cfg).items()
-    return OptimizerList({name: _build_one(part, model, parameters[name]) for name, part in parts}, every)
+    if cfg.SOLVER.OPTIMIZERS:
+        parameters = parameters_of_parts(cfg, model)
+        every = {name: entry.get("EVERY", 1) for name, entry in cfg.SOLVER.OPTIMIZERS.items()}
+        parts = solver_parts(cfg).items()
+        return OptimizerList({name: _build_one(part, model, parameters[name]) for name, part in parts}, every)
+    name = getattr(cfg.SOLVER.OPTIMIZER, "NAME", None)
+    if isinstance(name, ObjectName) and name.is_component:
+        return _check_given(cfg, model, name)
+    return _build_one(cfg, model)
+
+
+def _check_given(cfg: CfgNode, model: nn.Module, name: ObjectName) -> Optimizer:
+    """Return the optimizer that the config holds itself, in place of a name."""
+    optimizer: Optimizer = name.value
+    by = f"{name}, which has its own groups: pass its class and arguments"
+    warn_of_unused(cfg, dict.fromkeys(("PARAM_GROUPS", "LAYER_DECAY", "BIAS_LR_FACTOR"), False), by)
+    parameters = set(model.parameters())
+    if any(map(is_sharded, parameters)):
+        raise ConfigError(
+            f"SOLVER.OPTIMIZER: {name} was built before the model's parameters were sharded over ranks; pass its class "
+            "and arguments instead"
+        )
+    if not any(parameter in parameters for group in optimizer.param_groups for parameter in group["params"]):
+        raise ConfigError(
+            f"SOLVER.OPTIMIZER: {name} does not update any parameter of the model; build it with model.parameters() of "
+            "the model that is trained"
+        )
+    return optimizer
 
 
 def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | None = None) -> Optimizer:
@@ -88,8 +113,11 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
     solver = cfg.SOLVER
     ((name, args, _),) = OPTIMIZER_SLOT.entries(cfg)
     target = _check_optimizer(cfg)
-    _warn_of_unused(solver, args, target)
-    decays = _takes(target, "weight_decay")
+    is_sgd = isinstance(target, type) and issubclass(target, torch.optim.SGD)
+    decays = "weight_decay" in inspect.signature(target).parameters
+    used = {"MOMENTUM": is_sgd, "NESTEROV": is_sgd, "WEIGHT_DECAY": decays}
+    used |= {key: args[key.lower()] == solver[key] for key in used if key.lower() in args}
+    warn_of_unused(cfg, used, f"{getattr(target, '__name__', target)} with ARGS {dict(args)}")
     groups = get_default_optimizer_params(
         model,
         base_lr=solver.BASE_LR,
@@ -104,23 +132,12 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
         groups = [{**group, "params": [p for p in group["params"] if p in only]} for group in groups]
         groups = [group for group in groups if group["params"]]
     offered = {"lr": solver.BASE_LR, "weight_decay": solver.WEIGHT_DECAY}
-    if _is_a(target, torch.optim.SGD):
+    if is_sgd:
         offered |= {"momentum": solver.MOMENTUM, "nesterov": solver.NESTEROV}
     if not args.keys() & {"fused", "foreach", "differentiable"} and _can_fuse(target, model, groups):
         offered["fused"] = True
     if any(is_sharded(parameter) for group in groups for parameter in group["params"]):
-        build = partial(OPTIMIZER_SLOT.build, cfg)
-        with preserve_rng(gpus_of(model)):
-            if offered.get("fused") and _try_sharded(partial(build, **offered), groups) is not None:
-                del offered["fused"]
-            error = _try_sharded(partial(build, **offered), groups)
-        if error is not None:
-            reason = str(error).partition("\n")[0].partition(". ")[0]
-            raise ConfigError(
-                f"SOLVER.OPTIMIZER: {name} with ARGS {dict(args)} cannot update parameters that are "
-                f"sharded over ranks ({type(error).__name__}: {reason}); use another optimizer, such as "
-                'AdamW, or set PARALLEL.NAME to "ddp"'
-            )
+        offered = _try_sharded(cfg, model, groups, offered)
     try:
         optimizer: Optimizer = OPTIMIZER_SLOT.build(cfg, groups, **offered)
     except ValueError as error:
@@ -128,9 +145,75 @@ def _build_one(cfg: CfgNode, model: nn.Module, only: Container[nn.Parameter] | N
             f"SOLVER.OPTIMIZER: {name}: {error}. If it cannot update all parameters of the model, give it only those "
             "that it can, and the others another optimizer, with SOLVER.OPTIMIZERS"
         ) from error
-    _check_group_settings(groups, optimizer)
+    for setting in {setting for group in groups for setting in group} - {"params", "lr", *optimizer.defaults}:
+        raise ConfigError(  # torch ignores it
+            f"SOLVER.PARAM_GROUPS: {type(optimizer).__name__} has no setting {setting!r}"
+            f"{suggest(setting, optimizer.defaults) or '.'} It has: {', '.join(optimizer.defaults)}"
+        )
     _start_momentum(optimizer)
     return maybe_add_gradient_clipping(cfg, optimizer)
+
+
+def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bool:
+    kinds = {(parameter.device.type, parameter.dtype) for group in groups for parameter in group["params"]}
+    if len(kinds) > 1 or any(getattr(module, "sparse", False) for module in model.modules()):
+        return False
+    device, dtype = kinds.pop()
+    bases = tuple(base for base, devices in FUSED.items() if device in devices)
+    return dtype.is_floating_point and isinstance(target, type) and issubclass(target, bases)
+
+
+def _try_sharded(
+    cfg: CfgNode, model: nn.Module, groups: list[dict[str, Any]], offered: dict[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments with which the optimizer can update sharded parameters: with ``fused`` or without.
+
+    torch has no list of the operations that support them. This steps new optimizers over copies of the smallest
+    parameter of each kind, with gradients of 0. All ranks have the same result.
+    """
+    smallest: dict[tuple[bool, int], torch.Tensor] = {}
+    for parameter in sorted((p for group in groups for p in group["params"]), key=torch.Tensor.numel):
+        smallest.setdefault((is_sharded(parameter), parameter.ndim), parameter)
+    reason = ""
+    for fused in (True, False) if "fused" in offered else (False,):
+        arguments = offered if fused else {name: value for name, value in offered.items() if name != "fused"}
+        copies = [nn.Parameter(torch.zeros_like(parameter)) for parameter in smallest.values()]
+        for copy in copies:
+            copy.grad = torch.zeros_like(copy)
+        try:
+            with preserve_rng(gpus_of(model)):
+                OPTIMIZER_SLOT.build(cfg, [{"params": copies}], **arguments).step()
+            return arguments
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).partition(chr(10))[0].partition('. ')[0]}"
+    ((name, args, _),) = OPTIMIZER_SLOT.entries(cfg)
+    raise ConfigError(
+        f"SOLVER.OPTIMIZER: {name} with ARGS {dict(args)} cannot update parameters that are sharded over ranks "
+        f'({reason}); use another optimizer, such as AdamW, or set PARALLEL.NAME to "ddp"'
+    )
+
+
+def _start_momentum(optimizer: Optimizer) -> None:
+    """Give fused SGD a momentum of zero, with which its first update is the same.
+
+    By itself it leaves the momentum unset if a scaler skips the first update, and fails if a parameter has its first
+    gradient in a later step.
+    """
+    for group in optimizer.param_groups:
+        if group.get("fused") and group.get("momentum") and not group.get("dampening"):
+            for parameter in group["params"]:
+                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
+def optimizer_or_problem(build: Callable[[], Any]) -> tuple[Any, str]:
+    """Return the optimizer that ``build`` returns; and if all parameters are frozen an empty one, and an error text.
+
+    A model that is only evaluated may have frozen parameters only.
+    """
+    try:
+        return build(), ""
+    except NothingToTrainError as error:
+        return torch.optim.SGD([{"params": []}], lr=0.0), f"{error}, and there is training data"
 
 
 def check_solver(cfg: CfgNode) -> None:
@@ -139,7 +222,7 @@ def check_solver(cfg: CfgNode) -> None:
     Raises:
         ConfigError: the first problem found.
     """
-    parts = {f"SOLVER.OPTIMIZERS.{name}": part for name, part in solver_parts(cfg).items()}
+    parts: Mapping[str, CfgNode] = {f"SOLVER.OPTIMIZERS.{name}": part for name, part in solver_parts(cfg).items()}
     check_parts(cfg)
     for key, part in (parts or {"": cfg}).items():
         with errors_at(key) if key else nullcontext():
@@ -160,74 +243,3 @@ def _check_optimizer(cfg: CfgNode) -> Any:
     refuse_closure(target, "SOLVER.OPTIMIZER.NAME")
     OPTIMIZER_SLOT.check(cfg)
     return target
-
-
-def _warn_of_unused(solver: CfgNode, args: Mapping[str, Any], target: Any) -> None:
-    """Log keys of SOLVER that have no effect, such as those of a base config for another optimizer."""
-    defaults = get_cfg().SOLVER
-    for key in ("MOMENTUM", "NESTEROV", "WEIGHT_DECAY"):
-        argument = key.lower()
-        used = _is_a(target, torch.optim.SGD) if argument != "weight_decay" else _takes(target, argument)
-        without_effect = args[argument] != solver[key] if argument in args else not used
-        if solver[key] != defaults[key] and without_effect:
-            name = getattr(target, "__name__", target)
-            logger.warning("SOLVER.%s: %s has no effect on %s with ARGS %s", key, solver[key], name, dict(args))
-
-
-def _start_momentum(optimizer: Optimizer) -> None:
-    """Give fused SGD a momentum of zero, with which its first update is the same.
-
-    By itself it leaves the momentum unset if a scaler skips the first update, and fails if a parameter has its first
-    gradient in a later step.
-    """
-    for group in optimizer.param_groups:
-        if group.get("fused") and group.get("momentum") and not group.get("dampening"):
-            for parameter in group["params"]:
-                optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-
-
-def _check_group_settings(groups: list[dict[str, Any]], optimizer: Optimizer) -> None:
-    """Check that the optimizer knows the settings of its groups: torch ignores others."""
-    for name in {name for group in groups for name in group} - {"params", "lr", *optimizer.defaults}:
-        raise ConfigError(
-            f"SOLVER.PARAM_GROUPS: {type(optimizer).__name__} has no setting {name!r}"
-            f"{suggest(name, optimizer.defaults) or '.'} It has: {', '.join(optimizer.defaults)}"
-        )
-
-
-def _can_fuse(target: Any, model: nn.Module, groups: list[dict[str, Any]]) -> bool:
-    kinds = {(parameter.device.type, parameter.dtype) for group in groups for parameter in group["params"]}
-    if len(kinds) > 1 or any(getattr(module, "sparse", False) for module in model.modules()):
-        return False
-    device, dtype = kinds.pop()
-    devices = {device for base, devices in FUSED.items() if _is_a(target, base) for device in devices}
-    return device in devices and dtype.is_floating_point
-
-
-def _try_sharded(build: Callable[[list[dict[str, Any]]], Optimizer], groups: list[dict[str, Any]]) -> Exception | None:
-    """Step a new optimizer over copies of the smallest parameter of each kind, with gradients of 0.
-
-    torch has no list of the operations that support sharded tensors.
-
-    Returns:
-        The exception that the step raised, the same on all ranks; None if it works.
-    """
-    smallest: dict[tuple[bool, int], torch.Tensor] = {}
-    for parameter in sorted((p for group in groups for p in group["params"]), key=torch.Tensor.numel):
-        smallest.setdefault((is_sharded(parameter), parameter.ndim), parameter)
-    copies = [nn.Parameter(torch.zeros_like(parameter)) for parameter in smallest.values()]
-    for copy in copies:
-        copy.grad = torch.zeros_like(copy)
-    try:
-        build([{"params": copies}]).step()
-    except Exception as error:
-        return error
-    return None
-
-
-def _is_a(target: Any, base: type | tuple[type, ...]) -> bool:
-    return isinstance(target, type) and issubclass(target, base)
-
-
-def _takes(target: Any, name: str) -> bool:
-    return name in inspect.signature(target).parameters

@@ -2,39 +2,23 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import CfgNode, ConfigError, Duration
-from ...hooks.common.models import TimmScheduler, takes_epoch
+from ...config.values import kind_of
+from ...hooks.control.lr_scheduler import TimmScheduler, takes_epoch
 
-__all__ = ["Clock", "clock_of", "has_run_values", "resolve_run_values"]
+__all__ = ["resolve_run_values"]
 
 NAMES = ("end", "epochs", "iters_per_epoch", "max_iter")
 """The scheduler's steps in the whole run; epochs of the run; iterations in an epoch; iterations of the run."""
 
-Clock = Literal["iteration", "epoch", "evaluation"]
-"""What a scheduler counts."""
-
-
-def clock_of(cfg: CfgNode, target: Any) -> Clock:
-    """Return what the scheduler of the class ``target`` counts. timm's count epochs, unless ``t_in_epochs`` is False;
-    pytorch-accelerated's count iterations."""
-    if isinstance(target, type) and issubclass(target, TimmScheduler) and not issubclass(target, LRScheduler):
-        by_epoch = takes_epoch(target) and cfg.SOLVER.LR_SCHEDULER_ARGS.get("t_in_epochs", True)
-        return "epoch" if by_epoch else "iteration"
-    clock: Clock = cfg.SOLVER.LR_SCHEDULER_INTERVAL
-    return clock
-
 
 def resolve_run_values(
-    cfg: CfgNode,
-    target: Any,
-    clock: Clock,
-    iters_per_epoch: int | None,
-    iterations: Callable[[Any], int] | None = None,
+    cfg: CfgNode, target: Any, iters_per_epoch: int | None, iterations: Callable[[Any], int] | None
 ) -> dict[str, Any]:
     """Return ``SOLVER.LR_SCHEDULER_ARGS`` with numbers for durations and names of values.
 
@@ -44,75 +28,68 @@ def resolve_run_values(
     Args:
         cfg: the config.
         target: the schedule's class or function.
-        clock: what the scheduler counts.
         iters_per_epoch: iterations in an epoch; None if unknown.
         iterations: converts a duration to iterations. Default: by ``iters_per_epoch``.
 
     Raises:
         ConfigError: a value needs the length of an epoch, which is unknown; or it is a time.
     """
+    clock = _clock_of(cfg, kind_of(target))
 
-    def to_iterations(value: Any) -> int:
-        duration = Duration.parse_length(value)
-        return iterations(value) if iterations is not None else duration.iterations(iters_per_epoch)
+    def to_iterations(length: Any) -> int:
+        duration = Duration.parse_length(length)
+        return duration.iterations(iters_per_epoch) if iterations is None else iterations(length)
 
     def epoch() -> int:
         if iters_per_epoch is None:
             raise ConfigError("the length of an epoch of this data is unknown; use iterations")
         return iters_per_epoch
 
-    def epochs() -> int:
-        length = Duration.parse_length(cfg.SOLVER.MAX_ITER)
-        return math.ceil(length.value if length.unit == "ep" else length.value / epoch())
-
-    def steps(value: Any) -> int:
-        duration = Duration.parse_length(value)
-        if clock == "epoch":
-            in_epochs = duration.value if duration.unit == "ep" else duration.value / epoch()
-            return max(1, round(in_epochs))
-        if clock == "evaluation":
-            return max(1, round(to_iterations(value) / to_iterations(cfg.TEST.EVAL_PERIOD)))
-        return to_iterations(value)
+    def to_epochs(length: Any) -> float:
+        duration = Duration.parse_length(length)
+        return duration.value if duration.unit == "ep" else duration.value / epoch()
 
     def number(value: str) -> int:
-        if value == "end":
-            return epochs() if clock == "epoch" else steps(cfg.SOLVER.MAX_ITER)
-        if value == "epochs":
-            return epochs()
+        length = cfg.SOLVER.MAX_ITER if value in NAMES else value
         if value == "iters_per_epoch":
             return epoch()
-        return to_iterations(cfg.SOLVER.MAX_ITER) if value == "max_iter" else steps(value)
+        if value == "epochs" or (value == "end" and clock == "epoch"):
+            return math.ceil(to_epochs(length))
+        if clock == "epoch" and value != "max_iter":
+            return max(1, round(to_epochs(length)))
+        if clock == "evaluation" and value != "max_iter":
+            return max(1, round(to_iterations(length) / to_iterations(cfg.TEST.EVAL_PERIOD)))
+        return to_iterations(length)
 
-    return _replace(cfg.SOLVER.LR_SCHEDULER_ARGS, target, number)
-
-
-def has_run_values(args: Mapping[str, Any], target: Any) -> bool:
-    """Return whether an argument is a duration or the name of a value."""
-    found = []
-    _replace(args, target, lambda value: found.append(value) or 1)  # type: ignore[func-returns-value]
-    return bool(found)
-
-
-def _replace(args: Mapping[str, Any], target: Any, number: Callable[[str], int]) -> dict[str, Any]:
-    def replaced(value: Any, name: str) -> Any:
-        if isinstance(value, str) and _is_run_value(value):
-            try:
-                return number(value)
-            except ConfigError as error:
-                raise ConfigError(f"SOLVER.LR_SCHEDULER_ARGS.{name}: {error}") from None
+    def replaced(value: Any) -> Any:
         if isinstance(value, list | tuple):
-            return type(value)(replaced(item, name) for item in value)
-        return value
+            return type(value)(map(replaced, value))
+        return number(value) if isinstance(value, str) and _is_run_value(value) else value
 
+    values = {}
     texts = _text_parameters(target)
-    return {name: value if name in texts else replaced(value, name) for name, value in args.items()}
+    for name, value in cfg.SOLVER.LR_SCHEDULER_ARGS.items():
+        try:
+            values[name] = value if name in texts else replaced(value)
+        except ConfigError as error:
+            raise ConfigError(f"SOLVER.LR_SCHEDULER_ARGS.{name}: {error}") from None
+    return values
+
+
+def _clock_of(cfg: CfgNode, kind: Any) -> str:
+    """Return what a scheduler of a class counts: "iteration", "epoch" or "evaluation".
+
+    timm's count epochs, unless ``t_in_epochs`` is False; pytorch-accelerated's count iterations.
+    """
+    if isinstance(kind, type) and issubclass(kind, TimmScheduler) and not issubclass(kind, LRScheduler):
+        by_epoch = takes_epoch(kind) and cfg.SOLVER.LR_SCHEDULER_ARGS.get("t_in_epochs", True)
+        return "epoch" if by_epoch else "iteration"
+    return str(cfg.SOLVER.LR_SCHEDULER_INTERVAL)
 
 
 def _is_run_value(value: str) -> bool:
-    if value in NAMES:
-        return True
     try:
-        return not value.isdigit() and bool(Duration.parse(value))
+        return value in NAMES or (not value.isdigit() and bool(Duration.parse(value)))
     except ConfigError:
         return False
 

@@ -1,13 +1,15 @@
-"""The schedules of ``LR_SCHEDULER_REGISTRY``.
+"""Learning rate schedules of a config.
 
-Each entry takes the config and ``SOLVER.LR_SCHEDULER_ARGS``, and returns the factor of ``SOLVER.BASE_LR`` as a function
-of progress. ``build_lr_scheduler`` adds the warm-up.
+Each entry of ``LR_SCHEDULER_REGISTRY`` takes the config and ``SOLVER.LR_SCHEDULER_ARGS``, and returns the factor of
+``SOLVER.BASE_LR`` as a function of progress. ``build_lr_scheduler`` adds the warm-up.
 """
 
+import inspect
 import logging
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from fvcore.common.param_scheduler import (
     CosineParamScheduler,
@@ -15,40 +17,205 @@ from fvcore.common.param_scheduler import (
     LinearParamScheduler,
     ParamScheduler,
 )
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ...config import CfgNode, ConfigError, Registry
-from ...hooks.common.models import TimmScheduler
+from ...config import CfgNode, ConfigError, Duration, Registry
+from ...config.slots import Slot
+from ...config.values import kind_of
+from ...hooks import LRScheduler
+from ...hooks.control.lr_scheduler import FunctionSchedule, LRMultiplier, TimmScheduler, WarmupParamScheduler
+from ...hooks.evaluation import names_function
+from .param_groups import warn_of_unused
+from .several import OptimizerList, SchedulerList, solver_parts
 
-__all__ = ["LR_SCHEDULER_REGISTRY", "FunctionSchedule"]
+__all__ = [
+    "LR_SCHEDULER_REGISTRY",
+    "SCHEDULE_SLOT",
+    "build_lr_scheduler",
+    "check_scheduler",
+    "plateau_metric",
+    "resolve_schedule",
+    "scheduler_hooks",
+]
 
 logger = logging.getLogger(__name__)
 
-LR_SCHEDULER_REGISTRY = Registry("LR_SCHEDULER", (LRScheduler, ParamScheduler, TimmScheduler))
+LR_SCHEDULER_REGISTRY = Registry("LR_SCHEDULER", (TorchScheduler, ParamScheduler, TimmScheduler))
 """Schedules for ``SOLVER.LR_SCHEDULER_NAME``: ``(cfg, **SOLVER.LR_SCHEDULER_ARGS) -> ParamScheduler``, or torch's and
 timm's schedulers: ``(optimizer, **SOLVER.LR_SCHEDULER_ARGS)``."""
 
+SCHEDULE_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME")
+SCHEDULER_SLOT = Slot(LR_SCHEDULER_REGISTRY, "SOLVER.LR_SCHEDULER_NAME", offers=(), positional=1)
+"""For torch's and timm's schedulers, and functions ``(optimizer, ...)`` that return one."""
 
-class FunctionSchedule(ParamScheduler):
-    """A schedule given by a function of the iteration.
+
+def build_lr_scheduler(cfg: CfgNode, optimizer: Optimizer | OptimizerList) -> Any:
+    """Build the learning rate schedule of ``cfg.SOLVER``. Call its ``step()`` once after each update.
+
+    torch's schedulers may count something else (``SOLVER.LR_SCHEDULER_INTERVAL``), and timm's have their own calls: the
+    hook :class:`~hookline.hooks.LRScheduler` makes them.
 
     Args:
-        factor: from the number of updates, 0 to ``max_iter``, to the factor of the base learning rate. It must be a
-            pure function: it is called ahead of time.
-        max_iter: number of updates in the whole run.
-        has_warmup: the function includes a warm-up, so none is added.
+        cfg: the whole config, with ``MAX_ITER``, ``WARMUP_ITERS`` and ``STEPS`` in iterations.
+        optimizer: the optimizer whose learning rates the schedule sets. For an ``OptimizerList`` the result is a
+            ``SchedulerList``, with the schedules of ``SOLVER.OPTIMIZERS`` or the same one for all.
+
+    Raises:
+        ConfigError: a length is not a number of iterations, or name or arguments are wrong.
     """
+    if isinstance(optimizer, OptimizerList):
+        parts = solver_parts(cfg)
+        named = optimizer.named.items()
+        return SchedulerList({name: build_lr_scheduler(parts.get(name, cfg), one) for name, one in named})
+    cfg = resolve_schedule(cfg)
+    solver = cfg.SOLVER
+    lengths = {"MAX_ITER": solver.MAX_ITER, "WARMUP_ITERS": solver.WARMUP_ITERS}
+    for name, value in {**lengths, **{f"STEPS[{i}]": step for i, step in enumerate(solver.STEPS)}}.items():
+        least = 1 if name == "MAX_ITER" else 0
+        if type(value) is not int or value < least:
+            raise ConfigError(
+                f"SOLVER.{name} is {value!r}: it must be a number of iterations, {least} or more "
+                "(DefaultTrainer converts epochs with the length of the loader)"
+            )
+    if check_scheduler(cfg) is SCHEDULER_SLOT:
+        mode = {"mode": cfg.CHECKPOINT.BEST.MODE} if not solver.LR_SCHEDULER_METRIC and plateau_metric(cfg) else {}
+        scheduler = SCHEDULER_SLOT.try_build(cfg, optimizer, **mode)
+        _warn_of_unused(cfg, scheduler, has_warmup=False)
+        return scheduler
+    schedule = SCHEDULE_SLOT.build(cfg)
+    if not isinstance(schedule, ParamScheduler):
+        raise ConfigError(
+            f"SOLVER.LR_SCHEDULER_NAME: {solver.LR_SCHEDULER_NAME!r} must be a torch LRScheduler class, or return a "
+            f"fvcore ParamScheduler; it returned {schedule!r}"
+        )
+    adds_warmup = not getattr(schedule, "has_warmup", False)
+    _warn_of_unused(cfg, schedule, adds_warmup)
+    if adds_warmup:
+        if solver.WARMUP_ITERS >= solver.MAX_ITER:
+            logger.warning(
+                "SOLVER.WARMUP_ITERS (%d) is not less than MAX_ITER (%d): the whole run is warm-up",
+                solver.WARMUP_ITERS,
+                solver.MAX_ITER,
+            )
+        length = min(solver.WARMUP_ITERS / solver.MAX_ITER, 1.0)
+        try:
+            schedule = WarmupParamScheduler(
+                schedule, solver.WARMUP_FACTOR, length, solver.WARMUP_METHOD, solver.RESCALE_INTERVAL
+            )
+        except ValueError as error:
+            raise ConfigError(f"SOLVER.WARMUP_METHOD: {error}") from error
+    return LRMultiplier(optimizer, schedule, solver.MAX_ITER)
 
-    def __init__(self, factor: Callable[[float], float], max_iter: int, has_warmup: bool = False) -> None:
-        self._factor = factor
-        self._max_iter = max_iter
-        self.has_warmup = has_warmup
 
-    def __call__(self, where: float) -> float:
-        iteration = where * self._max_iter
-        if abs(iteration - round(iteration)) < 1e-6:  # undo rounding errors of the division
-            iteration = round(iteration)
-        return self._factor(iteration)
+def resolve_schedule(
+    cfg: CfgNode, iters_per_epoch: int | None = None, iterations: Callable[[Any], int] | None = None
+) -> CfgNode:
+    """Return a config with numbers for durations and names of values in ``LR_SCHEDULER_ARGS``.
+
+    Args:
+        cfg: the config. It is returned itself if there is nothing to resolve.
+        iters_per_epoch: iterations in an epoch; None if unknown.
+        iterations: converts a duration to iterations. Default: by ``iters_per_epoch``.
+    """
+    name, args = cfg.SOLVER.LR_SCHEDULER_NAME, cfg.SOLVER.LR_SCHEDULER_ARGS
+    if not args:
+        return cfg
+    from .run_values import resolve_run_values
+
+    target = LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME") if name else None
+    values = resolve_run_values(cfg, target, iters_per_epoch, iterations)
+    if values == dict(args):
+        return cfg
+    resolved = cfg.clone()
+    resolved.defrost()
+    resolved.SOLVER.LR_SCHEDULER_ARGS.update(values)
+    if cfg.is_frozen():
+        resolved.freeze()
+    return resolved
+
+
+def check_scheduler(cfg: CfgNode) -> Slot:
+    """Check the schedule's settings and return the slot to build it from.
+
+    Raises:
+        ConfigError: name or arguments are wrong, or a key does not fit the scheduler.
+    """
+    cfg = resolve_schedule(cfg, 1, lambda value: 1)  # to check the arguments' types; the data is not known yet
+    name, metric = cfg.SOLVER.LR_SCHEDULER_NAME, plateau_metric(cfg)
+    target = kind_of(LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME"))
+    if isinstance(target, type):
+        takes_optimizer = issubclass(target, TorchScheduler | TimmScheduler)
+    else:  # a function whose first parameter is the optimizer
+        takes_optimizer = next(iter(inspect.signature(target).parameters), "") == "optimizer"
+    slot = SCHEDULER_SLOT if takes_optimizer else SCHEDULE_SLOT
+    slot.check(cfg)
+    if getattr(target, "__name__", "") == "PlateauLRScheduler":
+        plateau = "torch.optim.lr_scheduler:ReduceLROnPlateau"
+        raise ConfigError(f"SOLVER.LR_SCHEDULER_NAME: timm's {name!r} cannot be resumed; use {plateau!r}")
+    if _is_plateau(target) and not metric:
+        raise ConfigError(
+            f'SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, such as "digits_test/loss"; its default '
+            "is CHECKPOINT.BEST.METRIC, which is empty too"
+        )
+    if names_function(metric):
+        raise ConfigError(f"SOLVER.LR_SCHEDULER_METRIC: {name!r} needs the name of a metric, not the function {metric}")
+    if cfg.SOLVER.LR_SCHEDULER_INTERVAL == "evaluation" and not Duration.parse(cfg.TEST.EVAL_PERIOD):
+        raise ConfigError(
+            'TEST.EVAL_PERIOD: is 0, so SOLVER.LR_SCHEDULER_INTERVAL "evaluation" has no effect; set it, for example '
+            'to "1ep"'
+        )
+    return slot
+
+
+def plateau_metric(cfg: CfgNode) -> str:
+    """The metric of ReduceLROnPlateau: LR_SCHEDULER_METRIC, or by default that of CHECKPOINT.BEST. Empty: none."""
+    name = cfg.SOLVER.LR_SCHEDULER_NAME
+    if not name or name in LR_SCHEDULER_REGISTRY:
+        return ""
+    by_metric = _is_plateau(kind_of(LR_SCHEDULER_REGISTRY.get(name, "SOLVER.LR_SCHEDULER_NAME")))
+    return (cfg.SOLVER.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC) if by_metric else ""
+
+
+def _is_plateau(target: Any) -> bool:
+    return isinstance(target, type) and issubclass(target, ReduceLROnPlateau)
+
+
+def _has_interval(scheduler: Any) -> bool:
+    """Return whether ``SOLVER.LR_SCHEDULER_INTERVAL`` says when a scheduler is stepped."""
+    if isinstance(scheduler, TorchScheduler):
+        return not isinstance(scheduler, LRMultiplier | ReduceLROnPlateau)
+    return not isinstance(scheduler, TimmScheduler | ParamScheduler)
+
+
+def _warn_of_unused(cfg: CfgNode, scheduler: Any, has_warmup: bool) -> None:
+    used = {
+        "WARMUP_ITERS": has_warmup or not cfg.SOLVER.WARMUP_ITERS,
+        "LR_SCHEDULER_METRIC": isinstance(scheduler, ReduceLROnPlateau),
+        "LR_SCHEDULER_INTERVAL": _has_interval(scheduler),
+    }
+    warn_of_unused(cfg, used, f"the schedule {cfg.SOLVER.LR_SCHEDULER_NAME} (see its ARGS)")
+
+
+def scheduler_hooks(cfg: CfgNode, scheduler: Any) -> list[LRScheduler]:
+    """Return the hooks that step the trainer's schedules: one, or one for each of a ``SchedulerList``."""
+
+    def options(cfg: CfgNode, scheduler: Any) -> dict[str, Any]:
+        if isinstance(scheduler, ReduceLROnPlateau):
+            return {"metric": cfg.SOLVER.LR_SCHEDULER_METRIC or cfg.CHECKPOINT.BEST.METRIC or None}
+        return {"interval": cfg.SOLVER.LR_SCHEDULER_INTERVAL} if _has_interval(scheduler) else {}
+
+    if not isinstance(scheduler, SchedulerList):
+        return [LRScheduler(**options(cfg, scheduler))]
+    parts = solver_parts(cfg)
+    return [
+        LRScheduler(name=f"lr/{name}", part=name, **options(parts.get(name, cfg), one))
+        for name, one in scheduler.named.items()
+    ]
+
+
+# ---------------------------------------------------------------------- schedules by name
 
 
 @LR_SCHEDULER_REGISTRY.register()

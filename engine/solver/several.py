@@ -1,11 +1,36 @@
-"""Several optimizers and schedules as one, for models whose parts need different ones."""
+"""``SOLVER.OPTIMIZERS``: an optimizer and a schedule for each part of a model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from torch import nn
 from torch.optim import Optimizer
 
-__all__ = ["OptimizerList", "SchedulerList", "one_or_several", "schedulers_of"]
+from ...config import CfgNode, ConfigError, suggest
+from ...config.slots import errors_at
+from .param_groups import find_parameters
+
+__all__ = [
+    "COMMON",
+    "OWN",
+    "NothingToTrainError",
+    "OptimizerList",
+    "SchedulerList",
+    "check_parts",
+    "one_or_several",
+    "parameters_of_parts",
+    "schedulers_of",
+    "solver_parts",
+]
+
+OWN = ("PARAMS", "EVERY")
+"""Keys of a part beside those of SOLVER."""
+
+COMMON = (
+    *("OPTIMIZERS", "MAX_ITER", "ACCUMULATION_STEPS", "REFERENCE_WORLD_SIZE", "CHECKPOINT_PERIOD", "TIME_LIMIT"),
+    *("CLIP_GRADIENTS", "NONFINITE_LOSS", "NONFINITE_LIMIT", "AMP", "COMPILE_STEP", "COMPILE_STEP_ARGS", "CUDA_GRAPH"),
+)
+"""Keys of SOLVER that a part cannot have: those of the trainer's step, or of the whole run."""
 
 
 class _Named:
@@ -25,6 +50,11 @@ class _Named:
         """Return a part by its name or number."""
         return self.named[key] if isinstance(key, str) else list(self.named.values())[key]
 
+    def step(self) -> None:
+        """Step each of them."""
+        for part in self:
+            part.step()
+
 
 class OptimizerList(_Named):
     """Several optimizers with the interface of one, for example one for matrices and another for the rest.
@@ -43,12 +73,9 @@ class OptimizerList(_Named):
     ) -> None:
         super().__init__(optimizers)
         self.every = dict(every or {})
-        seen: set[int] = set()
-        for optimizer in self:
-            own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-            if own & seen:
-                raise ValueError("two of the optimizers share a parameter: it would be updated twice a step")
-            seen |= own
+        parameters = [{id(p) for group in one.param_groups for p in group["params"]} for one in self]
+        if len(set().union(*parameters)) < sum(map(len, parameters)):
+            raise ValueError("two of the optimizers share a parameter: it would be updated twice a step")
 
     @property
     def optimizers(self) -> list[Optimizer]:
@@ -60,11 +87,6 @@ class OptimizerList(_Named):
         """The groups of all optimizers, concatenated."""
         return [group for optimizer in self for group in optimizer.param_groups]
 
-    def step(self) -> None:
-        """Step each optimizer."""
-        for optimizer in self:
-            optimizer.step()
-
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients."""
         for optimizer in self:
@@ -75,8 +97,6 @@ class OptimizerList(_Named):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         states, names = state_dict["optimizers"], state_dict["names"]
-        if len(states) != len(self):
-            raise ValueError(f"the state has {len(states)} optimizers, but this list has {len(self)}")
         if set(names) != set(self.named):
             raise ValueError(f"the state has the optimizers {', '.join(names)}, but this list {', '.join(self.named)}")
         for name, state in zip(names, states, strict=True):
@@ -86,13 +106,8 @@ class OptimizerList(_Named):
 class SchedulerList(_Named):
     """The schedules of an :class:`OptimizerList`, with the same names.
 
-    Trainers step each with an ``LRScheduler(part=name)`` hook.
+    Trainers step each with an ``LRScheduler(part=name)`` hook; ``step()`` is for a loop of your own.
     """
-
-    def step(self) -> None:
-        """Step each schedule, in a loop of your own."""
-        for schedule in self:
-            schedule.step()
 
 
 def schedulers_of(scheduler: Any) -> list[Any]:
@@ -103,3 +118,92 @@ def schedulers_of(scheduler: Any) -> list[Any]:
 def one_or_several(parts: Any, kind: type) -> Any:
     """Return a list, tuple or mapping as a ``kind``, and a single object as it is."""
     return kind(parts) if isinstance(parts, list | tuple | Mapping) else parts
+
+
+# ---------------------------------------------------------------------- the config
+
+
+class NothingToTrainError(ConfigError):
+    """The model has no parameter that requires a gradient."""
+
+
+def solver_parts(cfg: CfgNode) -> dict[str, CfgNode]:
+    """Return the config of each of ``SOLVER.OPTIMIZERS``: the whole config, with the keys of SOLVER that it sets.
+
+    Raises:
+        ConfigError: a part is malformed; the message has the full key.
+    """
+    allowed = [*OWN, *(key for key in cfg.SOLVER if key not in COMMON)]
+    parts = {}
+    for name, entry in cfg.SOLVER.OPTIMIZERS.items():
+        key = f"SOLVER.OPTIMIZERS.{name}"
+        if not isinstance(entry, Mapping):
+            raise ConfigError(f"{key}: expected a mapping such as {{PARAMS: head, BASE_LR: 0.01}}, got {entry!r}")
+        for own in entry:
+            if own in COMMON:
+                raise ConfigError(f"{key}.{own}: all optimizers share this key; set SOLVER.{own}")
+            if own not in allowed:
+                hint = suggest(own, allowed) or "."
+                raise ConfigError(f"{key}.{own}: there is no such key{hint} Keys: PARAMS, EVERY and those of SOLVER")
+        part = cfg.clone()
+        part.defrost()
+        part.SOLVER.OPTIMIZERS.clear()
+        with errors_at(key):
+            part.SOLVER.merge_from_other_cfg(CfgNode({own: entry[own] for own in entry if own not in OWN}))
+        if cfg.is_frozen():
+            part.freeze()
+        parts[name] = part
+    return parts
+
+
+def check_parts(cfg: CfgNode) -> None:
+    """Check what the parts of ``SOLVER.OPTIMIZERS`` have beside keys of SOLVER.
+
+    Raises:
+        ConfigError: the first problem found.
+    """
+    without = [name for name, entry in cfg.SOLVER.OPTIMIZERS.items() if "PARAMS" not in entry]
+    if len(without) > 1:
+        raise ConfigError(
+            f"SOLVER.OPTIMIZERS.{without[1]}.PARAMS: is missing; only one optimizer can be without PARAMS, for the "
+            "parameters that the others leave"
+        )
+    for name, entry in cfg.SOLVER.OPTIMIZERS.items():
+        every = entry.get("EVERY", 1)
+        if type(every) is not int or every < 1:
+            raise ConfigError(f"SOLVER.OPTIMIZERS.{name}.EVERY: expected a number of iterations, got {every!r}")
+
+
+def parameters_of_parts(cfg: CfgNode, model: nn.Module) -> dict[str, set[nn.Parameter]]:
+    """Return the trainable parameters of each of ``SOLVER.OPTIMIZERS``.
+
+    Raises:
+        ConfigError: a parameter belongs to two optimizers or to none, or an optimizer has no parameters.
+    """
+    check_parts(cfg)
+    names = {parameter: name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if not names:
+        raise NothingToTrainError(f"MODEL.NAME: {type(model).__name__} has no parameter that requires a gradient")
+    owner: dict[nn.Parameter, str] = {}
+    rest = ""
+    for part, entry in cfg.SOLVER.OPTIMIZERS.items():
+        if "PARAMS" not in entry:
+            rest = part
+            continue
+        for parameter in find_parameters(model, entry["PARAMS"], f"SOLVER.OPTIMIZERS.{part}.PARAMS").values():
+            if owner.setdefault(parameter, part) != part:
+                raise ConfigError(
+                    f"SOLVER.OPTIMIZERS.{part}.PARAMS: {names.get(parameter)} belongs to {owner[parameter]} already"
+                )
+    left = [parameter for parameter in names if parameter not in owner]
+    if left and not rest:
+        more = f" and {len(left) - 1} others belong" if len(left) > 1 else " belongs"
+        raise ConfigError(
+            f"SOLVER.OPTIMIZERS: {names[left[0]]}{more} to no optimizer; add an optimizer without PARAMS for the rest"
+        )
+    owner |= dict.fromkeys(left, rest)
+    parts = {part: {p for p in names if owner[p] == part} for part in cfg.SOLVER.OPTIMIZERS}
+    for part, own in parts.items():
+        if not own:
+            raise ConfigError(f"SOLVER.OPTIMIZERS.{part}: has no parameter that requires a gradient")
+    return parts

@@ -1,23 +1,236 @@
-"""``LRScheduler``: step a learning rate scheduler."""
+"""Learning rate schedules, and the hook ``LRScheduler`` that steps them.
 
+A schedule is a :class:`fvcore.common.param_scheduler.ParamScheduler`: called with the progress ``where`` in [0, 1], it
+returns a factor of the base learning rate. ``where`` is 1.0 after the last update, so schedules here are defined at
+1.0, too.
+"""
+
+import inspect
 import logging
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from fvcore.common.param_scheduler import ParamScheduler
+from fvcore.common.param_scheduler import (
+    CompositeParamScheduler,
+    ConstantParamScheduler,
+    ExponentialParamScheduler,
+    LinearParamScheduler,
+    ParamScheduler,
+)
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler as _TorchScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import ConfigError, suggest
 from ..base import HOOK_REGISTRY, HookBase
-from ..common.models import TimmScheduler, takes_epoch, value_at
 from ..storage.event_storage import has_event_storage
 
-__all__ = ["LRScheduler"]
+__all__ = ["FunctionSchedule", "LRMultiplier", "LRScheduler", "TimmScheduler", "WarmupParamScheduler", "takes_epoch"]
 
 logger = logging.getLogger(__name__)
+
+BEFORE_END = 1 - 2 * ParamScheduler.WHERE_EPSILON
+"""The last point at which fvcore's stepwise schedules are defined: they add the epsilon."""
+
+# Factors computed at a time, for schedules that depend on the progress alone: many at once take less time than one per
+# step. Schedules of other classes may change during a run, so they are called in each step.
+_AHEAD = 64
+
+
+def value_at(schedule: ParamScheduler, where: float) -> float:
+    """Return a schedule's value, also at the end, where fvcore's constant and stepwise schedules raise."""
+    where = min(where, 1.0)
+    try:
+        return schedule(where)
+    except (IndexError, RuntimeError):
+        if where < BEFORE_END:
+            raise
+        return schedule(BEFORE_END)
+
+
+class FunctionSchedule(ParamScheduler):
+    """A schedule given by a function of the iteration.
+
+    Args:
+        factor: from the number of updates, 0 to ``max_iter``, to the factor of the base learning rate. It must be a
+            pure function: it is called ahead of time.
+        max_iter: number of updates in the whole run.
+        has_warmup: the function includes a warm-up, so none is added.
+    """
+
+    def __init__(self, factor: Callable[[float], float], max_iter: int, has_warmup: bool = False) -> None:
+        self._factor = factor
+        self._max_iter = max_iter
+        self.has_warmup = has_warmup
+
+    def __call__(self, where: float) -> float:
+        iteration = where * self._max_iter
+        if abs(iteration - round(iteration)) < 1e-6:  # undo rounding errors of the division
+            iteration = round(iteration)
+        return self._factor(iteration)
+
+
+class WarmupParamScheduler(ParamScheduler):
+    """A warm-up followed by another schedule.
+
+    Args:
+        scheduler: the schedule after the warm-up.
+        warmup_factor: the warm-up starts at this multiple of ``scheduler(0)``.
+        warmup_length: length of the warm-up as a fraction of the run, in [0, 1].
+        warmup_method: "linear" or "exponential" rises to the value of ``scheduler`` at the end of the warm-up;
+            "constant" stays at the start value.
+        rescale_interval: compress the whole ``scheduler`` into the rest of the run. Otherwise the warm-up replaces its
+            first part.
+
+    Raises:
+        ValueError: unknown method or impossible length.
+    """
+
+    def __init__(
+        self,
+        scheduler: ParamScheduler,
+        warmup_factor: float,
+        warmup_length: float,
+        warmup_method: str = "linear",
+        rescale_interval: bool = False,
+    ) -> None:
+        if not 0.0 <= warmup_length <= 1.0:
+            raise ValueError(f"warmup_length must be a fraction of the run, in [0, 1], not {warmup_length}")
+        start = warmup_factor * scheduler(0.0)
+        end = scheduler(0.0) if rescale_interval else value_at(scheduler, warmup_length)
+        if warmup_method == "linear":
+            self._warmup: ParamScheduler = LinearParamScheduler(start, end)
+        elif warmup_method == "constant":
+            self._warmup = ConstantParamScheduler(start)
+        elif warmup_method == "exponential":
+            if start <= 0 or end <= 0:
+                raise ValueError(f"an exponential warm-up cannot rise from {start} to {end}: both must be positive")
+            self._warmup = ExponentialParamScheduler(start, end / start)
+        else:
+            raise ValueError(f'unknown warmup_method {warmup_method!r}; use "linear", "constant" or "exponential"')
+        self._scheduler = scheduler
+        self._length = warmup_length
+        self._rescale = rescale_interval
+
+    def __call__(self, where: float) -> float:
+        if where < self._length:
+            return self._warmup(where / self._length)
+        if self._rescale and self._length < 1.0:
+            where = (where - self._length) / (1.0 - self._length)
+        return value_at(self._scheduler, where)
+
+
+class LRMultiplier(_TorchScheduler):
+    """A torch scheduler that multiplies each group's initial learning rate by a schedule's factor.
+
+    Call ``step()`` once after each update. After ``max_iter`` updates the factor stays at its last value. The initial
+    rate of a group that is added to the optimizer later is the rate it was added with.
+
+    Schedules of hookline and fvcore depend on the progress alone; 64 factors are computed at a time. A change inside
+    such an object therefore takes effect up to 64 iterations later. Schedules of other classes are called in each step.
+
+    Args:
+        optimizer: the optimizer.
+        multiplier: factor as a function of progress.
+        max_iter: number of updates in the whole run.
+        last_iter: number of the last update; -1 for a new run.
+    """
+
+    def __init__(self, optimizer: Optimizer, multiplier: ParamScheduler, max_iter: int, last_iter: int = -1) -> None:
+        if not isinstance(multiplier, ParamScheduler):
+            raise TypeError(f"multiplier must be a fvcore ParamScheduler, not {multiplier!r}")
+        if max_iter < 1:
+            raise ValueError(f"max_iter must be positive, not {max_iter}")
+        # detectron2's names. Another value during a run changes the schedule from the next step on.
+        self._multiplier = multiplier
+        self._max_iter = max_iter
+        self._factors: dict[int, float] = {}  # precomputed, by iteration, for this schedule and length:
+        self._factors_of: tuple[ParamScheduler, int] | None = None
+        super().__init__(optimizer, last_epoch=last_iter)
+
+    def get_lr(self) -> list[Any]:
+        """Return the learning rate of each group at the current iteration."""
+        iteration, schedule = self.last_epoch, (self._multiplier, self._max_iter)
+        if iteration not in self._factors or self._factors_of != schedule:
+            ahead = range(iteration, iteration + (_AHEAD if _is_known(self._multiplier) else 1))
+            self._factors = {it: value_at(self._multiplier, it / self._max_iter) for it in ahead}
+            self._factors_of = schedule
+        factor = self._factors[iteration]
+        return [base_lr * factor for base_lr in self.base_lrs]
+
+    def step(self, epoch: int | None = None) -> None:
+        """Advance by one iteration. Skips the checks of torch's ``step`` after the first call.
+
+        Raises:
+            ConfigError: groups were removed from the optimizer.
+        """
+        groups = self.optimizer.param_groups
+        known = len(self.base_lrs)
+        if len(groups) < known:
+            raise ConfigError(
+                f"the optimizer has {len(groups)} parameter groups, and had {known} when its learning rates were "
+                "last set: after removing groups, make a new scheduler"
+            )
+        if len(groups) > known:  # groups that were added since the last step come last
+            self.base_lrs += [group.setdefault("initial_lr", group["lr"]) for group in groups[known:]]
+        fast = epoch is None and self._step_count > 1
+        for group in groups:  # torch's step changes a tensor in place
+            fast = fast and type(group["lr"]) is float
+        if not fast:
+            super().step(epoch)
+            return
+        self._step_count += 1
+        self.last_epoch += 1
+        self._last_lr = self.get_lr()
+        for group, lr in zip(groups, self._last_lr, strict=True):
+            group["lr"] = lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain numbers; the schedule itself is rebuilt from the config."""
+        return {"base_lrs": list(self.base_lrs), "last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a position. The optimizer's learning rates are part of the optimizer's state and do not change."""
+        self.base_lrs = list(state_dict["base_lrs"])
+        self.last_epoch = state_dict["last_epoch"]
+        self._last_lr = self.get_lr()
+
+
+def _is_known(schedule: ParamScheduler) -> bool:
+    """Return whether a schedule is known to depend on the progress alone."""
+    while type(schedule) is WarmupParamScheduler:
+        schedule = schedule._scheduler
+    if type(schedule) is CompositeParamScheduler:
+        return False
+    return type(schedule).__module__ in (ParamScheduler.__module__, __name__)
+
+
+@runtime_checkable
+class TimmScheduler(Protocol):
+    """The interface of timm's schedulers, whose methods take the number of the epoch and of the update.
+
+    Those of pytorch-accelerated have it too, but their ``step`` takes no number: see :func:`takes_epoch`.
+    """
+
+    def step(self, epoch: int) -> None:
+        """Set the rates for an epoch, if the scheduler counts epochs."""
+
+    def step_update(self, num_updates: int) -> None:
+        """Set the rates after a number of updates, if the scheduler counts updates."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's state."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore a state."""
+
+
+def takes_epoch(kind: type) -> bool:
+    """Return whether the ``step`` of a scheduler's class must be given a number, as timm's that of the epoch."""
+    _, *parameters = inspect.signature(kind.step).parameters.values()  # type: ignore[attr-defined]
+    return any(one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD for one in parameters)
 
 
 @HOOK_REGISTRY.register()
@@ -45,7 +258,7 @@ class LRScheduler(HookBase):
 
     def __init__(
         self,
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizer | None = None,
         scheduler: "_TorchScheduler | ParamScheduler | None" = None,
         name: str = "lr",
         metric: str | None = None,
@@ -63,21 +276,36 @@ class LRScheduler(HookBase):
         self._metric_iter: int | None = None
         self._warned = False
         self._given = optimizer
-        self._optimizer = optimizer
-        self._scheduler = scheduler
+        self._optimizer: Any = optimizer
+        self._scheduler: Any = scheduler
         self._multiplier = scheduler if isinstance(scheduler, ParamScheduler) else None
-        self._length: int | None = None
+        self._length = 0
         self._by_updates = self._takes_epoch = False
         self._each_step = True
 
+    @property
+    def scheduler(self) -> Any:
+        """The scheduler."""
+        return self._scheduler or (self.trainer.scheduler if self._part is None else self.trainer.scheduler[self._part])
+
     def before_train(self) -> None:
+        trainer: Any = self.trainer
         optimizer = self._find_optimizer()
         self._check_metric()
         if isinstance(self.scheduler, ParamScheduler):
             self._multiplier = self.scheduler
-            self._scheduler = self._torch_scheduler(self._multiplier)
-        self.set_max_iter(self.trainer.max_iter)
-        for other in self.trainer.find_hooks(LRScheduler):
+            if not isinstance(optimizer, Optimizer):
+                raise ConfigError(
+                    f"LRScheduler: a {type(self._multiplier).__name__} sets the rates of one torch optimizer, not of "
+                    f"{type(optimizer).__name__}; for several optimizers register one LRScheduler each, as "
+                    'LRScheduler(optimizer, scheduler, name="lr_head")'
+                )
+            for group in optimizer.param_groups if trainer.start_iter else ():
+                group.setdefault("initial_lr", group["lr"])
+            self._scheduler = LRMultiplier(optimizer, self._multiplier, trainer.max_iter, trainer.start_iter - 1)
+            self._length = trainer.max_iter
+        self.set_max_iter(trainer.max_iter)
+        for other in trainer.find_hooks(LRScheduler):
             if other is not self and other.scheduler is self.scheduler:
                 raise ConfigError(
                     "two LRScheduler hooks step the same scheduler: it would run twice as fast; remove one of them"
@@ -87,12 +315,11 @@ class LRScheduler(HookBase):
         self._takes_epoch = self._by_updates and takes_epoch(type(self.scheduler))
         self._each_step = self._metric is None and self._interval == "iteration" and not self._by_updates
 
-    def _find_optimizer(self) -> torch.optim.Optimizer:
-        if self._given is not None:
-            return self._given
-        optimizer: Any = self.trainer.optimizer
-        self._optimizer = found = optimizer if self._part is None else optimizer[self._part]
-        return found
+    def _find_optimizer(self) -> Any:
+        if self._given is None:
+            optimizer: Any = self.trainer.optimizer
+            self._optimizer = optimizer if self._part is None else optimizer[self._part]
+        return self._optimizer
 
     def _check_metric(self) -> None:
         scheduler = self.scheduler
@@ -110,69 +337,39 @@ class LRScheduler(HookBase):
                 "iterations, so remove the argument"
             )
 
-    def _torch_scheduler(self, multiplier: ParamScheduler) -> _TorchScheduler:
-        """Return a torch scheduler that applies ``multiplier`` from the run's first iteration on."""
-        optimizer = self._optimizer
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise ConfigError(
-                f"LRScheduler: a {type(multiplier).__name__} sets the rates of one torch optimizer, not of "
-                f"{type(optimizer).__name__}; for several optimizers register one LRScheduler each, as "
-                'LRScheduler(optimizer, scheduler, name="lr_head")'
-            )
-        trainer, start_iter = self.trainer, self.trainer.start_iter
-        if start_iter:
-            for group in optimizer.param_groups:
-                group.setdefault("initial_lr", group["lr"])
-        return torch.optim.lr_scheduler.LambdaLR(
-            optimizer,
-            lambda it: value_at(multiplier, it / trainer.max_iter),
-            last_epoch=start_iter - 1,
-        )
-
     def set_max_iter(self, max_iter: int) -> None:
         """Follow the schedule of a run of another length from the next step on.
 
         Only an fvcore ParamScheduler and an ``LRMultiplier`` have a length that can change. Others continue unchanged.
         """
         before, self._length = self._length, max_iter
-        scheduler = self.scheduler
-        if before in (None, max_iter):
-            return
-        if self._multiplier is None:
-            if getattr(scheduler, "_max_iter", None) != before:
-                return
-            scheduler._max_iter = max_iter
-        self._set_rates()
+        if before not in (0, max_iter) and getattr(self.scheduler, "_max_iter", None) == before:
+            self.scheduler._max_iter = max_iter
+            self._set_rates()
 
     def _set_rates(self) -> None:
         """Set the optimizer's rates to those of the scheduler's current iteration."""
-        scheduler: Any = self.scheduler
-        if self._multiplier is None:
-            rates = scheduler.get_lr()
-        else:  # torch's get_lr() warns outside of step()
-            factor = scheduler.lr_lambdas[0](scheduler.last_epoch)
-            rates = [base * factor for base in scheduler.base_lrs]
-        for group, rate in zip(self._optimizer.param_groups, rates, strict=True):  # type: ignore[union-attr]
+        for group, rate in zip(self._optimizer.param_groups, self.scheduler.get_lr(), strict=True):
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].fill_(rate)
             else:
                 group["lr"] = rate
 
     @staticmethod
-    def get_best_param_group_id(optimizer: torch.optim.Optimizer) -> int:
+    def get_best_param_group_id(optimizer: Optimizer) -> int:
         """Return the index of the parameter group whose rate is reported.
 
         This is the largest group, or a group with the most common rate if all groups have one parameter.
         """
         groups = optimizer.param_groups
-        largest = max(len(group["params"]) for group in groups)
-        if largest > 1:
-            return next(i for i, group in enumerate(groups) if len(group["params"]) == largest)
-        lr = Counter(group["lr"] for group in groups).most_common(1)[0][0]
-        return next(i for i, group in enumerate(groups) if group["lr"] == lr)
+        sizes = [len(group["params"]) for group in groups]
+        if max(sizes) > 1:
+            return sizes.index(max(sizes))
+        rates = [group["lr"] for group in groups]
+        return rates.index(Counter(rates).most_common(1)[0][0])
 
     def after_step(self) -> None:
-        lr = self._optimizer.param_groups[self._best_param_group_id]["lr"]  # type: ignore[union-attr]
+        lr = self._optimizer.param_groups[self._best_param_group_id]["lr"]
         trainer = self.trainer
         trainer.storage.put_scalar(self._name, lr, smoothing_hint=False)
         if self._each_step:
@@ -195,38 +392,25 @@ class LRScheduler(HookBase):
             return
         latest = self.trainer.storage.latest()
         if self._metric not in latest:
-            self._warn_of_missing_metric(latest)
+            if not self._warned:
+                logger.warning(
+                    "LRScheduler needs %r, which is not among the metrics put so far (%s)%s",
+                    self._metric,
+                    ", ".join(latest) or "none",
+                    suggest(self._metric, latest),
+                )
+            self._warned = True
             return
         value, iteration = latest[self._metric]
         if iteration == self._metric_iter:  # this evaluation did not put the metric
             return
         self._metric_iter = iteration
-        before = [float(group["lr"]) for group in self._optimizer.param_groups]  # type: ignore[union-attr]
+        group = self._optimizer.param_groups[self._best_param_group_id]
+        before = float(group["lr"])
         self.scheduler.step(value)
-        after = [float(group["lr"]) for group in self._optimizer.param_groups]  # type: ignore[union-attr]
-        if after != before:
-            logger.info(
-                "%s is %.5g and has not improved: the learning rate is now %g instead of %g",
-                self._metric,
-                value,
-                after[self._best_param_group_id],
-                before[self._best_param_group_id],
-            )
-
-    def _warn_of_missing_metric(self, latest: Mapping[str, Any]) -> None:
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "LRScheduler needs %r, which is not among the metrics put so far (%s)%s",
-                self._metric,
-                ", ".join(latest) or "none",
-                suggest(str(self._metric), latest),
-            )
-
-    @property
-    def scheduler(self) -> Any:
-        """The scheduler."""
-        return self._scheduler or (self.trainer.scheduler if self._part is None else self.trainer.scheduler[self._part])
+        if float(group["lr"]) != before:
+            message = "%s is %.5g and has not improved: the learning rate is now %g instead of %g"
+            logger.info(message, self._metric, value, group["lr"], before)
 
     def state_dict(self) -> dict[str, Any]:
         if not hasattr(self.scheduler, "state_dict"):

@@ -11,7 +11,7 @@ from hookline.engine.modeling.build import LOSS_SLOT, MODEL_SLOT
 from hookline.engine.parallel.base import STRATEGY_SLOT
 from hookline.engine.setup.check import HOOK_SLOT, WRITER_SLOT
 from hookline.engine.solver.build import OPTIMIZER_SLOT
-from hookline.engine.solver.scheduling import SCHEDULE_SLOT
+from hookline.engine.solver.schedules import SCHEDULE_SLOT
 
 SLOTS = [SAMPLER_SLOT, TEST_SLOT, TRAIN_SLOT, EVALUATOR_SLOT, METRICS_SLOT, TRAIN_METRICS_SLOT, LOSS_SLOT, MODEL_SLOT]
 SLOTS += [STRATEGY_SLOT, HOOK_SLOT, WRITER_SLOT, OPTIMIZER_SLOT, SCHEDULE_SLOT]

@@ -75,7 +75,7 @@ HOMES: dict[str, dict[str, str]] = {
     },
     "detectron2.solver.lr_scheduler": {
         "hookline.engine.solver": "LRMultiplier LRScheduler WarmupCosineLR WarmupMultiStepLR WarmupParamScheduler",
-        "hookline.engine.solver.warmup_lr": "_get_warmup_factor_at_iter",
+        "hookline.engine.solver.lr_scheduler": "_get_warmup_factor_at_iter",
     },
     "detectron2.utils": {},
     "detectron2.utils.analysis": {"fvcore.nn": "FlopCountAnalysis parameter_count parameter_count_table"},

@@ -8,7 +8,7 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine.setup.check import _check_builds
 from hookline.engine.solver import OPTIMIZER_REGISTRY, build_lr_scheduler, build_optimizer, check_solver
-from hookline.engine.solver.parts import scheduler_hooks
+from hookline.engine.solver.schedules import scheduler_hooks
 
 PLATEAU = "torch.optim.lr_scheduler:ReduceLROnPlateau"
 FUSED = {"SGD", "Adam", "AdamW", "Adagrad"}

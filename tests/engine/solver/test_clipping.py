@@ -8,7 +8,7 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import AMPTrainer, SimpleTrainer
 from hookline.engine.solver import build_grad_clipper, build_optimizer, maybe_add_gradient_clipping
-from hookline.engine.solver.clipping import _warn_of_global_norm, clip_hooks
+from hookline.engine.solver.clipping import clip_hooks
 
 
 def make_cfg(clip_type="norm", value=1.0, norm_type=2.0, enabled=True):
@@ -42,17 +42,14 @@ def test_norm_is_the_global_norm(norm_type):
 
 
 def test_scripts_of_detectron2_are_warned_of_the_other_meaning_of_norm(monkeypatch, log):
-    _warn_of_global_norm.cache_clear()
+    optimizer = torch.optim.SGD(make_parameters(), lr=1.0)
     monkeypatch.delitem(sys.modules, "hookline.detectron2", raising=False)
-    build_grad_clipper(make_cfg("norm"))
-    assert not log.records
+    maybe_add_gradient_clipping(make_cfg("norm"), optimizer)
     monkeypatch.setitem(sys.modules, "hookline.detectron2", sys)
-    for clip_type in ("norm", "norm", "param_norm", "value"):
-        build_grad_clipper(make_cfg(clip_type))
-    (record,) = log.records
-    assert record.levelname == "WARNING"
-    assert 'set "param_norm" for it' in record.getMessage()
-    _warn_of_global_norm.cache_clear()
+    for clip_type in ("norm", "param_norm", "value"):
+        maybe_add_gradient_clipping(make_cfg(clip_type), optimizer)
+    assert [record.levelname for record in log.records] == ["INFO", "WARNING"]
+    assert 'set "param_norm" for it' in log.records[1].getMessage()
 
 
 @pytest.mark.parametrize("clip_type", ["norm", "param_norm", "value"])
@@ -127,18 +124,12 @@ def test_optimizer_clips_in_its_step(as_class):
     assert torch.cat([p.detach().flatten() for p in parameters]).norm().item() == pytest.approx(1.0, rel=1e-5)
 
 
-def test_gradients_of_a_closure_are_clipped():
+def test_a_closure_is_refused():
     parameter = nn.Parameter(torch.zeros(4))
     optimizer = maybe_add_gradient_clipping(make_cfg(), torch.optim.SGD([parameter], lr=1.0))
-
-    def closure():
-        optimizer.zero_grad()
-        loss = (100 * parameter).sum()
-        loss.backward()
-        return loss
-
-    assert optimizer.step(closure).item() == 0.0
-    assert parameter.norm().item() == pytest.approx(1.0, rel=1e-5)
+    for call in (lambda: optimizer.step(lambda: 0.0), lambda: optimizer.step(closure=lambda: 0.0)):
+        with pytest.raises(ConfigError, match=r"SOLVER\.CLIP_GRADIENTS: step\(closure\)"):
+            call()
 
 
 @pytest.mark.parametrize("number", [-1.0, 0.0, float("nan")])

@@ -11,8 +11,7 @@ from fvcore.common.param_scheduler import (
 
 from hookline.config import ConfigError
 from hookline.engine.solver import LRMultiplier, WarmupParamScheduler
-from hookline.engine.solver.schedules import FunctionSchedule
-from hookline.hooks.common.models import value_at
+from hookline.hooks.control.lr_scheduler import FunctionSchedule, value_at
 
 
 class Adjustable(ParamScheduler):

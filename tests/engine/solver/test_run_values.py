@@ -82,7 +82,7 @@ def test_names_of_values():
 
 def test_hooklines_schedules_take_them_too():
     scheduler = build(make_cfg("WarmupStableDecayLR", {"decay_iters": "1ep"}))
-    assert [scheduler._factor(iteration) for iteration in (30, 35)] == [1.0, 0.5]
+    assert [scheduler._multiplier(iteration / 40) for iteration in (30, 35)] == [1.0, 0.5]
 
 
 def test_a_function_that_takes_the_optimizer_builds_a_scheduler():
