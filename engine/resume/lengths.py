@@ -46,7 +46,8 @@ def resolve_lengths(cfg: CfgNode, iters_per_epoch: int | None, offset: int = 0) 
     def iterations(key: str, length: Any) -> int:
         try:
             duration = Duration.parse_length(length)
-            return max(1, duration.iterations(iters_per_epoch) + (offset if duration.unit == "ep" else 0))
+            count = duration.iterations(iters_per_epoch)
+            return max(1, count + offset) if count and duration.unit == "ep" else count
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
 

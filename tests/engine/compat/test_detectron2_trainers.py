@@ -754,13 +754,8 @@ def test_names_of_parts_that_a_trainer_builds_itself_are_not_checked(make, tmp_p
     assert rows(tmp_path)[-1]["iteration"] == 8
 
 
-@pytest.mark.parametrize(
-    ("module", "words"), [(None, "train_net.py"), ("hookline.detectron2.script", "-m hookline.detectron2 train_net.py")]
-)
-def test_a_script_ends_with_the_commands_that_it_has(make, tmp_path, monkeypatch, module, words):
+def test_a_script_ends_with_the_commands_that_it_has(make, tmp_path, monkeypatch):
     args = argparse.Namespace(config_file="", opts=[], resume=False, eval_only=False)
-    main = argparse.Namespace(__spec__=module and argparse.Namespace(name=module))
-    monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(sys, "argv", ["train_net.py"])
 
     class Trainer(InnerSimple):
@@ -770,7 +765,7 @@ def test_a_script_ends_with_the_commands_that_it_has(make, tmp_path, monkeypatch
 
     make(Trainer, "DATASETS.TRAIN", ("mine",)).train()
     log = " ".join((tmp_path / "log.txt").read_text().replace("\\\n", " ").split())
-    assert f"{words} --config-file {tmp_path}/config.yaml --resume SOLVER.MAX_ITER 12 evaluate:" in log
+    assert "the same command with --resume SOLVER.MAX_ITER 12 evaluate:" in log
 
 
 def test_unknown_names_are_refused_by_a_trainer_that_needs_them(make):
