@@ -3,12 +3,12 @@
 from typing import TYPE_CHECKING, Any
 
 from .components import component, components, name_of
-from .configurable import configurable
 from .defaults import Config, get_cfg
 from .duration import Duration
 from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
 from .node import CfgNode, global_cfg, set_global_cfg
 from .registry import Registry, locate
+from .signatures import configurable
 from .values import MISSING, Typed, one_of
 
 if TYPE_CHECKING:

@@ -87,6 +87,11 @@ def name_of(entry: Any) -> str:
     return (entry.get("AS") if isinstance(entry, Mapping) else None) or component(entry)[0]
 
 
+def period_of(entry: Any) -> Any:
+    """The ``EVAL_PERIOD`` of a test set; None if it has none."""
+    return entry.get("EVAL_PERIOD") if isinstance(entry, Mapping) else None
+
+
 def components(value: Any) -> None:
     """Validate a list of components, for :class:`~hookline.config.Typed` keys such as ``HOOKS``.
 
@@ -96,10 +101,7 @@ def components(value: Any) -> None:
     Raises:
         ConfigError: it is not a list or tuple, or an entry is not a component; the message gives its index.
     """
-    for index, entry in enumerate(_entries(value)):
-        if isinstance(entry, Mapping) and "AS" in entry:
-            raise ConfigError(f"entry {index}: AS names test sets and metrics only")
-        _refuse_period(entry, index)
+    _check(value, named=False, timed=False)
 
 
 def named_components(value: Any) -> None:
@@ -108,11 +110,7 @@ def named_components(value: Any) -> None:
     Raises:
         ConfigError: as for :func:`components`; or an ``AS`` cannot be part of the names of metrics and folders.
     """
-    for index, entry in enumerate(_entries(value)):
-        name = entry.get("AS", "_") if isinstance(entry, Mapping) else "_"
-        if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
-            raise ConfigError(f"entry {index}: AS is a name of letters, digits, '_', '-' and '.', not {name!r}")
-        _refuse_period(entry, index)
+    _check(value, named=True, timed=False)
 
 
 def test_sets(value: Any) -> None:
@@ -121,39 +119,37 @@ def test_sets(value: Any) -> None:
     Raises:
         ConfigError: as for :func:`named_components`; or an ``EVAL_PERIOD`` is not a duration.
     """
-    entries = _entries(value)
-    named_components(
-        [{k: v for k, v in e.items() if k != "EVAL_PERIOD"} if isinstance(e, Mapping) else e for e in entries]
-    )
-    for index, entry in enumerate(entries):
-        try:
-            Duration.parse(period_of(entry))
-        except ConfigError as error:
-            raise ConfigError(f"entry {index}: EVAL_PERIOD: {error}") from None
+    _check(value, named=True, timed=True)
 
 
-def period_of(entry: Any) -> Any:
-    """The ``EVAL_PERIOD`` of a test set; None if it has none."""
-    return entry.get("EVAL_PERIOD") if isinstance(entry, Mapping) else None
-
-
-def _refuse_period(entry: Any, index: int) -> None:
-    if period_of(entry) is not None:
-        raise ConfigError(f"entry {index}: EVAL_PERIOD is for test sets only")
-
-
-def _entries(value: Any) -> list[Any] | tuple[Any, ...]:
-    if not isinstance(value, (list, tuple)):
+def _check(value: Any, named: bool, timed: bool) -> None:
+    if not isinstance(value, list | tuple):
         hint = f"; write [{value}]" if isinstance(value, str) else ""
         if isinstance(value, Mapping):
-            name = value.get("NAME", next(iter(value), "Name"))
-            hint = f"; write [{{NAME: {name}, ARGS: {{...}}}}]"
-        if isinstance(value, str) and value.lstrip().startswith(("[", "(")):
+            hint = f"; write [{{NAME: {value.get('NAME', next(iter(value), 'Name'))}, ARGS: {{...}}}}]"
+        elif isinstance(value, str) and value.lstrip().startswith(("[", "(")):
             hint = "; this text is not a list: check its brackets, and quote each name in it"
         raise ConfigError(f"expected a list of components, got {value!r}{hint}")
     for index, entry in enumerate(value):
         try:
             component(entry)
+            if isinstance(entry, Mapping):
+                _check_own_keys(entry, named, timed)
         except ConfigError as error:
             raise ConfigError(f"entry {index}: {error}") from None
-    return value
+
+
+def _check_own_keys(entry: Mapping[str, Any], named: bool, timed: bool) -> None:
+    name = entry.get("AS", "_")
+    if "AS" in entry and not named:
+        raise ConfigError("AS names test sets and metrics only")
+    if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigError(f"AS is a name of letters, digits, '_', '-' and '.', not {name!r}")
+    if period_of(entry) is None:
+        return
+    if not timed:
+        raise ConfigError("EVAL_PERIOD is for test sets only")
+    try:
+        Duration.parse(period_of(entry))
+    except ConfigError as error:
+        raise ConfigError(f"EVAL_PERIOD: {error}") from None

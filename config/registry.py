@@ -11,9 +11,9 @@ from typing import Any, TypeVar, overload
 
 from fvcore.common.registry import Registry as _FvcoreRegistry
 
-from .components import name_key as name_key_of
+from .components import name_key
 from .errors import ConfigError, UnknownKeyError, UnknownNameError, suggest
-from .signatures import Plan, check_call, to_tensor
+from .signatures import Plan, bind, to_tensor
 from .values import FrozenList, ObjectName, is_object_text
 from .yaml_files import folders
 
@@ -129,7 +129,6 @@ class Registry(_FvcoreRegistry):
         positional: int = 0,
         offered: Collection[str] = (),
         key: str = "",
-        name_key: str | None = None,
     ) -> Any:
         """Check the name and arguments of a call of :meth:`build` without making it.
 
@@ -138,8 +137,7 @@ class Registry(_FvcoreRegistry):
             args: the arguments, by name.
             positional: number of positional arguments of the call.
             offered: names of the arguments that the call will offer.
-            key: the config key of ``args``, for messages.
-            name_key: the config key of ``name``, by default ``key`` with ``NAME`` for ``ARGS``.
+            key: the config key of ``args``, such as ``"MODEL.ARGS"``, for messages.
 
         Returns:
             The class or function.
@@ -147,7 +145,7 @@ class Registry(_FvcoreRegistry):
         Raises:
             ConfigError: as :meth:`build`.
         """
-        return self._plan(name, args, positional, offered, key, name_key)[0]
+        return self._bind(name, args, positional, offered, key)[0]
 
     def build(
         self,
@@ -157,7 +155,6 @@ class Registry(_FvcoreRegistry):
         positional: tuple[Any, ...] = (),
         offered: Mapping[str, Any] | None = None,
         key: str = "",
-        name_key: str | None = None,
     ) -> Any:
         """Check the arguments, then call the class or function of a name.
 
@@ -168,7 +165,6 @@ class Registry(_FvcoreRegistry):
                 ``@configurable``, receives ``offered["cfg"]`` before them.
             offered: arguments that are passed if the signature names them and ``args`` does not set them.
             key: the config key of ``args``, such as ``"MODEL.ARGS"``, for messages.
-            name_key: the config key of ``name``, by default ``key`` with ``NAME`` for ``ARGS``.
 
         Returns:
             The result of the call.
@@ -179,7 +175,7 @@ class Registry(_FvcoreRegistry):
                 with its full key. Or an imported function returns an object that is not of the registry's kind.
         """
         offered = offered or {}
-        target, plan = self._plan(name, args, len(positional), offered, key, name_key)
+        target, plan = self._bind(name, args, len(positional), offered, key)
         if plan.cfg_first:
             positional = (offered["cfg"], *positional)
         keywords = {item: offered[item] for item in plan.offered}
@@ -189,35 +185,26 @@ class Registry(_FvcoreRegistry):
         }
         built = target(*positional, **keywords, **given)
         if name not in self._obj_map and not isinstance(built, self.kind):
-            where = name_key_of(key) if name_key is None else name_key
-            raise ConfigError(
-                f"{where + ': ' if where else ''}'{name}' cannot be the {self._label}: it returned an "
-                f"object of type {type(built).__name__}, not a {self._kind_text}"
-            )
+            problem = f"it returned an object of type {type(built).__name__}, not a {self._kind_text}"
+            raise ConfigError(f"{_prefix(name_key(key))}'{name}' cannot be the {self._label}: {problem}")
         return built
 
-    def _plan(
-        self,
-        name: str,
-        args: Mapping[str, Any] | None,
-        positional: int,
-        offered: Collection[str],
-        key: str,
-        name_key: str | None,
+    def _bind(
+        self, name: str, args: Mapping[str, Any] | None, positional: int, offered: Collection[str], key: str
     ) -> tuple[Any, Plan]:
-        name_key = name_key_of(key) if name_key is None else name_key
-        target = self._resolve(name, f"{name_key}: " if name_key else "")
+        target = self._resolve(name, _prefix(name_key(key)))
         label = getattr(target, "__name__", name)
-        plan = check_call(target, args or {}, positional=positional, offered=offered, key=key, label=label)
-        return target, plan
+        return target, bind(target, args or {}, positional=positional, offered=offered, key=key, label=label)
 
     def _resolve(self, name: str, prefix: str) -> Any:
-        if isinstance(name, ObjectName):
-            return self._resolve_object(name, prefix)
-        if isinstance(name, str) and name in self:
-            return self._obj_map[name]
         if not isinstance(name, str):
             raise ConfigError(f"{prefix}the name of a {self._label} is a string, not {name!r}")
+        if isinstance(name, ObjectName):
+            if problem := self._problem(name.value, name.is_component):
+                raise ConfigError(f"{prefix}{name} cannot be the {self._label}: {problem}")
+            return name.component if name.is_component else name.value
+        if name in self:
+            return self._obj_map[name]
         if is_object_text(name):
             raise ConfigError(
                 f"{prefix}{name} is an object that the Python script of this run passed to Trainer; a config file "
@@ -228,40 +215,25 @@ class Registry(_FvcoreRegistry):
         if not name:
             raise UnknownKeyError(f"{prefix}no {self._label} is named.{known}")
         hint = suggest(name, names)
-        if ":" in name or "." in name:
-            try:
-                _refuse_standard_library(name)  # without importing it
-                target = locate(name)
-            except UnknownKeyError as error:
-                raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}': {error}{hint}") from error
-            except ConfigError as error:
-                raise ConfigError(f"{prefix}{error}") from error
-            if problem := self._problem(target):
-                raise ConfigError(f"{prefix}'{name}' cannot be the {self._label}: {problem}")
-            return target
-        raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}'{hint or '.'}{known}")
+        if ":" not in name and "." not in name:
+            raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}'{hint or '.'}{known}")
+        try:
+            if _is_standard(name.partition(":")[0]):  # without importing it
+                raise ConfigError(f"'{name}' is in Python's standard library, which has no components; name your own")
+            target = locate(name)
+        except UnknownKeyError as error:
+            raise UnknownKeyError(f"{prefix}unknown {self._label} '{name}': {error}{hint}") from error
+        except ConfigError as error:
+            raise ConfigError(f"{prefix}{error}") from error
+        if problem := _not_a_function(target) or self._problem(target):
+            raise ConfigError(f"{prefix}'{name}' cannot be the {self._label}: {problem}")
+        return target
 
-    def _resolve_object(self, name: ObjectName, prefix: str) -> Any:
-        value, problem = name.value, ""
-        if name.is_component and not isinstance(value, self.kind):
-            problem = f"it is of type {type(value).__name__}, not a {self._kind_text}"
-        elif isinstance(value, type) and not name.is_component and not issubclass(value, self.kind):
-            problem = f"it is not a subclass of {self._kind_text}"
-        if problem:
-            raise ConfigError(f"{prefix}{name} cannot be the {self._label}: {problem}")
-        return name.component if name.is_component else value
-
-    def _problem(self, target: Any) -> str:
-        """Why an imported object is not of the registry's kind; empty if it is."""
-        function = target
-        while isinstance(function, functools.partial):
-            function = function.func
-        function = inspect.unwrap(function) if callable(function) else function
-        if not isinstance(function, type | FunctionType | MethodType):
-            return f"it is of type {type(target).__name__}, not a class or a function written in Python"
-        if _is_standard(getattr(function, "__module__", None) or ""):
-            return f"it is {_origin(function)}, of Python's standard library"
-        if isinstance(target, type) and not issubclass(target, self.kind):
+    def _problem(self, target: Any, is_component: bool = False) -> str:
+        """Why a class or a component is not of the registry's kind; empty if it is, and for functions."""
+        if is_component and not isinstance(target, self.kind):
+            return f"it is of type {type(target).__name__}, not a {self._kind_text}"
+        if isinstance(target, type) and not is_component and not issubclass(target, self.kind):
             return f"it is not a subclass of {self._kind_text}"
         return ""
 
@@ -271,21 +243,33 @@ class Registry(_FvcoreRegistry):
         return " or ".join(kind.__name__.lstrip("_") for kind in kinds)
 
 
+def _prefix(key: str) -> str:
+    return f"{key}: " if key else ""
+
+
+def _not_a_function(target: Any) -> str:
+    """Why an imported object cannot be called as a component; empty if it is a class or function of a project."""
+    function = target
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function) if callable(function) else function
+    if not isinstance(function, type | FunctionType | MethodType):
+        return f"it is of type {type(target).__name__}, not a class or a function written in Python"
+    if _is_standard(getattr(function, "__module__", None) or ""):
+        return f"it is {_origin(function)}, of Python's standard library"
+    return ""
+
+
+def _is_standard(module_name: str) -> bool:
+    return module_name.partition(".")[0] in sys.stdlib_module_names
+
+
 def is_again(known: Any, obj: Any) -> bool:
     """Return whether ``obj`` is ``known``, defined again by a notebook's cell that ran twice or a reloaded module."""
     name = getattr(obj, "__qualname__", "<")
     if known is obj or "<" in name or name == "_":  # a function may define several of one name
         return False
     return all(getattr(known, key, None) == getattr(obj, key, None) for key in ("__module__", "__qualname__"))
-
-
-def _refuse_standard_library(name: str) -> None:
-    if _is_standard(name.partition(":")[0]):
-        raise ConfigError(f"'{name}' is in Python's standard library, which has no components; name your own module")
-
-
-def _is_standard(module_name: str) -> bool:
-    return module_name.partition(".")[0] in sys.stdlib_module_names
 
 
 def locate(name: str) -> Any:
@@ -311,22 +295,10 @@ def locate(name: str) -> Any:
     for module_name, attribute_names in candidates:
         module = _import(module_name) if all(module_name.split(".")) else None
         if module is not None:
-            return _attribute(module, attribute_names)
+            return functools.reduce(_attribute, attribute_names, module)
     if not candidates:
         raise UnknownNameError(f"'{name}' names no module")
     raise UnknownNameError(f"there is no module '{candidates[0][0]}'{_where(candidates[0][0])}")
-
-
-def import_module(module_name: str) -> ModuleType:
-    """Import a module from Python's path or the current folder.
-
-    Raises:
-        ConfigError: there is no such module, or it fails on import.
-    """
-    module = _import(module_name) if all(module_name.split(".")) else None
-    if module is None:
-        raise UnknownNameError(f"there is no module '{module_name}'{_where(module_name)}")
-    return module
 
 
 def _where(module_name: str) -> str:
@@ -339,28 +311,22 @@ def _where(module_name: str) -> str:
 
 
 def _import(module_name: str) -> ModuleType | None:
-    """Import a module; None if it does not exist."""
-    try:
-        return _import_on_path(module_name)
-    except ModuleNotFoundError:
-        pass
-    root = module_name.partition(".")[0]
-    folder = os.getcwd()
-    if root in sys.modules or folder in sys.path or "" in sys.path:
-        return None
+    """Import a module from Python's path or the current folder; None if it does not exist."""
+    module = _import_on_path(module_name)
+    root, folder = module_name.partition(".")[0], os.getcwd()
+    if module is not None or root in sys.modules or folder in sys.path or "" in sys.path:
+        return module
     # Loader workers and spawned ranks inherit sys.path, so they find the module too.
     sys.path.append(folder)
     importlib.invalidate_caches()
     try:
         return _import_on_path(module_name)
-    except ModuleNotFoundError:
-        return None
     finally:
         if root not in sys.modules:
             sys.path.remove(folder)
 
 
-def _import_on_path(module_name: str) -> ModuleType:
+def _import_on_path(module_name: str) -> ModuleType | None:
     try:
         return importlib.import_module(module_name)
     except (Exception, SystemExit) as error:
@@ -368,20 +334,17 @@ def _import_on_path(module_name: str) -> ModuleType:
             raise
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing and f"{module_name}.".startswith(f"{missing}."):
-            raise  # the module itself is missing, not one that it imports
+            return None  # the module itself is missing, not one that it imports
         raise ConfigError(f"importing '{module_name}' fails: {type(error).__name__}: {error}") from error
 
 
-def _attribute(module: ModuleType, names: list[str]) -> Any:
-    found: Any = module
-    for name in names:
-        try:
-            found = getattr(found, name)
-        except AttributeError:
-            owner = getattr(found, "__name__", repr(found))
-            hint = suggest(name, (n for n in dir(found) if not n.startswith("_")))
-            raise UnknownNameError(f"there is no '{name}' in '{owner}'{hint}") from None
-    return found
+def _attribute(owner: Any, name: str) -> Any:
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        owner_name = getattr(owner, "__name__", repr(owner))
+        hint = suggest(name, (n for n in dir(owner) if not n.startswith("_")))
+        raise UnknownNameError(f"there is no '{name}' in '{owner_name}'{hint}") from None
 
 
 def _plain(value: Any) -> Any:

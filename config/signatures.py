@@ -1,19 +1,25 @@
-"""Check arguments against the signature of a class or function, without calling it."""
+"""Arguments and signatures: check a call without making it, and ``@configurable`` targets, which take a config."""
 
 from __future__ import annotations
 
 import collections.abc
+import functools
 import inspect
+import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar, overload
 
-from .configurable import source_of
+from yacs.config import CfgNode as _YacsCfgNode
+
 from .errors import ConfigError, suggest
 
 _Parameter = inspect.Parameter
+_F = TypeVar("_F", bound=Callable[..., Any])
+# Attribute of functions that @configurable decorates: their from_config, or True for an __init__.
+_MARK = "_configurable_from"
 _BY_POSITION = (_Parameter.POSITIONAL_ONLY, _Parameter.POSITIONAL_OR_KEYWORD)
 _BY_KEYWORD = (_Parameter.POSITIONAL_OR_KEYWORD, _Parameter.KEYWORD_ONLY)
 SEQUENCES = (list, tuple, collections.abc.Sequence, collections.abc.MutableSequence)
@@ -54,7 +60,7 @@ class Plan:
     tensors: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_call(
+def bind(
     target: Any, args: Mapping[str, Any], *, positional: int, offered: Collection[str], key: str, label: str
 ) -> Plan:
     """Check a call of ``target`` without making it.
@@ -158,19 +164,15 @@ def what_it_takes(target: Any, with_cfg: bool = False) -> Taken | None:
 
 def _signature_chain(target: Any) -> list[list[inspect.Parameter]]:
     """The parameters of a callable; for a class, of each ``__init__`` in its MRO."""
-    if not inspect.isclass(target) or "__signature__" in vars(target):
-        parameters = _parameters(target)
-        return [] if parameters is None else [parameters]
-    inits = [vars(cls)["__init__"] for cls in target.__mro__[:-1] if "__init__" in vars(cls)]
-    if not inits:
-        parameters = _parameters(target)
-        return [] if parameters is None else [parameters]
-    chain = []
-    for init in inits:
-        parameters = _parameters(init)
+    inits = []
+    if inspect.isclass(target) and "__signature__" not in vars(target):
+        inits = [vars(cls)["__init__"] for cls in target.__mro__[:-1] if "__init__" in vars(cls)]
+    chain: list[list[inspect.Parameter]] = []
+    for function in inits or [target]:
+        parameters = _parameters(function)
         if parameters is None:
             break
-        has_self = parameters and parameters[0].kind in _BY_POSITION
+        has_self = inits and parameters and parameters[0].kind in _BY_POSITION
         chain.append(parameters[1:] if has_self else parameters)
     return chain
 
@@ -237,20 +239,16 @@ def fits(value: Any, annotation: Any) -> bool:
     if origin is typing.Literal:
         return any(type(value) is type(one) and value == one for one in inner)
     if origin in SEQUENCES:
-        return isinstance(value, (list, tuple)) and _items_fit(value, origin, inner)
+        if not isinstance(value, (list, tuple)):
+            return False
+        if origin is tuple and inner and inner[-1] is not Ellipsis:
+            return len(value) == len(inner) and all(map(fits, value, inner))
+        return not inner or all(fits(item, inner[0]) for item in value)
     if origin in MAPPINGS:
         if not isinstance(value, Mapping):
             return False
         return not inner or all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
     return True
-
-
-def _items_fit(value: list[Any] | tuple[Any, ...], origin: Any, inner: tuple[Any, ...]) -> bool:
-    if not inner:
-        return True
-    if origin is tuple and inner[-1] is not Ellipsis:
-        return len(value) == len(inner) and all(map(fits, value, inner))
-    return all(fits(item, inner[0]) for item in value)
 
 
 def _tensor_class(value: Any, annotation: Any) -> Any:
@@ -275,3 +273,122 @@ def _is_numbers(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_numbers, value))
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+# ---------------------------------------------------------------------- configurable
+
+
+@overload
+def configurable(init_func: _F, *, from_config: None = None) -> _F: ...
+@overload
+def configurable(init_func: None = None, *, from_config: Callable[..., dict[str, Any]]) -> Callable[[_F], _F]: ...
+def configurable(init_func: Any = None, *, from_config: Callable[..., dict[str, Any]] | None = None) -> Any:
+    """Make a class or function callable with a config.
+
+    On the ``__init__`` of a class, which has a class method ``from_config(cls, cfg, ...)``::
+
+        class Net:
+            @configurable
+            def __init__(self, width, depth=2): ...
+
+            @classmethod
+            def from_config(cls, cfg):
+                return {"width": cfg.MODEL.WIDTH}
+
+        Net(cfg)             # Net(width=cfg.MODEL.WIDTH)
+        Net(cfg, depth=3)    # Net(width=cfg.MODEL.WIDTH, depth=3)
+        Net(width=8)
+
+    On a function: ``@configurable(from_config=lambda cfg: {"width": cfg.MODEL.WIDTH})``.
+
+    The config, a CfgNode or omegaconf's DictConfig, is the first positional argument, or ``cfg=``. ``from_config``
+    receives the arguments that it names. The others go to the target, and override what ``from_config`` returns.
+
+    Args:
+        init_func: the ``__init__``, when used without parentheses.
+        from_config: for a function: returns its arguments from a config. The first parameter is ``cfg``.
+
+    Returns:
+        The decorated function, or the decorator.
+
+    Raises:
+        TypeError: the target or ``from_config`` is not as described.
+        AttributeError: the class has no ``from_config``.
+    """
+    if init_func is not None:
+        if from_config is not None or not inspect.isfunction(init_func) or init_func.__name__ != "__init__":
+            raise TypeError(
+                "write @configurable on the __init__ of a class, or @configurable(from_config=...) on a function"
+            )
+        return _takes_config(init_func)
+    if from_config is None:
+        raise TypeError("@configurable() needs from_config=...; on the __init__ of a class, leave out the parentheses")
+    _check_first_parameter(from_config)
+    return functools.partial(_takes_config, from_config=from_config)
+
+
+def source_of(target: Any) -> Callable[..., dict[str, Any]] | None:
+    """The ``from_config`` of a target that ``@configurable`` decorates.
+
+    Args:
+        target: a class or function.
+
+    Returns:
+        Its ``from_config`` (bound, for a class); None if it is not decorated.
+    """
+    if not inspect.isclass(target):
+        return getattr(target, _MARK, None)
+    if not getattr(target.__init__, _MARK, None):
+        return None
+    return _class_from_config(target)
+
+
+def _takes_config(function: Callable[..., Any], from_config: Callable[..., dict[str, Any]] | None = None) -> Any:
+    """Wrap a function, or an ``__init__`` if there is no ``from_config``, so that it takes a config."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        own, args = (args[:0], args) if from_config else (args[:1], args[1:])
+        source = from_config or _class_from_config(type(own[0]))
+        if _called_with_config(args, kwargs):
+            kwargs, args = _explicit_arguments(source, args, kwargs), ()
+        return function(*own, *args, **kwargs)
+
+    setattr(wrapped, _MARK, from_config or True)
+    if from_config is not None:
+        wrapped.from_config = from_config  # type: ignore[attr-defined]  # detectron2's users call it
+    return wrapped
+
+
+def _class_from_config(cls: type) -> Callable[..., dict[str, Any]]:
+    from_config = getattr(cls, "from_config", None)
+    if from_config is None:
+        raise AttributeError(f"{cls.__name__} is @configurable, so it needs a class method from_config(cls, cfg)")
+    if not inspect.ismethod(from_config):
+        raise TypeError(f"{cls.__name__}.from_config must be a class method")
+    _check_first_parameter(from_config)
+    return from_config
+
+
+def _check_first_parameter(from_config: Callable[..., Any]) -> None:
+    if not callable(from_config) or next(iter(inspect.signature(from_config).parameters), None) != "cfg":
+        name = getattr(from_config, "__qualname__", repr(from_config))
+        raise TypeError(f"{name}: the first parameter of a from_config function is 'cfg'")
+
+
+def _called_with_config(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    first = args[0] if args else kwargs.get("cfg")
+    omegaconf: Any = sys.modules.get("omegaconf")  # a LazyConfig
+    return isinstance(first, _YacsCfgNode) or (omegaconf is not None and isinstance(first, omegaconf.DictConfig))
+
+
+def _explicit_arguments(
+    from_config: Callable[..., dict[str, Any]], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> dict[str, Any]:
+    parameters = inspect.signature(from_config).parameters
+    takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    passed_on = {name: value for name, value in kwargs.items() if takes_all or name in parameters}
+    explicit = from_config(*args, **passed_on)
+    if not isinstance(explicit, dict):
+        raise TypeError(f"{from_config.__qualname__} must return a dict of arguments, not a {type(explicit).__name__}")
+    return {**explicit, **{name: value for name, value in kwargs.items() if name not in passed_on}}

@@ -12,7 +12,7 @@ from torch import nn
 from ...config import CfgNode, ConfigError, Registry
 from ...config.components import name_key
 from ...config.errors import suggest
-from ...config.signatures import Taken, check_call, is_function_of_two, what_it_takes
+from ...config.signatures import Taken, bind, is_function_of_two, what_it_takes
 from ...config.slots import Slot
 from .. import comm
 from ..parallel.base import build_strategy
@@ -239,7 +239,7 @@ def check_compile(key: str, args: CfgNode, ask_for_backends: bool) -> None:
     Raises:
         ConfigError: an argument is wrong.
     """
-    check_call(torch.compile, args, positional=1, offered=(), key=key, label="torch.compile")
+    bind(torch.compile, args, positional=1, offered=(), key=key, label="torch.compile")
     backend = args.get("backend")
     if ask_for_backends and isinstance(backend, str):
         backends = torch.compiler.list_backends(exclude_tags=())

@@ -89,8 +89,6 @@ def test_an_unknown_name_is_suggested_and_all_are_listed(registry):
         registry.build("zzz", key="MODEL.ARGS")
     with pytest.raises(KeyError, match=r"^HOOKS\[2\]\.NAME: unknown"):
         registry.check("zzz", key="HOOKS[2].ARGS")
-    with pytest.raises(KeyError, match=r"^X: unknown"):
-        registry.check("zzz", key="HOOKS[2].ARGS", name_key="X")
     with pytest.raises(UnknownKeyError, match=r"MODEL\.NAME: no model is named\. Known"):
         registry.check("", key="MODEL.ARGS")
     with pytest.raises(ConfigError, match="is a string, not 3"):

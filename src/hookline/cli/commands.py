@@ -327,8 +327,8 @@ def config(args: argparse.Namespace) -> None:
 
 
 def _describe_config(args: argparse.Namespace, width: int) -> None:
+    from hookline.config import locate
     from hookline.config.explain import explain, list_components, list_registries
-    from hookline.config.registry import import_module
     from hookline.engine.setup.schema import SLOTS, schema_of_configs
 
     if args.tool == "explain":
@@ -337,7 +337,7 @@ def _describe_config(args: argparse.Namespace, width: int) -> None:
         print(list_components(args.registry, SLOTS, width) if args.registry else list_registries(SLOTS, width))
     else:
         for module in args.modules:
-            import_module(module)
+            locate(f"{module}:__name__")
         print(json.dumps(schema_of_configs(), indent=1, ensure_ascii=False))
 
 
