@@ -1,12 +1,13 @@
 """Config of a run: keys and defaults, registries, ``@configurable``, durations. Does not import torch."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .components import component, components, name_of
 from .defaults import Config, get_cfg
 from .duration import Duration
 from .errors import ConfigError, UnknownKeyError, suggest, suggest_file
 from .node import CfgNode, global_cfg, set_global_cfg
+from .rare_names import imported_when_used
 from .registry import Registry, locate
 from .signatures import configurable
 from .values import MISSING, Typed, one_of
@@ -40,10 +41,4 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Import what only configs in Python need."""
-    if name not in ("LazyCall", "LazyConfig", "instantiate"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import lazy
-
-    return getattr(lazy, name)
+__getattr__ = imported_when_used(__name__, dict.fromkeys(("LazyCall", "LazyConfig", "instantiate"), ".lazy"))
