@@ -13,9 +13,8 @@ from torch.nn.parameter import is_lazy
 from ...config import ConfigError
 from ...config.files.run_folder import run_folder
 from .. import comm
-from .checkpoint_file import verify_checkpoint
-from .folder import is_local, read_tag
-from .matching import plain_name
+from .files import is_local, read_tag, verify_checkpoint
+from .state import plain_name
 from .torch_files import load_torch_file
 
 __all__ = [

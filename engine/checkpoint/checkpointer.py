@@ -20,7 +20,7 @@ How it is written
 -----------------
 
 1. The state is taken: :func:`~.state.to_plain` turns it into tensors and plain data.
-2. A temporary file is written, flushed to disk and renamed. Its checksum covers every byte (``checkpoint_file.py``).
+2. A temporary file is written, flushed to disk and renamed (``files.py``).
 3. ``last_checkpoint`` points to the new file, the same way.
 4. Outdated checkpoints are removed.
 
@@ -30,34 +30,45 @@ Checksums are compared before a file is loaded. It is read with ``weights_only=T
 skips damaged checkpoints and takes the newest that verifies (``candidates.py``).
 """
 
+import logging
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import IO, Any
 
-from fvcore.common.checkpoint import PeriodicCheckpointer
+import torch
+from fvcore.common.checkpoint import Checkpointer as FvcoreCheckpointer
+from fvcore.common.checkpoint import PeriodicCheckpointer, _IncompatibleKeys
 from iopath.common.file_io import g_pathmgr
 from torch import nn
 
 from ...config.errors import ConfigError, loading
+from ...config.files.atomic import replace_file
 from ...hooks.common.models import unwrap_model
+from ...hooks.common.tensors import has_shards
 from .. import comm
 from .candidates import find_resumable, iterations
-from .checkpoint_file import write_checkpoint
-from .folder import CheckpointFolder
-from .matching import plain_name
-from .reader import CheckpointReader
+from .files import CheckpointFolder, is_local, read_tag, write_checkpoint
+from .matching import LoadReport, load_weights, split_query
 from .saver import CheckpointError, OnError, Saver, Then
-from .staging import compact
-from .state import to_plain
-from .weights import choose_weights
+from .state import plain_name, to_plain
+from .weights import choose_weights, find_checkpoint, read_checkpoint
 
-__all__ = ["CheckpointError", "Checkpointer", "DetectionCheckpointer", "PeriodicCheckpointer", "unwrap_model"]
+__all__ = [
+    "CheckpointError",
+    "Checkpointer",
+    "DetectionCheckpointer",
+    "PeriodicCheckpointer",
+    "checkpointer_for",
+    "save_weights",
+    "unwrap_model",
+]
 
 
-class Checkpointer(CheckpointReader):
+class Checkpointer(FvcoreCheckpointer):
     """Saves and loads a model and other objects with ``state_dict()`` and ``load_state_dict()``.
 
-    The interface is fvcore's; the base class has its methods that find and read files.
+    The interface is fvcore's.
 
     Args:
         model: the model.
@@ -87,10 +98,18 @@ class Checkpointer(CheckpointReader):
         super().__init__(unwrap_model(model), save_dir, save_to_disk=save_to_disk, **checkpointables)
         for handler in dict.fromkeys(g_pathmgr._path_handlers.values()):  # those that configs are opened with
             self.path_manager.register_handler(handler)
+        self.logger = logging.getLogger(__name__)
+        self.loaded_from = ""
+        """The path that :meth:`load` loaded last."""
+        self.missing_keys: list[str] = []
+        """The model's weights that were not in it, or had another shape."""
+        self.load_report = LoadReport(0, 0)
+        """How its weights matched the model."""
+        self._weights_loaded = "model"
         self.resumed_from = ""
         """The checkpoint that :meth:`resume_or_load` resumed from; empty if there was none."""
         self._saver = Saver(asynchronous, on_error)
-        self._folder = CheckpointFolder(save_dir)
+        self._folder = CheckpointFolder(save_dir, self.path_manager)
 
     # ------------------------------------------------------------------ saving
 
@@ -133,11 +152,11 @@ class Checkpointer(CheckpointReader):
 
     def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
         """Take the state as it is now, and return a function that writes it to ``path``."""
-        data = self._saver.keep(compact(self.state(further)))
+        data = self._saver.keep(self.state(further))
         return lambda: self._write(path, lambda file: write_checkpoint(file, data))
 
     def state(self, further: dict[str, Any]) -> dict[str, Any]:
-        """Return what a checkpoint holds, with ``further`` entries. Tensors are not copied."""
+        """Return what a checkpoint holds, with ``further`` entries."""
         weights = to_plain(self.model.state_dict(), "model")
         data: dict[str, Any] = {"model": {plain_name(key): value for key, value in weights.items()}}
         for name, obj in self.checkpointables.items():
@@ -147,7 +166,7 @@ class Checkpointer(CheckpointReader):
         return data
 
     def _write(self, path: str, write: Callable[[IO[bytes]], Any]) -> None:
-        self._folder.write(path, write, self.path_manager)
+        self._folder.write(path, write)
 
     def _conclude(self, last: str, outdated: Iterable[str]) -> None:
         """Point ``last_checkpoint`` to ``last``, unless that is empty, and remove outdated checkpoints."""
@@ -163,7 +182,7 @@ class Checkpointer(CheckpointReader):
 
     def remove(self, path: str) -> None:
         """Remove a checkpoint that this run wrote. Errors are logged; missing files are ignored."""
-        self._folder.remove(path, self.path_manager)
+        self._folder.remove(path)
 
     def poll(self) -> None:
         """Finish an asynchronous save whose write has ended. Trainers call it after each step; it does not wait.
@@ -262,6 +281,89 @@ class Checkpointer(CheckpointReader):
             return self.load(self.resumed_from, weights_from="model" if self.checkpointables else weights_from)
         return self.load(path, checkpointables=[], strict=strict, weights_from=weights_from)
 
+    # ------------------------------------------------------------------ files
+
+    def fetch(self, path: str) -> str:
+        """Return the local path of a checkpoint. A URI's file is downloaded once.
+
+        Raises:
+            ConfigError: there is no such file.
+        """
+        path, _ = split_query(path)
+        if os.path.exists(path) or is_local(path):
+            return find_checkpoint(path)
+        try:
+            return self.path_manager.get_local_path(path)
+        except Exception as error:
+            raise ConfigError(f"cannot read the checkpoint {path!r}: {error}") from error
+
+    def get_checkpoint_file(self) -> str:
+        """Return the path that ``last_checkpoint`` points to; empty if there is none or it is not a file name."""
+        with suppress(OSError):
+            if name := read_tag(self.save_dir, self.path_manager):
+                return os.path.join(self.save_dir, name)
+        return ""
+
+    def get_all_checkpoint_files(self) -> list[str]:
+        """Return the paths of all checkpoints in ``save_dir``. Sharded ones are folders."""
+        names = [name for name in self.path_manager.ls(self.save_dir) if name.endswith(".pth")]
+        return [os.path.join(self.save_dir, name) for name in names]
+
+    # ------------------------------------------------------------------ methods that subclasses for fvcore override
+
+    def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
+        """Read a local file or folder into a dict with "model"."""
+        return read_checkpoint(f, mmap=mmap)
+
+    def _load_weights(self, f: str) -> dict[str, Any]:
+        """Like :meth:`_load_file`, but may leave other content of a large file on disk."""
+        own_reader = type(self)._load_file is Checkpointer._load_file  # others may have fvcore's arguments
+        return self._load_file(f, mmap=True) if own_reader else self._load_file(f)
+
+    def _load_model(self, checkpoint: Any) -> _IncompatibleKeys:
+        """Remove "model" from a checkpoint and load it."""
+        by_suffix = checkpoint.get("matching_heuristics") or split_query(self.loaded_from)[1]
+        weights = checkpoint.pop("model")
+        report = load_weights(self.model, weights, path=self.loaded_from or "the file", by_suffix=bool(by_suffix))
+        self.load_report = report
+        self.missing_keys = [*report.missing, *(name for name, _, _ in report.mismatched)]
+        return _IncompatibleKeys(report.missing, report.unexpected, report.mismatched)
+
+    def _log_incompatible_keys(self, incompatible: _IncompatibleKeys) -> None:
+        self.load_report.log(self.logger, self.loaded_from, self._weights_loaded)
+
 
 DetectionCheckpointer = Checkpointer
 """detectron2's name."""
+
+
+def checkpointer_for(model: nn.Module, save_dir: str = "", **options: Any) -> Checkpointer:
+    """Return a :class:`Checkpointer`, or for a model with sharded parameters the class that saves a folder of shards.
+
+    Args:
+        model: the model, wrapped or not.
+        save_dir, **options: as for :class:`Checkpointer`.
+    """
+    if not has_shards(model):
+        return Checkpointer(model, save_dir, **options)
+    from .sharded_checkpointer import ShardedCheckpointer  # imports torch.distributed.checkpoint: half a second
+
+    return ShardedCheckpointer(model, save_dir, **options)
+
+
+def save_weights(model: nn.Module, target: "str | os.PathLike[str] | IO[bytes]") -> None:
+    """Save a model's weights without optimizer, hooks and the state of a run. ``MODEL.WEIGHTS`` reads the file.
+
+    Args:
+        model: the model, wrapped for several processes or not.
+        target: a path, whose file appears when it is complete; or a file that is open for writing bytes.
+
+    Raises:
+        TypeError: the state has something that is neither a tensor nor plain data.
+    """
+    weights = to_plain(unwrap_model(model).state_dict(), "model")
+    data: dict[str, Any] = {"model": {plain_name(name): value for name, value in weights.items()}}
+    if isinstance(target, str | os.PathLike):
+        replace_file(os.fspath(target), lambda file: write_checkpoint(file, data))
+    else:
+        torch.save(data, target)

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import os
-import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -17,19 +16,13 @@ from torch.nn.parameter import is_lazy
 
 from ...config import ConfigError
 from ...hooks.common.tensors import is_sharded, shard_like
+from .state import plain_name
 
 __all__ = ["LoadReport", "load_weights", "plain_name", "split_query"]
 
-# Parts of names that torch.compile, FSDP and activation checkpointing add.
-_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 # Prefixes of names in other checkpoints: DistributedDataParallel, Lightning, DeepSpeed.
 _PREFIXES = ("module.", "model.", "_forward_module.")
 _MAX_LINES = 40
-
-
-def plain_name(name: str) -> str:
-    """Return a weight's name in the model as the user wrote it, without names of wrappers."""
-    return _WRAPPERS.sub("", name)
 
 
 def split_query(path: str) -> tuple[str, bool]:

@@ -1,13 +1,15 @@
-"""Writes files one at a time, in place or on a thread, and handles errors."""
+"""Writes checkpoints one at a time, in place or on a thread, and handles errors."""
 
 import logging
-import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import torch
+from torch.utils._pytree import tree_map_only
+
 from ...config.files.write_error import OnError, WriteError, check_on_error
-from .staging import Staging
 
 __all__ = ["CheckpointError", "OnError", "Saver", "Then"]
 
@@ -34,7 +36,7 @@ class Saver:
     first method called after the write has ended does.
 
     Args:
-        asynchronous: write on a thread.
+        asynchronous: write on a thread. It is not a daemon: the program waits for it before it exits.
         on_error: "stop" raises an OSError as a CheckpointError, "continue" logs it. Other errors are always raised.
     """
 
@@ -42,13 +44,39 @@ class Saver:
         check_on_error(on_error)
         self.asynchronous = asynchronous
         self.on_error = on_error
-        self._staging = Staging()
-        self.pending: _Write | None = None
-        """The write whose result is not reported yet."""
+        self.pending: tuple[Future[None], str, Then | None] | None = None
+        """The write whose result is not reported yet, its path and what to call then."""
+        self._thread: ThreadPoolExecutor | None = None
+        self._memory: dict[Any, torch.Tensor] = {}  # kept for the next copy
+        self._copied: list[torch.cuda.Event] = []
 
     def keep(self, data: Any) -> Any:
-        """Return plain data for the next write; if it is asynchronous, a copy that training does not change."""
-        return self._staging.copy(data) if self.asynchronous else data
+        """Return plain data for the next write; if it is asynchronous, a copy in host memory.
+
+        Tensors on a GPU are copied into pinned memory on the current stream. The host does not wait, and later steps
+        on the stream change no weight before it is copied. A tensor that occurs twice is copied once.
+        """
+        if not self.asynchronous:
+            return data
+        earlier, self._memory = self._memory, {}
+        copies: dict[Any, torch.Tensor] = {}
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
+                return tensor.to("cpu", copy=True)
+            key = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.size(), tensor.stride()
+            if key not in copies:
+                place = len(copies), *key[2:], tensor.is_cuda
+                room = earlier.pop(place, None)
+                if room is None:
+                    room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+                self._memory[place] = copies[key] = room.copy_(tensor, non_blocking=tensor.is_cuda)
+            return copies[key]
+
+        data = tree_map_only(torch.Tensor, copy, data)
+        for device in {device for device, *_ in copies if device.type == "cuda"}:
+            self._copied.append(torch.cuda.current_stream(device).record_event())
+        return data
 
     def write(self, path: str, write: Callable[[], Any], then: Then | None = None) -> None:
         """Wait for the previous write, call ``write()``, which writes ``path``, then call ``then``.
@@ -57,18 +85,29 @@ class Saver:
             CheckpointError: this write or the previous one failed; ``then`` was called.
         """
         self.wait()
+        copied, self._copied = self._copied, []
 
-        def write_kept() -> None:
-            self._staging.wait()
-            write()
+        def write_twice() -> None:
+            for event in copied:
+                event.synchronize()
+            try:
+                write()
+            except OSError as error:
+                logger.warning("Retrying once: %s", CheckpointError.of(path, error))
+                time.sleep(RETRY_AFTER)
+                write()
 
-        job = _Write(path, write_kept, then)
         if self.asynchronous:
-            job.start()
-            self.pending = job
-        else:
-            job.run()
-            self._end(job)
+            self._thread = self._thread or ThreadPoolExecutor(1, "hookline-checkpoint")
+            self.pending = self._thread.submit(write_twice), path, then
+            return
+        done: Future[None] = Future()
+        self.pending = done, path, then
+        try:
+            done.set_result(write_twice())
+        except BaseException as error:
+            done.set_exception(error)
+        self.wait()
 
     def poll(self) -> None:
         """Report a write that has ended. Does not wait.
@@ -76,8 +115,8 @@ class Saver:
         Raises:
             CheckpointError: the write failed.
         """
-        if self.pending is not None and not self.pending.is_alive():
-            self._end(self.pending)
+        if self.pending is not None and self.pending[0].done():
+            self.wait()
 
     def wait(self) -> None:
         """Wait for the pending write and report it.
@@ -85,53 +124,28 @@ class Saver:
         Raises:
             CheckpointError: the write failed.
         """
-        if self.pending is not None:
-            self.pending.join()
-            self._end(self.pending)
-
-    def close(self) -> None:
-        """Call :meth:`wait`, and free the memory of copies."""
-        try:
-            self.wait()
-        finally:
-            self._staging.free()
-
-    def _end(self, ended: "_Write") -> None:
-        self.pending = None
-        error = ended.error
+        if self.pending is None:
+            return
+        error = self.pending[0].exception()
+        (_, path, then), self.pending = self.pending, None
         if error is not None and not isinstance(error, OSError):
             raise error
-        failure = None if error is None else CheckpointError.of(ended.path, error)
+        failure = None if error is None else CheckpointError.of(path, error)
         if failure is not None and self.on_error == "continue":
             logger.error(
                 "Training continues without this checkpoint; the next one is saved when it is due: %s", failure
             )
-        if ended.then is not None:
-            ended.then(failure)
+        if then is not None:
+            then(failure)
         if failure is not None and self.on_error == "stop":
             raise failure from error
 
-
-class _Write(threading.Thread):
-    """Writes one file. Not a daemon: the program waits for it before it exits."""
-
-    def __init__(self, path: str, write: Callable[[], Any], then: Then | None) -> None:
-        super().__init__(name="hookline-checkpoint")
-        self.path = path
-        self.then = then
-        self.error: BaseException | None = None
-        self._write: Callable[[], Any] | None = write
-
-    def run(self) -> None:
-        assert self._write is not None
+    def close(self) -> None:
+        """Call :meth:`wait`, end the thread, and free the memory of copies."""
         try:
-            try:
-                self._write()
-            except OSError as error:
-                logger.warning("Retrying once: %s", CheckpointError.of(self.path, error))
-                time.sleep(RETRY_AFTER)
-                self._write()
-        except BaseException as error:
-            self.error = error
+            self.wait()
         finally:
-            self._write = None  # releases the copy of the state
+            if self._thread is not None:
+                self._thread.shutdown()
+            self._thread = None
+            self._memory.clear()

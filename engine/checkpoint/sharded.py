@@ -31,8 +31,8 @@ from ...config.errors import ConfigError, first_line
 from ...config.files.atomic import displaced, replace_file, replace_text, sync_directory, temporary_path
 from ...config.files.run_folder import claim
 from .. import comm
-from .checkpoint_file import verify_checkpoint, write_checkpoint
 from .distributed_files import empty_tensor, load_tensors, read_metadata, tensor_places
+from .files import verify_checkpoint, write_checkpoint
 from .shards import SHARD, Keys, Like, is_mark, nested, walk
 from .torch_files import load_torch_file
 

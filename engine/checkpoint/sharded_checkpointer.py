@@ -10,11 +10,9 @@ from torch.distributed.tensor import DTensor
 from ...config import ConfigError
 from .. import comm
 from .checkpointer import Checkpointer
-from .matching import plain_name
 from .sharded import fail_together, is_sharded_folder, write_folder
 from .shards import Keys, like_model, local_parts, shard, split_shards, with_parts
-from .staging import compact
-from .state import to_plain
+from .state import plain_name, to_plain
 from .weights import read_checkpoint
 
 __all__ = ["ShardedCheckpointer"]
@@ -76,7 +74,7 @@ class ShardedCheckpointer(Checkpointer):
         rest, shards = split_shards({**state, **further})
         if not comm.is_main_process():
             return None, shards
-        return compact({name: to_plain(value, name) for name, value in rest.items()}), shards
+        return {name: to_plain(value, name) for name, value in rest.items()}, shards
 
     def _load_file(self, f: str, mmap: bool = False) -> dict[str, Any]:
         """Read a file or folder, with this rank's shards of sharded tensors."""

@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from collections.abc import Collection, Hashable, Mapping, Set
 from dataclasses import fields, is_dataclass
 from datetime import date, time, timedelta
@@ -14,18 +15,27 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-__all__ = ["to_plain"]
+__all__ = ["plain_name", "to_plain"]
 
-
+# Parts of names that torch.compile, FSDP and activation checkpointing add.
+_WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _PLAIN = {int, float, bool, str, type(None)}
 # torch.load(weights_only=True) cannot read longer ints.
 _MAX_INT = 1 << 2000
+# A view is copied if it is smaller than this part of the memory that torch.save would write for it.
+_USED = 0.9
+
+
+def plain_name(name: str) -> str:
+    """Return a weight's name in the model as the user wrote it, without names of wrappers."""
+    return _WRAPPERS.sub("", name)
 
 
 def to_plain(value: Any, where: str = "state") -> Any:
     """Turn common types of NumPy, torch and Python into tensors and plain data, which load without pickle.
 
-    Containers are copied, tensors are not. Parameters and subclasses of tensors become tensors; random generators
+    Containers are copied; tensors only if they are small views of large ones, which would be saved too. Parameters and
+    subclasses of tensors become tensors; random generators
     (torch's, NumPy's, Python's) their state; enums their value; dataclasses and mappings dicts; paths, dates and
     Decimals strings; timedeltas seconds; other collections lists.
 
@@ -133,7 +143,14 @@ def _plain_tensor(tensor: torch.Tensor, where: str) -> torch.Tensor:
         tensor = tensor.detach()
     if type(tensor) is not torch.Tensor:
         tensor = tensor.as_subclass(torch.Tensor)
+    if _has_own_memory(tensor) and tensor.nbytes < _USED * tensor.untyped_storage().nbytes():
+        tensor = tensor.to("cpu", copy=True)
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
+
+
+def _has_own_memory(tensor: torch.Tensor) -> bool:
+    strided = tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+    return strided and 0 not in tensor.stride()  # expanded tensors are larger than their memory
 
 
 def _refuse(value: Any, where: str, what: str = "") -> Any:

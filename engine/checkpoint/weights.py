@@ -11,8 +11,7 @@ import torch
 
 from ...config.errors import ConfigError, first_line, printable, suggest_file
 from .. import comm
-from .checkpoint_file import verify_checkpoint
-from .folder import read_tag
+from .files import read_tag, verify_checkpoint
 from .torch_files import load_torch_file
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from hookline.config import CfgNode, get_cfg
 from hookline.engine import DefaultTrainer, seed_all_rng
-from hookline.engine.checkpoint.checkpoint_file import write_checkpoint
+from hookline.engine.checkpoint.files import write_checkpoint
 from hookline.engine.checkpoint.weights import choose_weights
 from hookline.engine.data import DATASET_REGISTRY, ShardedIterable
 from hookline.engine.modeling import MODEL_REGISTRY

@@ -11,7 +11,7 @@ from measure import Groups, Run, now, repeated
 from torch import nn
 
 from hookline.engine.checkpoint import Checkpointer
-from hookline.engine.checkpoint.checkpoint_file import verify_checkpoint
+from hookline.engine.checkpoint.files import verify_checkpoint
 
 SIZES = {"": 2_000_000, ", 1.2 GB": 100_000_000}  # parameters; the state has three times as many numbers
 PARTS = 20

@@ -1,8 +1,11 @@
 import errno
 import logging
+import os
 import threading
 
 import pytest
+import torch
+from torch.utils._pytree import tree_leaves
 
 from hookline.engine.checkpoint import saver as module
 from hookline.engine.checkpoint.saver import CheckpointError, Saver
@@ -52,7 +55,7 @@ def test_an_asynchronous_write_is_reported_on_the_calling_thread():
     saver.poll()
     assert reported == []
     gate.set()
-    saver.pending.join()
+    saver.pending[0].exception()
     assert reported == []
     saver.poll()
     assert reported == [(None, threading.current_thread())]
@@ -139,3 +142,102 @@ def test_errors_say_what_to_do(number, advice):
     assert message.startswith("cannot save run/a.pth: Cause; ")
     assert advice in message
     assert str(CheckpointError.of("a.pth", OSError("odd"))).startswith("cannot save a.pth: odd; ")
+
+
+# ---------------------------------------------------------------------------- copies
+
+
+def tensors_in(data):
+    return [leaf for leaf in tree_leaves(data) if isinstance(leaf, torch.Tensor)]
+
+
+def address(tensor):
+    return tensor.data_ptr() if tensor.layout is torch.strided else None
+
+
+def state(seed=0, width=5):
+    torch.manual_seed(seed)
+    weight = torch.randn(width, 7)
+    return {
+        "weight": weight,
+        "tied": weight.detach(),
+        "part": weight[1:, ::2],
+        "steps": [torch.tensor(3.0), torch.arange(3, dtype=torch.int16), torch.empty(0, 4)],
+        "half": torch.randn(3).bfloat16(),
+        "flag": torch.tensor([True, False]),
+        "sparse": torch.eye(3).to_sparse(),
+        "lr": 0.1,
+    }
+
+
+def same(a, b):
+    pairs = zip(tensors_in(a), tensors_in(b), strict=True)
+    return a["lr"] == b["lr"] and all(
+        x.dtype == y.dtype and x.shape == y.shape and torch.equal(x.to_dense(), y.to_dense()) for x, y in pairs
+    )
+
+
+def test_a_copy_does_not_change_with_the_state():
+    saver, data = Saver(asynchronous=True), state()
+    copy = saver.keep(data)
+    assert same(copy, data)
+    for tensor in tensors_in(data):
+        tensor.zero_()
+    assert same(copy, state())
+
+
+def test_tied_tensors_are_copied_once():
+    copy = Saver(asynchronous=True).keep(state())
+    assert copy["weight"] is copy["tied"]
+
+
+def test_the_next_copy_reuses_the_memory():
+    saver = Saver(asynchronous=True)
+    first = saver.keep(state(0))
+    addresses = [address(tensor) for tensor in tensors_in(first)]
+    second = saver.keep(state(1))
+    assert [address(tensor) for tensor in tensors_in(second)] == addresses
+    assert same(second, state(1))
+
+
+@pytest.mark.parametrize("width", [2, 500])
+def test_a_state_of_another_size_is_copied(width):
+    saver = Saver(asynchronous=True)
+    saver.keep(state(0, 50))
+    assert same(saver.keep(state(1, width)), state(1, width))
+
+
+def test_a_state_without_tensors_is_copied():
+    assert Saver(asynchronous=True).keep({"iteration": 3}) == {"iteration": 3}
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="reads /proc")
+def test_free_releases_the_memory():
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    data = {"weight": torch.ones(25_000_000)}
+    saver, before = Saver(asynchronous=True), resident()
+    copy = saver.keep(data)
+    assert 90e6 < resident() - before < 120e6
+    saver.keep(data)
+    assert resident() - before < 120e6
+    del copy
+    saver.close()
+    assert resident() - before < 20e6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_copy_from_a_gpu_holds_the_state_at_the_call():
+    saver, weight = Saver(asynchronous=True), torch.zeros(50_000_000, device="cuda")
+    for value in (1.0, 2.0):
+        weight.fill_(value)
+        copy = saver.keep({"weight": weight})
+        weight.fill_(-1.0)  # queued behind the copy
+        saver.write("a.pth", lambda: None)
+        saver.wait()
+        assert copy["weight"].is_pinned()
+        assert torch.equal(copy["weight"], torch.full((50_000_000,), value))
+    del copy
+    saver.close()

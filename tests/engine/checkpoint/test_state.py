@@ -213,3 +213,34 @@ REFUSED = {
 def test_a_value_that_cannot_be_converted_is_an_error_with_its_place(value):
     with pytest.raises(TypeError, match=r"state\['hooks'\]\['Odd'\]\[1\].* cannot be saved"):
         to_plain({"hooks": {"Odd": [1, value]}})
+
+
+# ---------------------------------------------------------------------------- views
+
+
+def file_size(data):
+    file = io.BytesIO()
+    torch.save(to_plain(data), file)
+    return len(file.getvalue())
+
+
+def test_a_small_view_is_saved_without_the_rest_of_its_memory():
+    whole = torch.randn(1000, 1000)
+    data = {"row": whole[3], "corner": whole[:2, :2]}
+    assert all(torch.equal(value, data[key]) for key, value in to_plain(data).items())
+    assert file_size(data) < 10_000
+
+
+def test_tied_weights_are_saved_once():
+    weight = torch.randn(100, 100)
+    data = {"embedding": weight, "head": weight.detach(), "transposed": weight.T}
+    assert file_size(data) < 1.2 * file_size({"embedding": weight})
+
+
+def test_parameters_in_one_flat_tensor_are_saved_once_each():
+    whole = torch.randn(10_000)
+    assert file_size([whole[:4000], whole[4000:]]) < 1.2 * file_size(whole)
+
+
+def test_an_expanded_tensor_stays_small():
+    assert file_size({"ones": torch.ones(1).expand(1_000_000)}) < 5_000
