@@ -1,11 +1,15 @@
 """Saves and loads checkpoints, and loads weights of other formats into a model."""
 
+from typing import Any
+
+from torch import nn
+
+from ...hooks.common.tensors import has_shards
 from .checkpointer import (
     Checkpointer,
     CheckpointError,
     DetectionCheckpointer,
     PeriodicCheckpointer,
-    checkpointer_for,
     save_weights,
     unwrap_model,
 )
@@ -19,3 +23,17 @@ __all__ = [
     "save_weights",
     "unwrap_model",
 ]
+
+
+def checkpointer_for(model: nn.Module, save_dir: str = "", **options: Any) -> Checkpointer:
+    """Return a :class:`Checkpointer`, or for a model with sharded parameters the class that saves a folder of shards.
+
+    Args:
+        model: the model, wrapped or not.
+        save_dir, **options: as for :class:`Checkpointer`.
+    """
+    if not has_shards(model):
+        return Checkpointer(model, save_dir, **options)
+    from .sharded_checkpointer import ShardedCheckpointer  # imports torch.distributed.checkpoint: half a second
+
+    return ShardedCheckpointer(model, save_dir, **options)

@@ -45,7 +45,6 @@ from torch import nn
 from ...config.errors import ConfigError, loading
 from ...config.files.atomic import replace_file
 from ...hooks.common.models import unwrap_model
-from ...hooks.common.tensors import has_shards
 from .. import comm
 from .candidates import find_resumable, iterations
 from .files import CheckpointFolder, is_local, read_tag, write_checkpoint
@@ -59,7 +58,6 @@ __all__ = [
     "Checkpointer",
     "DetectionCheckpointer",
     "PeriodicCheckpointer",
-    "checkpointer_for",
     "save_weights",
     "unwrap_model",
 ]
@@ -335,20 +333,6 @@ class Checkpointer(FvcoreCheckpointer):
 
 DetectionCheckpointer = Checkpointer
 """detectron2's name."""
-
-
-def checkpointer_for(model: nn.Module, save_dir: str = "", **options: Any) -> Checkpointer:
-    """Return a :class:`Checkpointer`, or for a model with sharded parameters the class that saves a folder of shards.
-
-    Args:
-        model: the model, wrapped or not.
-        save_dir, **options: as for :class:`Checkpointer`.
-    """
-    if not has_shards(model):
-        return Checkpointer(model, save_dir, **options)
-    from .sharded_checkpointer import ShardedCheckpointer  # imports torch.distributed.checkpoint: half a second
-
-    return ShardedCheckpointer(model, save_dir, **options)
 
 
 def save_weights(model: nn.Module, target: "str | os.PathLike[str] | IO[bytes]") -> None:
