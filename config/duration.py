@@ -8,12 +8,12 @@ from typing import Any, Literal, cast
 
 from .errors import ConfigError
 
-_FORMS = "an int (iterations), '500it', '2ep', '45s', '30min' or '2h'"
-_TIME_FORMS = "'45s', '30min' or '2h'"
-_LENGTH_FORMS = "an int (iterations), '500it' or '2ep'"
+FORMS = "an int (iterations), '500it', '2ep', '45s', '30min' or '2h'"
+TIME_FORMS = "'45s', '30min' or '2h'"
+LENGTH_FORMS = "an int (iterations), '500it' or '2ep'"
 
 # Spelling: (unit, size in that unit).
-_SPELLINGS: dict[str, tuple[str, int]] = {
+SPELLINGS: dict[str, tuple[str, int]] = {
     **dict.fromkeys(("", "it", "iter", "iters", "iteration", "iterations"), ("it", 1)),
     **dict.fromkeys(("ep", "epoch", "epochs"), ("ep", 1)),
     **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), ("s", 1)),
@@ -72,7 +72,7 @@ class Duration:
         Raises:
             ConfigError: it is none of these; the message lists the forms.
         """
-        return cls._parse(x, _FORMS)
+        return cls._parse(x, FORMS)
 
     @classmethod
     def parse_length(cls, x: Any) -> "Duration":
@@ -87,9 +87,9 @@ class Duration:
         Raises:
             ConfigError: it is not a duration, or a time.
         """
-        duration = cls._parse(x, _LENGTH_FORMS)
+        duration = cls._parse(x, LENGTH_FORMS)
         if duration.unit == "s":
-            raise ConfigError(f"{x!r} is a time; write {_LENGTH_FORMS}. SOLVER.TIME_LIMIT stops a run after a time")
+            raise ConfigError(f"{x!r} is a time; write {LENGTH_FORMS}. SOLVER.TIME_LIMIT stops a run after a time")
         return duration
 
     @staticmethod
@@ -123,9 +123,9 @@ class Duration:
         Raises:
             ConfigError: it is not a duration, or not a time.
         """
-        duration = cls._parse(x, _TIME_FORMS)
+        duration = cls._parse(x, TIME_FORMS)
         if duration and duration.unit != "s":
-            raise ConfigError(f"{x!r} is not a time; write {_TIME_FORMS}")
+            raise ConfigError(f"{x!r} is not a time; write {TIME_FORMS}")
         return duration
 
     @classmethod
@@ -153,11 +153,11 @@ class Duration:
             number, spelling = int(x), ""
         elif isinstance(x, Real):
             number, spelling = float(x), ""
-        elif isinstance(x, str) and (match := _PATTERN.fullmatch(x)) and match[2].lower() in _SPELLINGS:
+        elif isinstance(x, str) and (match := _PATTERN.fullmatch(x)) and match[2].lower() in SPELLINGS:
             number, spelling = float(match[1].replace("_", "")), match[2].lower()
         else:
             raise ConfigError(problem)
-        unit, scale = _SPELLINGS[spelling]
+        unit, scale = SPELLINGS[spelling]
         try:
             return cls(number * scale, cast(Literal["it", "ep", "s"], unit))
         except ConfigError as error:
@@ -178,7 +178,7 @@ class Duration:
         if self.unit == "it":
             return int(self.value)
         if self.unit == "s":
-            raise ConfigError(f"'{self}' is a time: it has no fixed number of iterations; write {_LENGTH_FORMS}")
+            raise ConfigError(f"'{self}' is a time: it has no fixed number of iterations; write {LENGTH_FORMS}")
         if iters_per_epoch is None:
             raise ConfigError(f"'{self}': the length of an epoch of this data is unknown; use iterations")
         return max(1, round(self.value * iters_per_epoch))

@@ -328,13 +328,12 @@ def config(args: argparse.Namespace) -> None:
 
 def _describe_config(args: argparse.Namespace, width: int) -> None:
     from hookline.config import locate
-    from hookline.config.explain import explain, list_components, list_registries
-    from hookline.engine.setup.schema import SLOTS, schema_of_configs
+    from hookline.engine.setup.schema import explain, list_components, list_registries, schema_of_configs
 
     if args.tool == "explain":
-        print(explain(args.key, SLOTS, width))
+        print(explain(args.key, width))
     elif args.tool == "list":
-        print(list_components(args.registry, SLOTS, width) if args.registry else list_registries(SLOTS, width))
+        print(list_components(args.registry, width) if args.registry else list_registries(width))
     else:
         for module in args.modules:
             locate(f"{module}:__name__")
