@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .parallel.fsdp import FSDP2
     from .parallel.mesh import Mesh
     from .program.run import run
-    from .setup.exit_codes import config_errors_exit
+    from .setup.options import config_errors_exit
     from .trainer import Trainer
 
 __all__ = [
@@ -66,7 +66,7 @@ __getattr__ = imported_when_used(
         "DefaultPredictor": ".export.predictor",
         "Mesh": ".parallel.mesh",
         "Trainer": ".trainer",
-        "config_errors_exit": ".setup.exit_codes",
+        "config_errors_exit": ".setup.options",
         "create_ddp_model": ".compat.functions",
         "default_argument_parser": "..command_line",
         "default_writers": ".compat.functions",

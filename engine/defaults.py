@@ -52,8 +52,7 @@ from .resume.lengths import (
     scale_config,
 )
 from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, overridden_builders
-from .setup.exit_codes import exit_after_signal
-from .setup.ignored import check_resumes
+from .setup.options import check_resumes, exit_after_signal
 from .setup.report import draw_at_end, log_end, log_start, name_replay, replay_command, watching_model
 from .setup.seeding import seed_all_rng, set_seed
 from .setup.start import RunStart, begin_inference, default_setup, prepared_start, take_start

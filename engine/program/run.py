@@ -13,7 +13,7 @@ from ..launch import launch
 from ..options import check_options, merge_options, named_trainer
 from ..parallel.base import build_strategy
 from ..setup.check import check_config, overridden_builders, unknown_parts
-from ..setup.exit_codes import config_errors_exit
+from ..setup.options import config_errors_exit
 from ..setup.output_dir import removed_if_empty
 from ..setup.report import describe_run
 from ..setup.start import begin_run, default_setup

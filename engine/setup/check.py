@@ -302,37 +302,25 @@ def _check_monitors(cfg: CfgNode) -> None:
     if not watched:
         return
     test_sets = [name_of(entry) for entry in sets_of_period(cfg).DATASETS.TEST]
-    for key, metric in watched.items():
-        for own in own_periods(cfg):
-            if metric.partition("/")[0] in map(name_of, sets_of_period(cfg, own).DATASETS.TEST):
-                raise ConfigError(
-                    f"{key}: {metric!r} is of a test set with an EVAL_PERIOD of its own, and only the other sets "
-                    "decide about the run; leave out its EVAL_PERIOD"
-                )
-    if not test_sets:
-        for key, metric in watched.items():
-            if key != best and (key not in open_to_others or metric.partition("/")[0] in DATASET_REGISTRY):
-                raise ConfigError(f"{key}: {metric!r} needs an evaluation, but DATASETS.TEST is empty")
-        return
+    own_sets = [name_of(entry) for own in own_periods(cfg) for entry in sets_of_period(cfg, own).DATASETS.TEST]
     if watched.get(plateau) and not Duration.parse(cfg.TEST.EVAL_PERIOD) and not cfg.HOOKS:
         raise ConfigError(
             "TEST.EVAL_PERIOD: is 0, so the only evaluation is at the end and SOLVER.LR_SCHEDULER_METRIC has no "
             'effect; set it, for example to "1ep"'
         )
-    if EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator":
-        return  # metrics of other evaluators are unknown
     metrics, others = result_names(cfg)
-    if others:  # known only after the first evaluation
-        return
+    if test_sets and (others or EVALUATOR_SLOT.name(cfg) != "MetricsEvaluator"):  # known afterwards
+        watched = {key: metric for key, metric in watched.items() if metric.partition("/")[0] in own_sets}
     names = [f"{test_set}/{metric}" for test_set in test_sets for metric in metrics]
     for key, metric in watched.items():
         prefix, slash, _ = metric.partition("/")
         if any(metric == name or metric.startswith(f"{name}/") for name in names):
             continue
-        if prefix == "train" and cfg.LOG.TRAIN_METRICS:
+        if (prefix == "train" and cfg.LOG.TRAIN_METRICS) or (key == best and not test_sets and not own_sets):
             continue
         near = suggest(metric, names) if slash or key not in open_to_others else ""
-        if key not in open_to_others or near or prefix in test_sets or prefix in DATASET_REGISTRY:
-            raise UnknownKeyError(
-                f"{key}: there is no metric {metric!r} among {', '.join(names) or 'none (TEST.METRICS is empty)'}{near}"
-            )
+        of_a_set = prefix in test_sets or prefix in own_sets or prefix in DATASET_REGISTRY
+        if key not in open_to_others or near or of_a_set:
+            known = ", ".join(names) or "none (DATASETS.TEST or TEST.METRICS is empty)"
+            own = "; sets with an EVAL_PERIOD of their own do not count" if prefix in own_sets else near
+            raise UnknownKeyError(f"{key}: there is no metric {metric!r} among {known}{own}")

@@ -28,10 +28,9 @@ from .. import comm
 from ..evaluation import build_metrics, check_metrics
 from ..ranks.environment import check_alone, check_same_config, restarted
 from .check import check_config, unknown_parts
-from .fast_dev_run import choose_fast_dev_run, shortened
-from .ignored import check_processes, check_trains, option
 from .lazy_start import folder_of, lazy_run
 from .logger import LOGGERS, hold_logs, open_logs, release_logs, set_console_level, setup_logger
+from .options import check_processes, check_trains, choose_fast_dev_run, option, shortened
 from .output_dir import OutputDir, RunKind
 from .report import describe_config, describe_environment
 from .seeding import choose_seed, saved_seed, seed_all_rng, set_seed, use_deterministic_algorithms

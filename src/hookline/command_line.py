@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -18,6 +18,7 @@ __all__ = [
     "Namespace",
     "add_options",
     "default_argument_parser",
+    "handling_signals",
     "last_parsed",
     "slow_imports",
 ]
@@ -129,28 +130,36 @@ def slow_imports() -> Iterator[None]:
     In the block signals end the process with their exit codes (docs/errors.md). No garbage is collected meanwhile, and
     later collections leave out what was imported: half a million objects.
     """
-    before = _exit_on_signals() if threading.current_thread() is threading.main_thread() else {}
     collects = gc.isenabled() and "torch" not in sys.modules
     if collects:
         gc.disable()
     try:
-        yield
+        with handling_signals(SIGINT=_exit(130), SIGTERM=_exit(75), SIGUSR1=_exit(75)):
+            yield
     finally:
         if collects:
             gc.freeze()
             gc.enable()
+
+
+def _exit(code: int) -> Callable[..., None]:
+    return lambda *_: os._exit(code)
+
+
+@contextmanager
+def handling_signals(**handlers: Any) -> Iterator[None]:
+    """Handle signals, given by name, in the block. Those that are ignored (nohup, "&") stay ignored."""
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for name, handler in handlers.items():
+            number = getattr(signal, name, None)  # not every system has it
+            if number is not None and signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, handler)
+    try:
+        yield
+    finally:
         for number, handler in before.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-
-
-def _exit_on_signals() -> dict[int, Any]:
-    """Give signals their exit codes, and return the handlers before."""
-    before = {}
-    for name, code in (("SIGINT", 130), ("SIGTERM", 75), ("SIGUSR1", 75)):
-        number = getattr(signal, name, None)  # not every system has it
-        if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, lambda *_, code=code: os._exit(code))
-    return before
 
 
 _EXAMPLES = """examples:

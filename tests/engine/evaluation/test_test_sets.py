@@ -75,7 +75,10 @@ def small_config(**keys):
     ("keys", "message"),
     [
         ({"DATASETS.TEST": TWO_SETS[1:]}, "DATASETS.TEST: each set has an EVAL_PERIOD of its own"),
-        ({"CHECKPOINT.BEST.METRIC": "full/loss"}, "CHECKPOINT.BEST.METRIC: 'full/loss' is of a test set with an EVAL_"),
+        (
+            {"CHECKPOINT.BEST.METRIC": "full/loss"},
+            "CHECKPOINT.BEST.METRIC: there is no metric .full/loss. among val/loss; sets with",
+        ),
         ({"CHECKPOINT.BEST.METRIC": "val/los"}, "did you mean 'val/loss'"),
         ({"CHECKPOINT.BEST.METRIC": "small_runs:Nets"}, "CHECKPOINT.BEST.METRIC: there is no 'Nets' in 'small_runs'"),
     ],
