@@ -11,7 +11,7 @@ from .build import (
     worker_init_reset_seed,
 )
 from .common import AspectRatioGroupedDataset, DatasetFromList, MapDataset, ToIterableDataset
-from .datasets import DATASET_REGISTRY, ArrayDataset, concat_datasets, get_dataset
+from .datasets import DATASET_REGISTRY, ArrayDataset, get_dataset
 from .epoch_iterator import EpochIterator
 from .files import TRANSFORM_REGISTRY, HuggingFaceDataset, ImageFolder, Tokens, python_docs_test, python_docs_train
 from .loader import SeededLoader
@@ -61,7 +61,6 @@ __all__ = [
     "build_train_loader",
     "check_data",
     "check_same_length",
-    "concat_datasets",
     "get_dataset",
     "is_deterministic",
     "move_to_device",

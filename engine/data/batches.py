@@ -22,6 +22,8 @@ __all__ = [
     "trivial_batch_collator",
 ]
 
+_END: Any = object()
+
 COLLATE_REGISTRY = Registry("COLLATE", Callable)
 """Functions from a list of samples to a batch, or classes of callable objects, for ``DATALOADER.COLLATE_FN.NAME``."""
 
@@ -149,15 +151,14 @@ class CudaPrefetcher:
         state: the state after the last batch that was returned.
     """
 
-    def __init__(self, batches: Iterator[Any], device: torch.device, snapshot: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self, batches: Iterator[Any], device: torch.device, snapshot: Callable[[], Any] = lambda: None
+    ) -> None:
         self._batches = batches
         self._device = device
         self._snapshot = snapshot
-        self.state: Any = None if snapshot is None else snapshot()
-        self._next_state: Any = None
+        self.state = self._next_state = snapshot()
         self._stream = torch.cuda.Stream(device)
-        self._next: Any = None
-        self._ended = False
         self._error: Exception | None = None
         self._load()
 
@@ -166,38 +167,32 @@ class CudaPrefetcher:
 
     def __next__(self) -> Any:
         if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-        if self._ended:
+            raise self._error
+        if self._next is _END:
             raise StopIteration
         computing = torch.cuda.current_stream(self._device)
         computing.wait_stream(self._stream)
         batch, self.state = self._next, self._next_state
         # Its memory belongs to the copying stream, which must not reuse it before computing has finished.
-        _record(batch, computing)
+        convert(batch, lambda part: _record(part, computing))
         self._load()
         return batch
 
     def _load(self) -> None:
+        self._next = _END
         try:
-            batch = next(self._batches)
-        except StopIteration:
-            self._ended, self._next = True, None
-            return
+            batch = next(self._batches, _END)
         except Exception as error:  # of the next step
-            self._ended, self._next, self._error = True, None, error
+            self._error = error
             return
-        if self._snapshot is not None:
-            self._next_state = self._snapshot()
-        with torch.cuda.stream(self._stream):
-            self._next = move_to_device(batch, self._device)
+        self._next_state = self._snapshot()
+        if batch is not _END:
+            with torch.cuda.stream(self._stream):
+                self._next = move_to_device(batch, self._device)
 
 
-def _record(batch: Any, stream: Any) -> None:
-    if isinstance(batch, torch.Tensor):
-        batch.record_stream(stream)
-    elif isinstance(batch, dict):
-        _record(list(batch.values()), stream)
-    elif isinstance(batch, list | tuple):
-        for item in batch:
-            _record(item, stream)
+def _record(part: Any, stream: Any) -> Any:
+    if isinstance(part, torch.Tensor):
+        part.record_stream(stream)
+        return part
+    return None

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset
 
 from ...config import CfgNode, ConfigError, component, name_of
 from ...config.components import period_of
@@ -24,7 +24,7 @@ from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler, RankBatchSampler
 from .batches import COLLATE_REGISTRY, trivial_batch_collator
 from .common import AspectRatioGroupedDataset, MapDataset
-from .datasets import TEST_SLOT, TRAIN_SLOT, ArrayDataset, concat_datasets, first_samples, get_dataset
+from .datasets import TEST_SLOT, TRAIN_SLOT, ArrayDataset, get_dataset
 from .loader import SeededLoader
 from .samplers import SAMPLER_REGISTRY, InferenceSampler, TrainingSampler, seeded_generator
 from .seeding import is_deterministic, own_collate_fn
@@ -106,14 +106,24 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
 
 def _training_data(cfg: CfgNode) -> Any:
     """Build the training set; with OVERFIT_BATCHES its first samples."""
-    parts = [get_dataset(entry, f"DATASETS.TRAIN[{i}].ARGS") for i, entry in enumerate(cfg.DATASETS.TRAIN)]
-    for i, part in enumerate(parts):
-        _check_not_empty(part, f"DATASETS.TRAIN[{i}]", cfg.DATASETS.TRAIN[i])
-    dataset = concat_datasets(parts)
+    parts = [_built(entry, f"DATASETS.TRAIN[{i}]") for i, entry in enumerate(cfg.DATASETS.TRAIN)]
+    if len(parts) > 1 and any(isinstance(part, IterableDataset) for part in parts):
+        raise ConfigError("DATASETS.TRAIN: an iterable data set cannot be concatenated with others; name it alone")
+    dataset = ConcatDataset(parts) if len(parts) > 1 else parts[0]
     number = cfg.DATALOADER.OVERFIT_BATCHES * cfg.DATALOADER.BATCH_SIZE
-    if number and is_loader(dataset):
-        raise ConfigError("DATALOADER.OVERFIT_BATCHES: is for data sets, and the training data is a loader")
-    return first_samples(dataset, number) if number else dataset
+    if number and (is_loader(dataset) or isinstance(dataset, IterableDataset)):
+        raise ConfigError(
+            f"DATALOADER.OVERFIT_BATCHES: {type(dataset).__name__} is iterable; put its first samples into a list: "
+            f"list(islice(dataset, {number}))"
+        )
+    return Subset(dataset, range(min(number, len(dataset)))) if number else dataset
+
+
+def _built(entry: str | dict[str, Any], key: str) -> Any:
+    dataset = get_dataset(entry, f"{key}.ARGS")
+    if hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset) and len(dataset) == 0:
+        raise ConfigError(f"{key}: the data set {component(entry)[0]} has no samples")
+    return dataset
 
 
 def _train_stream(cfg: CfgNode, dataset: IterableDataset[Any], seed: int) -> DataLoader[Any]:
@@ -170,19 +180,10 @@ def _test_data(cfg: CfgNode, name: str) -> Any:
     """Build a test set. With OVERFIT_BATCHES it is the samples that are trained on."""
     if cfg.DATALOADER.OVERFIT_BATCHES and cfg.DATASETS.TRAIN:
         return _training_data(cfg)
-    entry: Any = name
-    key, names = "DATASETS.TEST", [name_of(entry) for entry in cfg.DATASETS.TEST]
-    if name in names:
-        index = names.index(name)
-        entry, key = cfg.DATASETS.TEST[index], f"DATASETS.TEST[{index}].ARGS"
-    dataset = get_dataset(entry, key)
-    _check_not_empty(dataset, key.removesuffix(".ARGS"), entry)
-    return dataset
-
-
-def _check_not_empty(dataset: Any, key: str, entry: str | dict[str, Any]) -> None:
-    if hasattr(dataset, "__len__") and not isinstance(dataset, IterableDataset) and len(dataset) == 0:
-        raise ConfigError(f"{key}: the data set {component(entry)[0]} has no samples")
+    for i, entry in enumerate(cfg.DATASETS.TEST):
+        if name_of(entry) == name:
+            return _built(entry, f"DATASETS.TEST[{i}]")
+    return _built(name, "DATASETS.TEST")
 
 
 def check_same_length(loader: Any, key: str) -> Any:

@@ -2,17 +2,16 @@
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
+from torch.utils.data import Dataset
 
 from ...config import ConfigError, Registry, component
-from ...config.errors import place_of
-from ...config.slots import Slot
+from ...config.slots import Slot, errors_at
 
-__all__ = ["DATASET_REGISTRY", "ArrayDataset", "concat_datasets", "first_samples", "get_dataset"]
+__all__ = ["DATASET_REGISTRY", "ArrayDataset", "get_dataset"]
 
 
 @runtime_checkable
@@ -75,56 +74,11 @@ def get_dataset(entry: str | dict[str, Any], key: str) -> Dataset[Any]:
         key: its config key, for error messages.
     """
     name, args = component(entry)
-    place = f"{key.removesuffix('.ARGS')} ({name})"
-    try:
+    with errors_at(f"{key.removesuffix('.ARGS')} ({name})"):
         dataset = DATASET_REGISTRY.build(name, args, key=key)
-    except (ConfigError, OSError) as error:  # such as a file that does not exist
-        if key and str(error).startswith(key.partition(".ARGS")[0]):
-            raise
-        raise ConfigError(f"{place}: {error}{'' if isinstance(error, ConfigError) else place_of(error)}") from error
-    except Exception as error:
-        raise ConfigError(f"{place}: {type(error).__name__}: {error}{place_of(error)}") from error
-    if hasattr(dataset, "__getitem__") and not (hasattr(dataset, "__len__") or isinstance(dataset, Iterable)):
-        raise ConfigError(f"{place}: {type(dataset).__name__} has __getitem__() but no __len__(); it needs both")
+        if hasattr(dataset, "__getitem__") and not (hasattr(dataset, "__len__") or isinstance(dataset, Iterable)):
+            raise ConfigError(f"{type(dataset).__name__} has __getitem__() but no __len__(); it needs both")
     return dataset
-
-
-def concat_datasets(datasets: Sequence[Dataset[Any]]) -> Dataset[Any]:
-    """Concatenate data sets. Several :class:`ArrayDataset` become one, which still reads whole batches.
-
-    Raises:
-        ConfigError: their samples have different shapes or types, or one of several is iterable.
-    """
-    if len(datasets) == 1:
-        return datasets[0]
-    if any(isinstance(dataset, IterableDataset) for dataset in datasets):
-        raise ConfigError("DATASETS.TRAIN: an iterable data set cannot be concatenated with others; name it alone")
-    if not all(isinstance(dataset, ArrayDataset) for dataset in datasets):
-        return ConcatDataset(datasets)
-    columns = [dataset.tensors for dataset in cast(Sequence[ArrayDataset], datasets)]
-    layouts = {tuple((tensor.shape[1:], tensor.dtype) for tensor in tensors) for tensors in columns}
-    if len(layouts) > 1:
-        raise ConfigError(
-            f"DATASETS.TRAIN: the sets have samples of different shapes or types: {sorted(map(str, layouts))}"
-        )
-    return ArrayDataset(*(torch.cat(parts) for parts in zip(*columns, strict=True)))
-
-
-def first_samples(dataset: Any, number: int) -> Dataset[Any]:
-    """The first ``number`` samples of a data set. An :class:`ArrayDataset` stays one.
-
-    Raises:
-        ConfigError: the data set is iterable.
-    """
-    if isinstance(dataset, IterableDataset):
-        raise ConfigError(
-            f"DATALOADER.OVERFIT_BATCHES: {type(dataset).__name__} is iterable; put its first samples into a list: "
-            f"list(islice(dataset, {number}))"
-        )
-    number = min(number, len(dataset))
-    if type(dataset) is ArrayDataset:
-        return ArrayDataset(*(tensor[:number] for tensor in dataset.tensors))
-    return Subset(dataset, range(number))
 
 
 @DATASET_REGISTRY.register()

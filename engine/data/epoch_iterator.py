@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ...config import ConfigError
 from .batch_sampler import has_state, takes_start
 from .batches import CudaPrefetcher
-from .loader import ended_early, exact_length, iterate, swapped
+from .loader import ended_early, exact_length, iterate, length_of, swapped
 
 __all__ = ["EpochIterator", "reason_without_indices"]
 
@@ -42,7 +42,7 @@ class EpochIterator:
         self, loader: Any, length: int | None = None, listener: Any = None, device: torch.device | None = None
     ) -> None:
         self.loader = loader
-        own = _length(loader)
+        own = length_of(loader)
         self.length = own if length is None else length if own is None else min(length, own)
         if self.length == 0:
             raise ValueError("the data loader is empty: it has no batches")
@@ -196,40 +196,35 @@ class EpochIterator:
         self.epoch, self.position, self._pass = state["epoch"], 0, state.get("pass", 0)
         self._origin = self._read = 0
         if self._stateful and "loader" in state:
-            self._load_own_state(state)
+            self.loader.load_state_dict(state["loader"])
+            self.position = state["position"]
+            self._loaded = not state.get("skipped")
+            if not self._loaded:
+                self._start()  # makes the loader use its state; the rest of that epoch is skipped
             return True
-        samples = state.get("samples", 0)
-        if state["position"] == 0 and not samples:
+        position, samples = state["position"], state.get("samples", 0)
+        if not position and not samples:
             return True
-        if not samples or not hasattr(self._sampler, "batch_size") or not takes_start(self._sampler):
+        size = getattr(self._sampler, "batch_size", None)
+        if not samples or size is None or not takes_start(self._sampler):
             return False
         self._origin = samples
-        if self._endless:
-            self.position = self._counted(state)
+        if self._endless:  # the batches of the epoch, in the present batch size
+            self.position = position * state.get("batch_size", size) // size
+            if self.length is not None:
+                self.position = min(self.position, self.length - 1)
             return True
-        left = _batches_left(self._sampler, samples, self.length)
-        left = left if left is None else max(0, left - self._cut)
-        if left == 0:  # the rest is less than a batch, and DROP_LAST is set
+        if hasattr(self._sampler, "batches_after"):
+            left = self._sampler.batches_after(samples)
+        else:
+            left = None if self.length is None else self.length + self._cut + samples // -size
+        if self.length is None or left is None:
+            self.position = -(-samples // size)
+        elif left > self._cut:
+            self.position = self.length + self._cut - left
+        else:  # the rest is less than a batch, and DROP_LAST is set
             self.epoch, self._origin = self.epoch + 1, 0
-        else:
-            known = self.length is not None and left is not None
-            self.position = self.length - left if known else -(-samples // self._sampler.batch_size)  # type: ignore
         return True
-
-    def _load_own_state(self, state: Mapping[str, Any]) -> None:
-        self.loader.load_state_dict(state["loader"])
-        self.position = state["position"]
-        if state.get("skipped"):
-            self._start()  # makes the loader use its state; the rest of that epoch is skipped
-        else:
-            self._loaded = True
-
-    def _counted(self, state: Mapping[str, Any]) -> int:
-        """Batches of the current epoch where epochs are only counted, in the current batch size."""
-        position, before = state["position"], state.get("batch_size", self._sampler.batch_size)
-        if before != self._sampler.batch_size:
-            position = position * before // self._sampler.batch_size
-        return position if self.length is None else min(position, self.length - 1)
 
     def _start(self) -> Iterator[Any]:
         sampler, number = self._sampler, self._pass if self._endless else self.epoch
@@ -248,8 +243,8 @@ class EpochIterator:
                 "loader needs the number of workers that it was saved with"
             ) from error
         if self._prefetch_to is not None:
-            snapshot = self.loader.state_dict if self._stateful else None
-            batches = CudaPrefetcher(batches, self._prefetch_to, snapshot)
+            state = [self.loader.state_dict] if self._stateful else []
+            batches = CudaPrefetcher(batches, self._prefetch_to, *state)
         return batches if self._noted is None else self._noted.follow(batches)
 
     def _roll(self) -> None:
@@ -283,26 +278,12 @@ class EpochIterator:
         return batch
 
 
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:  # a generator, an iterable dataset, an endless sampler
-        return None
-
-
 def _sampler(loader: Any) -> Any:
     """The loader's batch sampler, its sampler or itself: the first that has ``set_epoch``."""
     for owner in (getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader):
         if hasattr(owner, "set_epoch"):
             return owner
     return None
-
-
-def _batches_left(sampler: Any, samples: int, length: int | None) -> int | None:
-    """Batches left in an epoch after ``samples``; None if unknown."""
-    if hasattr(sampler, "batches_after"):
-        return sampler.batches_after(samples)
-    return None if length is None else length + samples // -sampler.batch_size
 
 
 def reason_without_indices(loader: Any) -> str:

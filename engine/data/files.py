@@ -1,7 +1,6 @@
 """Data sets of files: images in folders, tokens, and those of Hugging Face's ``datasets``."""
 
 import functools
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -22,8 +21,6 @@ __all__ = [
     "python_docs_test",
     "python_docs_train",
 ]
-
-logger = logging.getLogger(__name__)
 
 # One of this many blocks is in the test set.
 _TEST_EVERY = 10
@@ -77,14 +74,11 @@ class ImageFolder(Dataset[tuple[torch.Tensor, int]]):
             raise ConfigError(f"root: there are no images in the folders of {root} ({', '.join(_EXTENSIONS)})")
         self._size = (size, size) if isinstance(size, int) else None if size is None else (size[0], size[1])
         self._mode = mode
-        self._transforms = []
-        for i, entry in enumerate(transforms):
-            name, args = component(entry)
-            self._transforms.append(TRANSFORM_REGISTRY.build(name, args, key=f"transforms[{i}].ARGS"))
+        named = enumerate(map(component, transforms))
+        self._transforms = [TRANSFORM_REGISTRY.build(*entry, key=f"transforms[{i}].ARGS") for i, entry in named]
         # A subclass that overrides reading, perhaps with augmentation, must declare it itself.
         still = all(getattr(transform, "deterministic", False) for transform in self._transforms)
         self.deterministic = still and type(self).__getitem__ is ImageFolder.__getitem__
-        logger.debug("%s: %d images of %d classes", root, len(self.files), len(self.classes))
 
     def __len__(self) -> int:
         return len(self.files)
@@ -117,13 +111,9 @@ def _folders(root: str) -> list[str]:
 
 
 def _images(root: str, name: str) -> list[str]:
-    found = [
-        os.path.join(folder, file)
-        for folder, _, files in os.walk(os.path.join(root, name))
-        for file in files
-        if file.lower().endswith(_EXTENSIONS)
-    ]
-    return sorted(found)
+    walked = os.walk(os.path.join(root, name))
+    files = [os.path.join(folder, file) for folder, _, names in walked for file in names]
+    return sorted(file for file in files if file.lower().endswith(_EXTENSIONS))
 
 
 @TRANSFORM_REGISTRY.register()
@@ -279,31 +269,22 @@ def HuggingFaceDataset(  # named like the data set that it returns
         streaming: read samples while training, without random access. The position is saved with checkpoints.
 
     Raises:
-        ConfigError: there is no such data set, split or column; or the package is missing.
+        ConfigError: there is no such split; or the package is missing. Other errors are those of ``datasets``.
     """
     try:
         import datasets
     except ImportError as error:
         raise ConfigError("HuggingFaceDataset needs datasets: pip install 'hookline[huggingface]'") from error
-    saved = [file for file in ("dataset_info.json", "dataset_dict.json") if os.path.isfile(os.path.join(path, file))]
-    try:
-        if saved:
-            found = datasets.load_from_disk(path)
-        else:
-            found = datasets.load_dataset(path, name, data_files=data_files, split=split, streaming=streaming)
-    except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
-        raise ConfigError(f"{type(error).__name__}: {error}") from error
+    if any(os.path.isfile(os.path.join(path, file)) for file in ("dataset_info.json", "dataset_dict.json")):
+        found = datasets.load_from_disk(path)
+    else:
+        found = datasets.load_dataset(path, name, data_files=data_files, split=split, streaming=streaming)
     if isinstance(found, dict):
         if split not in found:
-            hint = suggest(split or "", found)
-            raise ConfigError(f"split: {path} has the splits {', '.join(found)}, not {split!r}{hint}")
-        found = found[split]
-    for column in columns or ():
-        if found.column_names and column not in found.column_names:
             raise ConfigError(
-                f"columns: there is no column {column!r} among {', '.join(found.column_names)}"
-                f"{suggest(column, found.column_names)}"
+                f"split: {path} has the splits {', '.join(found)}, not {split!r}{suggest(split or '', found)}"
             )
+        found = found[split]
     if columns is not None:
         found = found.select_columns(list(columns))
     found = found.with_format("torch")

@@ -4,6 +4,7 @@ import signal
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -41,7 +42,7 @@ class WorkerLoader(DataLoader[Any]):
         can_block = hasattr(signal, "pthread_sigmask")  # not on Windows
         before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS) if can_block else []
         try:
-            with swapped(self, worker_init_fn=_Init(self.worker_init_fn)):
+            with swapped(self, worker_init_fn=partial(_begin_worker, self.worker_init_fn)):
                 batches: Any = super().__iter__()
         finally:
             if can_block:
@@ -52,18 +53,12 @@ class WorkerLoader(DataLoader[Any]):
         return batches
 
 
-class _Init:
-    """A ``worker_init_fn`` that sets the signal handlers first."""
-
-    def __init__(self, then: Callable[[int], Any] | None) -> None:
-        self._then = then
-
-    def __call__(self, worker_id: int) -> None:
-        leave_signals_to_parent()
-        if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
-        if self._then is not None:
-            self._then(worker_id)
+def _begin_worker(then: Callable[[int], Any] | None, worker_id: int) -> None:
+    leave_signals_to_parent()
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    if then is not None:
+        then(worker_id)
 
 
 @contextmanager
@@ -254,20 +249,22 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[Any]:
     """Yield each batch of a loader once.
 
     Raises:
-        RuntimeError: the loader ended before its length, or something in it called ``sys.exit()``.
+        RuntimeError: the loader ended before its length.
     """
-    length, read, batches = exact_length(loader), 0, iterate(loader)
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            break
-        except SystemExit as error:
-            raise RuntimeError(f"the data loader called sys.exit({error.code!r}) after {read} batches") from error
+    length, read = exact_length(loader), 0
+    for batch in iterate(loader):
         read += 1
         yield batch
     if length is not None and read < length:
         raise ended_early(read, length)
+
+
+def length_of(loader: Any) -> int | None:
+    """Return ``len(loader)``; None for a generator, an iterable data set, an endless sampler."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None
 
 
 def exact_length(loader: Any) -> int | None:
@@ -275,12 +272,7 @@ def exact_length(loader: Any) -> int | None:
 
     The length of a loader over an IterableDataset is only an estimate: workers may split the data unevenly.
     """
-    if isinstance(getattr(loader, "dataset", None), IterableDataset):
-        return None
-    try:
-        return len(loader)
-    except TypeError:  # a generator, an endless sampler
-        return None
+    return None if isinstance(getattr(loader, "dataset", None), IterableDataset) else length_of(loader)
 
 
 def ended_early(read: int, length: int) -> RuntimeError:

@@ -187,18 +187,13 @@ class StreamLoader(WorkerLoader):
             raise ConfigError("DATASETS.TRAIN: the checkpoint's position is of another kind of data set")
         if self._sharded:
             return
-        name = type(self.dataset).__name__
-        before, now = len(position["shards"]), max(1, self.num_workers)
+        before = len(position["shards"]), position["world_size"]
+        now = max(1, self.num_workers), self._world_size
         if before != now:
             raise ConfigError(
-                f"DATALOADER.NUM_WORKERS: {name} splits itself between workers, and was read by {before} of them: "
-                f"in the middle of an epoch it cannot continue with {now}. Restore NUM_WORKERS, or make the data set "
-                "a ShardedIterable, which continues with any number"
-            )
-        if position["world_size"] != self._world_size:
-            raise ConfigError(
-                f"{name} splits itself between ranks, and was read by {position['world_size']} of them: in the "
-                f"middle of an epoch it cannot continue with {self._world_size}; a ShardedIterable can"
+                f"DATALOADER.NUM_WORKERS: {type(self.dataset).__name__} splits itself between ranks and workers, and "
+                f"was read by {before[0]} worker(s) on {before[1]} rank(s). In the middle of an epoch it cannot "
+                f"continue with {now[0]} on {now[1]}. Restore both numbers, or make the data set a ShardedIterable"
             )
 
 
@@ -226,40 +221,31 @@ class _Parts:
         return full + self.counts(rest)
 
 
+@dataclass(eq=False)
 class _BatchStream(IterableDataset[Any]):
     """What workers read: items of (batch, shard, samples read, state of the source)."""
 
-    def __init__(
-        self,
-        dataset: Any,
-        parts: _Parts,
-        collate: Callable[[Any], Any],
-        stamp: tuple[int, ...],
-        position: dict[str, Any],
-        seeks: bool,
-    ) -> None:
-        self.reader: _StreamReader | None = None
-        self._dataset = dataset
-        self._parts = parts
-        self._collate = collate
-        self._seed_collate = not is_deterministic([], collate)
-        self._stamp = stamp
-        self._position = position
-        self._seeks = seeks
+    dataset: Any
+    parts: _Parts
+    collate: Callable[[Any], Any]
+    stamp: tuple[int, ...]
+    position: dict[str, Any]
+    seeks: bool
+    reader: "_StreamReader | None" = None
 
     def __iter__(self) -> Iterator[Any]:
         worker, workers = _worker()
-        parts, (seed, *rank) = self._parts, self._stamp
-        if isinstance(self._dataset, ShardedIterable):  # workers take turns to make this rank's part of a batch
-            source, shard, turn, turns = self._dataset.source, 0, worker, workers
-            stamp: tuple[int, ...] = (seed, self._position["epoch"])
+        parts, (seed, *rank) = self.parts, self.stamp
+        if isinstance(self.dataset, ShardedIterable):  # workers take turns to make this rank's part of a batch
+            source, shard, turn, turns = self.dataset.source, 0, worker, workers
+            stamp: tuple[int, ...] = (seed, self.position["epoch"])
         else:
-            source, shard, turn, turns = self._dataset, worker, 0, 1
-            stamp = (seed, self._position["epoch"], rank[0] * workers + worker)
+            source, shard, turn, turns = self.dataset, worker, 0, 1
+            stamp = (seed, self.position["epoch"], rank[0] * workers + worker)
             # A DataLoader reads its first item from worker 0. Empty items advance it to the worker whose turn it is.
-            if worker <= self._position["last"]:
+            if worker <= self.position["last"]:
                 yield None, shard, None, None
-        reader = self.reader = _StreamReader(source, stamp, *self._position["shards"][shard], self._seeks)
+        reader = self.reader = _StreamReader(source, stamp, *self.position["shards"][shard], self.seeks)
         for number in count():
             # The model draws from the global generators too, but not in a worker.
             with preserve_rng() if get_worker_info() is None else nullcontext():
@@ -274,7 +260,7 @@ class _BatchStream(IterableDataset[Any]):
                 yield batch, shard, reader.position, reader.state_dict() if get_worker_info() else None
 
     def _batch(self, samples: list[Any], stamp: tuple[int, ...], place: int) -> Any:
-        transform = self._dataset.transform if isinstance(self._dataset, ShardedIterable) else None
+        transform = self.dataset.transform if isinstance(self.dataset, ShardedIterable) else None
         if transform is not None:
             made, key = [], stream_key(*stamp, TRANSFORM)
             for number, sample in enumerate(samples, place):
@@ -285,9 +271,9 @@ class _BatchStream(IterableDataset[Any]):
                     note_sample(error, f"sample {number} of the stream, in the transform")
                     raise
             samples = made
-        if self._seed_collate:
+        if not is_deterministic([], self.collate):
             seed_generators(stream_key(*stamp, COLLATE), place)
-        return self._collate(samples)
+        return self.collate(samples)
 
 
 def _worker() -> tuple[int, int]:

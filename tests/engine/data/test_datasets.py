@@ -2,10 +2,9 @@ import sys
 
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, TensorDataset
 
 from hookline.config import ConfigError
-from hookline.engine.data import ArrayDataset, concat_datasets, get_dataset
+from hookline.engine.data import ArrayDataset, get_dataset
 
 
 def test_array_dataset_gathers_a_batch_equal_to_its_samples():
@@ -59,21 +58,3 @@ def test_a_missing_scikit_learn_is_an_error_that_says_what_to_install(monkeypatc
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ConfigError, match=r"pip install 'hookline\[digits\]'"):
         get_dataset("digits_train", "DATASETS.TRAIN")
-
-
-def test_concatenated_arrays_are_gathered_at_once():
-    parts = [ArrayDataset(torch.arange(3)), ArrayDataset(torch.arange(10, 12))]
-    joined = concat_datasets(parts)
-    assert isinstance(joined, ArrayDataset)
-    assert joined.__getitems__([3, 2])[0].tolist() == [10, 2]
-
-
-def test_other_data_sets_are_concatenated_by_torch():
-    joined = concat_datasets([ArrayDataset(torch.arange(3)), TensorDataset(torch.arange(2))])
-    assert isinstance(joined, ConcatDataset)
-    assert len(joined) == 5
-
-
-def test_sets_of_different_shapes_cannot_be_concatenated():
-    with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN.*shape"):
-        concat_datasets([ArrayDataset(torch.zeros(2, 3)), ArrayDataset(torch.zeros(2, 4))])

@@ -46,7 +46,7 @@ def test_samples_are_dicts_of_tensors_and_a_resume_is_exact(loader, args):
     ("args", "message"),
     [
         ({"path": "saved", "split": "trian"}, r"split: saved has the splits train, test, not 'trian'; did you mean"),
-        ({"path": "saved", "split": "train", "columns": ["y"]}, "columns: there is no column 'y' among x, label"),
+        ({"path": "saved", "split": "train", "columns": ["y"]}, r"ValueError: Column name \['y'\] not in the dataset"),
         ({"path": "csv", "data_files": "no.csv", "split": "train"}, "FileNotFoundError: Unable to find"),
     ],
 )
