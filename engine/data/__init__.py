@@ -1,6 +1,6 @@
 """Data sets, samplers and loaders."""
 
-from .batch_sampler import PlacedBatch, RankBatchSampler
+from .batch_sampler import GlobalBatchSampler, PlacedBatch, RankBatchSampler
 from .batches import COLLATE_REGISTRY, move_to_device, pad_collate, split_batch, trivial_batch_collator
 from .build import (
     build_batch_data_loader,
@@ -10,15 +10,21 @@ from .build import (
     check_same_length,
     worker_init_reset_seed,
 )
-from .common import AspectRatioGroupedDataset, DatasetFromList, MapDataset, ToIterableDataset
-from .datasets import DATASET_REGISTRY, ArrayDataset, get_dataset
+from .datasets import (
+    DATASET_REGISTRY,
+    ArrayDataset,
+    AspectRatioGroupedDataset,
+    DatasetFromList,
+    MapDataset,
+    ToIterableDataset,
+    get_dataset,
+)
 from .epoch_iterator import EpochIterator
 from .files import TRANSFORM_REGISTRY, HuggingFaceDataset, ImageFolder, Tokens, python_docs_test, python_docs_train
 from .loader import SeededLoader
 from .samplers import (
     SAMPLER_REGISTRY,
     EpochSampler,
-    GlobalBatchSampler,
     GroupedBatchSampler,
     InferenceSampler,
     LengthGroupedSampler,

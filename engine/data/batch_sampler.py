@@ -15,8 +15,6 @@ from ...hooks.common.rng import preserve_rng
 from .. import comm
 from .seeding import ORDER, seed_generators, stream_key
 
-__all__ = ["GlobalBatchSampler", "PlacedBatch", "RankBatchSampler", "has_state", "takes_start"]
-
 # Indices that are drawn at once: seeding and restoring the generators for them takes 150 µs.
 _AHEAD = 4096
 
@@ -69,7 +67,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         drop_last: drop the last batch of an epoch if it is not full.
         rank: the rank to yield batches for. Default: this process's data rank.
         world_size: number of ranks. Default: the number of data ranks.
-        max_batches: batches per epoch, at most.
         placed: yield :class:`PlacedBatch`, for loaders that need the positions.
         seed: of the sampler's draws, the same on all ranks.
 
@@ -85,7 +82,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         rank: int | None = None,
         world_size: int | None = None,
         *,
-        max_batches: int | None = None,
         placed: bool = False,
         seed: int = 0,
     ) -> None:
@@ -94,7 +90,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
         self.drop_last = drop_last
         self.rank = comm.get_data_rank() if rank is None else rank
         self.world_size = comm.get_data_size() if world_size is None else world_size
-        self.max_batches = max_batches
         self.placed = placed
         self.seed = seed
         self._epoch = 0
@@ -145,8 +140,6 @@ class GlobalBatchSampler(Sampler[list[int]]):
             skip = self._set_sampler_epoch(epoch, start)
             self._start = None
         indices = islice(self._drawn(epoch), self._own(skip), None)
-        if self.max_batches is not None:
-            indices = islice(indices, self._own(max(0, self.max_batches * self.batch_size - start)))
         size = self._own(self.batch_size)
         while batch := list(islice(indices, size)):
             length = len(batch)
@@ -181,13 +174,9 @@ class GlobalBatchSampler(Sampler[list[int]]):
 
     def _samples(self) -> int | None:
         """Samples per epoch, over all ranks; None if it has no end."""
-        size = None
-        if hasattr(self.sampler, "__len__"):
-            size = len(self.sampler) * self.world_size // self._own(self.world_size)
-        if self.max_batches is None:
-            return size
-        limit = self.max_batches * self.batch_size
-        return limit if size is None else min(size, limit)
+        if not hasattr(self.sampler, "__len__"):
+            return None
+        return len(self.sampler) * self.world_size // self._own(self.world_size)
 
     def __len__(self) -> int:
         number = self.batches_after(0)
@@ -206,7 +195,7 @@ class RankBatchSampler(GlobalBatchSampler):
     Args:
         sampler: yields the indices of this rank. ``start`` of its ``set_epoch`` counts over all ranks.
         batch_size: samples per global batch, a multiple of the number of ranks.
-        drop_last, rank, world_size, max_batches, placed, seed: as in :class:`GlobalBatchSampler`.
+        drop_last, rank, world_size, placed, seed: as in :class:`GlobalBatchSampler`.
     """
 
     def share(self, start: int) -> float:

@@ -12,16 +12,6 @@ from torch.utils.data import default_collate
 from ...config import Registry
 from ...hooks.common.tensors import convert, fields_of, is_samples, samples_in, with_fields
 
-__all__ = [
-    "COLLATE_REGISTRY",
-    "CudaPrefetcher",
-    "batch_size_of",
-    "move_to_device",
-    "pad_collate",
-    "split_batch",
-    "trivial_batch_collator",
-]
-
 _END: Any = object()
 
 COLLATE_REGISTRY = Registry("COLLATE", Callable)

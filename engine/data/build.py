@@ -7,7 +7,6 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from operator import itemgetter
 from typing import Any, NoReturn
 
@@ -23,22 +22,11 @@ from .. import comm
 from ..modeling.build import resolve_device
 from .batch_sampler import GlobalBatchSampler, RankBatchSampler
 from .batches import COLLATE_REGISTRY, trivial_batch_collator
-from .common import AspectRatioGroupedDataset, MapDataset
-from .datasets import TEST_SLOT, TRAIN_SLOT, ArrayDataset, get_dataset
-from .loader import SeededLoader
+from .datasets import TEST_SLOT, TRAIN_SLOT, ArrayDataset, AspectRatioGroupedDataset, MapDataset, get_dataset
+from .loader import LimitedLoader, SeededLoader
 from .samplers import SAMPLER_REGISTRY, InferenceSampler, TrainingSampler, seeded_generator
 from .seeding import is_deterministic, own_collate_fn
 from .stream import ShardedIterable, StreamLoader
-
-__all__ = [
-    "build_batch_data_loader",
-    "build_test_loader",
-    "build_train_loader",
-    "check_data",
-    "check_same_length",
-    "trivial_batch_collator",
-    "worker_init_reset_seed",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +42,7 @@ SAMPLER_SLOT = Slot(
 )
 
 
-def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
+def build_train_loader(cfg: CfgNode) -> Any:
     """Build the loader of ``DATASETS.TRAIN``: this rank's part of global batches of ``BATCH_SIZE`` samples.
 
     ``loader.batch_sampler`` is a :class:`GlobalBatchSampler`; its ``set_epoch(epoch, start)`` sets the position of the
@@ -66,21 +54,30 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     if not cfg.DATASETS.TRAIN:
         raise ConfigError('DATASETS.TRAIN is empty: name the training data, such as ["digits_train"]')
     dataset: Any = _training_data(cfg)
-    if is_loader(dataset):
-        return use_loader(dataset, "DATASETS.TRAIN", cfg.DATALOADER.LIMIT_TRAIN_BATCHES)
     seed = cfg.SEED if cfg.SEED >= 0 else comm.shared_random_seed()
+    if is_loader(dataset):
+        loader = use_loader(dataset, "DATASETS.TRAIN")
+    elif isinstance(dataset, IterableDataset):
+        _check_split(cfg, dataset)
+        size, drop_last = cfg.DATALOADER.BATCH_SIZE, cfg.DATALOADER.DROP_LAST
+        loader = _stream(dataset, size, seed=seed, drop_last=drop_last, **_options(cfg, dataset))
+    else:
+        loader = _loader(dataset, _train_batches(cfg, dataset, seed), seed=seed, **_options(cfg, dataset))
+    return _limited(loader, cfg.DATALOADER.LIMIT_TRAIN_BATCHES)
+
+
+def _limited(loader: Any, limit: int) -> Any:
+    return LimitedLoader(loader, limit) if limit else loader
+
+
+def _train_batches(cfg: CfgNode, dataset: Any, seed: int) -> GlobalBatchSampler:
     settings = cfg.DATALOADER
-    total, drop_last, limit = settings.BATCH_SIZE, settings.DROP_LAST, settings.LIMIT_TRAIN_BATCHES or None
-    if settings.OVERFIT_BATCHES:
-        logger.info("DATALOADER.OVERFIT_BATCHES: training and evaluation use the same %d samples", len(dataset))
-    if isinstance(dataset, IterableDataset):
-        return _train_stream(cfg, dataset, seed)
     sampler = SAMPLER_SLOT.build(
         cfg,
         dataset=dataset,
         data_source=dataset,
         size=len(dataset),
-        batch_size=total,
+        batch_size=settings.BATCH_SIZE,
         seed=seed,
         seed_shuffle=seed,
         seed_subset=seed,
@@ -90,18 +87,18 @@ def build_train_loader(cfg: CfgNode) -> DataLoader[Any]:
     )
     if isinstance(sampler, TrainingSampler):  # a subclass may not take rank and world_size
         sampler.yield_for_all_ranks()
-    batches = GlobalBatchSampler(sampler, total, drop_last, max_batches=limit, seed=seed)
+    batches = GlobalBatchSampler(sampler, settings.BATCH_SIZE, settings.DROP_LAST, seed=seed)
     if batches.batches_after(0) == 0:
         raise ConfigError(
-            f"DATALOADER.BATCH_SIZE: an epoch has fewer than {total} samples, and DATALOADER.DROP_LAST drops a batch "
-            "that is not full: no batch is left. Use smaller batches, or set DROP_LAST to False"
+            f"DATALOADER.BATCH_SIZE: an epoch has fewer than {settings.BATCH_SIZE} samples, and DATALOADER.DROP_LAST "
+            "drops a batch that is not full: no batch is left. Use smaller batches, or set DROP_LAST to False"
         )
     if settings.ITERS_PER_EPOCH and hasattr(sampler, "__len__"):
         raise ConfigError(
             f"DATALOADER.ITERS_PER_EPOCH: epochs of {settings.SAMPLER_TRAIN} have a length, {len(batches)} batches; "
             "to make them shorter, set LIMIT_TRAIN_BATCHES"
         )
-    return _loader(dataset, batches, seed=seed, **_options(cfg, dataset))
+    return batches
 
 
 def _training_data(cfg: CfgNode) -> Any:
@@ -116,7 +113,11 @@ def _training_data(cfg: CfgNode) -> Any:
             f"DATALOADER.OVERFIT_BATCHES: {type(dataset).__name__} is iterable; put its first samples into a list: "
             f"list(islice(dataset, {number}))"
         )
-    return Subset(dataset, range(min(number, len(dataset)))) if number else dataset
+    if not number:
+        return dataset
+    part = Subset(dataset, range(min(number, len(dataset))))
+    logger.info("DATALOADER.OVERFIT_BATCHES: training and evaluation use the same %d samples", len(part))
+    return part
 
 
 def _built(entry: str | dict[str, Any], key: str) -> Any:
@@ -126,36 +127,26 @@ def _built(entry: str | dict[str, Any], key: str) -> Any:
     return dataset
 
 
-def _train_stream(cfg: CfgNode, dataset: IterableDataset[Any], seed: int) -> DataLoader[Any]:
-    settings, name = cfg.DATALOADER, type(dataset).__name__
-    workers, ranks = max(1, settings.NUM_WORKERS), comm.get_data_size()
-    if not isinstance(dataset, ShardedIterable):
-        if ranks > 1 and not settings.ITERS_PER_EPOCH:
-            raise ConfigError(
-                f"DATALOADER.ITERS_PER_EPOCH: {name} splits itself between {ranks} ranks, which may reach its end at "
-                "different steps and then wait for each other forever. Set the length of an epoch, or make the set "
-                "a ShardedIterable, which ends on all ranks at the same step"
-            )
-        if workers * ranks > 1 and not getattr(dataset, "shares_itself_out", False):
-            logger.warning(
-                "%s must split itself between %d ranks with %d workers each; otherwise every sample is seen %d times. "
-                "Make it a ShardedIterable, or set its attribute shares_itself_out to True if it does split itself",
-                name,
-                ranks,
-                workers,
-                workers * ranks,
-            )
-    return _stream(
-        dataset,
-        settings.BATCH_SIZE,
-        seed=seed,
-        drop_last=settings.DROP_LAST,
-        max_batches=settings.LIMIT_TRAIN_BATCHES or None,
-        **_options(cfg, dataset),
-    )
+def _check_split(cfg: CfgNode, dataset: IterableDataset[Any]) -> None:
+    """Check how an iterable training set is split between ranks and workers."""
+    if isinstance(dataset, ShardedIterable):
+        return
+    name, workers, ranks = type(dataset).__name__, max(1, cfg.DATALOADER.NUM_WORKERS), comm.get_data_size()
+    if ranks > 1 and not cfg.DATALOADER.ITERS_PER_EPOCH:
+        raise ConfigError(
+            f"DATALOADER.ITERS_PER_EPOCH: {name} splits itself between {ranks} ranks, which may reach its end at "
+            "different steps and then wait for each other forever. Set the length of an epoch, or make the set "
+            "a ShardedIterable, which ends on all ranks at the same step"
+        )
+    if workers * ranks > 1 and not getattr(dataset, "shares_itself_out", False):
+        logger.warning(
+            f"{name} must split itself between {ranks} ranks with {workers} workers each; otherwise every sample is "
+            f"seen {workers * ranks} times. Make it a ShardedIterable, or set its attribute shares_itself_out to True "
+            "if it does split itself"
+        )
 
 
-def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
+def build_test_loader(cfg: CfgNode, dataset_name: str) -> Any:
     """Build the loader of a test set: this rank's part, every sample once, in order.
 
     Args:
@@ -163,15 +154,13 @@ def build_test_loader(cfg: CfgNode, dataset_name: str) -> DataLoader[Any]:
         dataset_name: name of an entry of ``DATASETS.TEST``, or of any registered data set.
     """
     batch_size = cfg.DATALOADER.TEST_BATCH_SIZE or cfg.DATALOADER.BATCH_SIZE
-    seed = max(cfg.SEED, 0)
-    limit = cfg.DATALOADER.LIMIT_TEST_BATCHES
-    dataset = _test_data(cfg, dataset_name)
+    total, limit = batch_size * comm.get_data_size(), cfg.DATALOADER.LIMIT_TEST_BATCHES
+    seed, dataset = max(cfg.SEED, 0), _test_data(cfg, dataset_name)
     if is_loader(dataset):
-        return use_loader(dataset, "DATASETS.TEST", limit)
+        return _limited(use_loader(dataset, "DATASETS.TEST"), limit)
     if isinstance(dataset, IterableDataset):
-        total = batch_size * comm.get_data_size()
-        return _stream(dataset, total, seed=seed, keep_rest=True, max_batches=limit or None, **_options(cfg, dataset))
-    size = min(len(dataset), limit * batch_size * comm.get_data_size()) if limit else len(dataset)
+        return _limited(_stream(dataset, total, seed=seed, keep_rest=True, **_options(cfg, dataset)), limit)
+    size = min(len(dataset), limit * total) if limit else len(dataset)
     batches = BatchSampler(InferenceSampler(size), batch_size, drop_last=False)
     return _loader(dataset, batches, seed=seed, **_options(cfg, dataset))
 
@@ -304,8 +293,7 @@ def check_data(cfg: CfgNode) -> None:
         )
     if cfg.DATASETS.TEST and all(period_of(entry) is not None for entry in cfg.DATASETS.TEST):
         raise ConfigError("DATASETS.TEST: each set has an EVAL_PERIOD of its own; leave it out of at least one")
-    loader = cfg.DATALOADER
-    workers, most = loader.NUM_WORKERS, max(64, 8 * (os.cpu_count() or 1))
+    workers, most = cfg.DATALOADER.NUM_WORKERS, max(64, 8 * (os.cpu_count() or 1))
     if workers > most:
         raise ConfigError(
             f"DATALOADER.NUM_WORKERS: must be at most {most} on this machine, not {workers}: each is a process"
@@ -396,13 +384,12 @@ def is_loader(data: Any) -> bool:
     return isinstance(data, Iterable) and not isinstance(data, Dataset) and not hasattr(data, "__getitem__")
 
 
-def use_loader(loader: Any, key: str, limit: int = 0) -> Any:
+def use_loader(loader: Any, key: str) -> Any:
     """Return a loader that is used in the place of a data set.
 
     Args:
         loader: see :func:`is_loader`.
         key: the key that names or holds the loader.
-        limit: only its first so many batches are read; 0: all.
 
     Raises:
         ConfigError: there are several ranks, and the loader gives all of them the same batches.
@@ -414,21 +401,4 @@ def use_loader(loader: Any, key: str, limit: int = 0) -> Any:
             f"{key}: a DataLoader gives each of {comm.get_data_size()} ranks all samples; pass the data set, which is "
             "split between the ranks, or give the loader a DistributedSampler"
         )
-    return _FirstBatches(loader, limit) if limit else loader
-
-
-class _FirstBatches:
-    """The first batches of a loader, in each pass."""
-
-    def __init__(self, loader: Any, number: int) -> None:
-        self._loader = loader
-        self._number = number
-        for name in ("sampler", "batch_sampler"):  # their set_epoch() is called
-            if hasattr(loader, name):
-                setattr(self, name, getattr(loader, name))
-
-    def __len__(self) -> int:
-        return min(self._number, len(self._loader))
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(self._loader, self._number)
+    return loader

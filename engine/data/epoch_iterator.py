@@ -10,9 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from ...config import ConfigError
 from .batch_sampler import has_state, takes_start
 from .batches import CudaPrefetcher
-from .loader import ended_early, exact_length, iterate, length_of, swapped
-
-__all__ = ["EpochIterator", "reason_without_indices"]
+from .loader import LimitedLoader, ended_early, exact_length, iterate, length_of, swapped
 
 _END: Any = object()
 
@@ -41,6 +39,8 @@ class EpochIterator:
     def __init__(
         self, loader: Any, length: int | None = None, listener: Any = None, device: torch.device | None = None
     ) -> None:
+        if isinstance(loader, LimitedLoader):
+            loader, length = loader.loader, loader.limit if length is None else min(length, loader.limit)
         self.loader = loader
         own = length_of(loader)
         self.length = own if length is None else length if own is None else min(length, own)
@@ -288,6 +288,7 @@ def _sampler(loader: Any) -> Any:
 
 def reason_without_indices(loader: Any) -> str:
     """Why the indices of a loader's samples are not known; empty if they are."""
+    loader = getattr(loader, "loader", loader)  # of a LimitedLoader
     name = type(loader).__name__
     if not isinstance(loader, DataLoader):
         return f"{name} is no DataLoader"

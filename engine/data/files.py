@@ -13,15 +13,6 @@ from torch.utils.data import Dataset
 from ...config import ConfigError, Registry, component, suggest, suggest_file
 from .datasets import DATASET_REGISTRY, ArrayDataset
 
-__all__ = [
-    "TRANSFORM_REGISTRY",
-    "HuggingFaceDataset",
-    "ImageFolder",
-    "Tokens",
-    "python_docs_test",
-    "python_docs_train",
-]
-
 # One of this many blocks is in the test set.
 _TEST_EVERY = 10
 _EXTENSIONS = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")

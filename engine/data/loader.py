@@ -17,8 +17,6 @@ from ...hooks.control.interruption import STOP_SIGNALS, announce_exit_to_workers
 from .batch_sampler import PlacedBatch
 from .seeding import COLLATE, GENERATORS, SAMPLE, Generator, seed_generators, stream_key
 
-__all__ = ["SeededLoader", "WorkerLoader", "ended_early", "exact_length", "iterate", "note_sample", "whole_pass"]
-
 _NOTE = "while reading "
 # Errors of a whole batch list so many samples, at most.
 _MAX_LISTED = 8
@@ -243,6 +241,31 @@ def _batches(read: Callable[[Any], Any], batches: Iterator[Any]) -> Iterator[Any
         except StopIteration:  # the caller reports that the data ended early
             return
         yield made.pop()  # this frame keeps no batch alive
+
+
+class LimitedLoader:
+    """The first batches of a loader, in each pass. Other attributes are the loader's.
+
+    Args:
+        loader: any iterable of batches.
+        limit: number of batches, at most.
+    """
+
+    def __init__(self, loader: Any, limit: int) -> None:
+        self.loader = loader
+        self.limit = limit
+
+    def __len__(self) -> int:
+        own = length_of(self.loader)
+        return self.limit if own is None else min(self.limit, own)
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iterate(self.loader), self.limit)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # asked for while the object is copied
+            raise AttributeError(name)
+        return getattr(self.loader, name)
 
 
 def whole_pass(loader: Iterable[Any]) -> Iterator[Any]:

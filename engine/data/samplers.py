@@ -20,19 +20,6 @@ from torch.utils.data import BatchSampler, Sampler
 
 from ...config import ConfigError, Registry
 from .. import comm
-from .batch_sampler import GlobalBatchSampler
-
-__all__ = [
-    "SAMPLER_REGISTRY",
-    "EpochSampler",
-    "GlobalBatchSampler",
-    "GroupedBatchSampler",
-    "InferenceSampler",
-    "LengthGroupedSampler",
-    "RandomSubsetTrainingSampler",
-    "RepeatFactorTrainingSampler",
-    "TrainingSampler",
-]
 
 SAMPLER_REGISTRY = Registry("SAMPLER", Iterable)
 """Samplers for ``DATALOADER.SAMPLER_TRAIN``. They receive ``size`` and ``seed`` if they name them, and yield the

@@ -17,8 +17,6 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, default_colla
 
 from ...config import ConfigError
 
-__all__ = ["GENERATORS", "Generator", "is_deterministic", "own_collate_fn", "seed_generators", "stream_key"]
-
 # Separate random streams for reading, collating and transforming a sample, and for the order of samples.
 SAMPLE, COLLATE, TRANSFORM, ORDER = 0, 1, 2, 3
 _MASK = 2**64 - 1

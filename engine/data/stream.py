@@ -21,8 +21,6 @@ from .batch_sampler import has_state, takes_start
 from .loader import WorkerLoader, identity, note_sample, swapped
 from .seeding import COLLATE, SAMPLE, TRANSFORM, is_deterministic, seed_generators, stream_key
 
-__all__ = ["ShardedIterable", "StreamLoader"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -67,7 +65,6 @@ class StreamLoader(WorkerLoader):
         collate_fn: makes a batch from a list of samples.
         keep_rest: keep the last batch of a :class:`ShardedIterable` even if some ranks have no sample of it, and so one
             batch fewer. For evaluation; in training, ranks must take the same number of steps.
-        max_batches: batches per pass on this rank, at most.
         rank: the rank to read for. Default: this process's data rank.
         world_size: number of ranks. Default: the number of data ranks.
         **options: as for DataLoader.
@@ -82,7 +79,6 @@ class StreamLoader(WorkerLoader):
         drop_last: bool = False,
         collate_fn: Callable[[Any], Any] | None = None,
         keep_rest: bool = False,
-        max_batches: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
         **options: Any,
@@ -95,13 +91,13 @@ class StreamLoader(WorkerLoader):
                 f"DATALOADER.BATCH_SIZE is {batch_size}, fewer than one sample for each of {self._world_size} ranks"
             )
         self._sharded = isinstance(dataset, ShardedIterable)
+        self._source: Any = dataset.source if isinstance(dataset, ShardedIterable) else dataset
         self._parts = _Parts(batch_size, rank, self._world_size, drop_last, keep_rest)
         self._stamp: tuple[int, ...] = (seed,)
         if not self._sharded:  # each shard is a stream of its own, with this rank's part of the batch size
             first, end = self._parts.part(batch_size)
             self._parts = _Parts(end - first, 0, 1, drop_last, keep_rest)
             self._stamp = (seed, rank)
-        self._max_batches = max_batches
         self._epoch = 0
         self._resume: dict[str, Any] | None = None
         self._progress: dict[str, Any] = {}
@@ -116,13 +112,11 @@ class StreamLoader(WorkerLoader):
         if position is None or position["epoch"] != self._epoch:
             position = self._beginning()
         self._check(position)
-        source = self.dataset.source if isinstance(self.dataset, ShardedIterable) else self.dataset
-        seeks = self._sharded and takes_start(source)
+        seeks = self._sharded and takes_start(self._source)
         discarded = sum(samples for samples, state in position["shards"] if state is None)
         if discarded and not seeks:
-            logger.warning(
-                "%s has no state_dict(): to resume, %d samples are read and discarded", type(source).__name__, discarded
-            )
+            name = type(self._source).__name__
+            logger.warning("%s has no state_dict(): to resume, %d samples are read and discarded", name, discarded)
         self._progress = {**position, "shards": list(position["shards"])}
         self._stream = _BatchStream(self.dataset, self._parts, self.collate_fn, self._stamp, position, seeks)
         with swapped(self, dataset=self._stream, collate_fn=identity):
@@ -130,12 +124,8 @@ class StreamLoader(WorkerLoader):
         return self._consume(items)
 
     def _consume(self, items: Iterator[Any]) -> Iterator[Any]:
-        progress, size = self._progress, self._parts.batch_size
-        while self._max_batches is None or self._max_batches > sum(-(-read // size) for read, _ in progress["shards"]):
-            try:
-                batch, shard, samples, source = next(items)
-            except StopIteration:
-                return
+        progress = self._progress
+        for batch, shard, samples, source in items:
             if samples is None:  # only advances to the next worker
                 continue
             progress["shards"][shard] = [samples, source]
@@ -158,21 +148,14 @@ class StreamLoader(WorkerLoader):
         self._resume = state
 
     def __len__(self) -> int:
-        """Batches per pass on this rank; ``max_batches``, if the data may have more.
+        """Batches per pass on this rank.
 
         Raises:
             TypeError: unknown: the data set has no length, or splits itself into several shards.
         """
-        try:
-            if not self._sharded and self._world_size * max(1, self.num_workers) > 1:
-                raise TypeError("the number of batches is unknown: the data set splits itself")
-            source: Any = self.dataset.source if isinstance(self.dataset, ShardedIterable) else self.dataset
-            length = self._parts.number(len(source))
-        except TypeError:
-            if self._max_batches is None:
-                raise
-            return self._max_batches
-        return length if self._max_batches is None else min(self._max_batches, length)
+        if not self._sharded and self._world_size * max(1, self.num_workers) > 1:
+            raise TypeError("the number of batches is unknown: the data set splits itself between ranks and workers")
+        return self._parts.number(len(self._source))
 
     def _beginning(self) -> dict[str, Any]:
         """The position of an epoch's start: samples read and the source's state, for each stream that is read."""

@@ -11,8 +11,6 @@ from ...config import CfgNode, name_of
 from ..data import SeededLoader, StreamLoader, build_test_loader, build_train_loader, check_data, get_dataset
 from ..data.loader import identity
 
-__all__ = ["check_all"]
-
 
 def check_all(cfg: CfgNode, most: int) -> int:
     """Check all data sets of a config, list up to ``most`` errors of each, and return the exit code."""

@@ -11,6 +11,7 @@ from ..checkpoint.candidates import saved_ranks
 from ..data import build_train_loader
 from ..data.batch_sampler import GlobalBatchSampler, RankBatchSampler, takes_start
 from ..data.epoch_iterator import reason_without_indices
+from ..data.loader import length_of
 from ..resume.lengths import loader_length, resolve_lengths
 
 __all__ = ["each_iteration_of", "iterations_of", "ranks_of", "run_config", "samples_at"]
@@ -109,7 +110,7 @@ class _Stream:
                 f"{run}: {type(sampler).__name__} chooses its samples, and no sampler of hookline: use hookline replay"
             )
         length = cfg.DATALOADER.ITERS_PER_EPOCH or loader_length(loader)
-        self._sampler, self._own_length = sampler, loader_length(loader)
+        self._sampler, self._own_length = sampler, length_of(sampler)  # None: one stream for all epochs
         self._length = length if length is None or self._own_length is None else min(length, self._own_length)
         self.max_iter: int = resolve_lengths(cfg, length).SOLVER.MAX_ITER
         self.size = len(loader.dataset)

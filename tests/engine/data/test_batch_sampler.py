@@ -75,18 +75,6 @@ def test_remaining_batches_follow_from_remaining_samples(start, left):
     assert len(list(sampler)) == left
 
 
-@pytest.mark.parametrize("make", [lambda: EpochSampler(21, seed=1), lambda: TrainingSampler(21, seed=1)])
-def test_an_epoch_can_be_limited(make):
-    sampler = GlobalBatchSampler(make(), 4, max_batches=3)
-    assert len(sampler) == 3
-    first = list(sampler)
-    assert first == list(islice(GlobalBatchSampler(make(), 4), 3))
-    sampler.set_epoch(0, start=8)
-    assert list(sampler) == first[2:]
-    sampler.set_epoch(1)
-    assert list(sampler) != first
-
-
 def test_samplers_that_cannot_seek_are_drawn_and_skipped():
     sampler = GlobalBatchSampler(SequentialSampler(range(10)), 4)
     sampler.set_epoch(3, start=4)

@@ -8,10 +8,10 @@ from torch.utils.data import SequentialSampler
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm
 from hookline.engine.data import build_train_loader
+from hookline.engine.data.batch_sampler import GlobalBatchSampler
 from hookline.engine.data.samplers import (
     SAMPLER_REGISTRY,
     EpochSampler,
-    GlobalBatchSampler,
     GroupedBatchSampler,
     InferenceSampler,
     LengthGroupedSampler,

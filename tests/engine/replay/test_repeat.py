@@ -188,6 +188,14 @@ def test_a_step_that_the_run_does_not_have_is_refused(tmp_path, capsys):
     assert "--trainer: os:path is no subclass of DefaultTrainer" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("limit", [0, 3])
+def test_samples_of_an_endless_sampler_are_those_of_its_one_stream(tmp_path, limit):
+    options = ("DATALOADER.SAMPLER_TRAIN", "TrainingSampler", "DATALOADER.LIMIT_TRAIN_BATCHES", limit)
+    config_trainer(tmp_path, *RUN, *options).train()
+    report = replay(str(tmp_path), 17)
+    assert [sample["index"] for sample in report["samples"]] == samples_at(str(tmp_path), 17)
+
+
 def test_all_steps_that_read_a_sample_are_found(tmp_path):
     config_trainer(tmp_path, *RUN).train()
     run = str(tmp_path)
