@@ -152,9 +152,10 @@ def _start(processes: list[Any], places: Sequence[Mapping[str, str]], what: tupl
 
 
 def _start_method(main_func: Callable[..., Any], args: tuple[Any, ...]) -> str:
-    """Spawn new interpreters, which import the function and its arguments. Fork if a notebook defines one of them."""
-    interactive = not hasattr(sys.modules["__main__"], "__file__")
-    if not (interactive and any(getattr(one, "__module__", "") == "__main__" for one in (main_func, *args))):
+    """Spawn new interpreters, which import the function and its arguments. Fork if they cannot, as in a notebook."""
+    script = getattr(sys.modules["__main__"], "__file__", None)  # "<stdin>" if Python reads the script from there
+    defined_here = any(getattr(one, "__module__", "") == "__main__" for one in (main_func, *args))
+    if os.path.isfile(script or "") or (script is None and not defined_here):
         return "spawn"
     if torch.cuda.is_initialized():
         raise RuntimeError(
