@@ -1,8 +1,9 @@
 """Tensor parallelism: splits the layers of a model over ranks, by a plan of words for its modules."""
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -29,9 +30,8 @@ logger = logging.getLogger(__name__)
 Plan = Mapping[str, Any]
 """Words, or torch's ``ParallelStyle`` objects, by pattern of module names."""
 
-_ARROW = "->"
-_SPLITS = ("colwise", "rowwise")
 _LAYOUTS = ("replicate", "sequence")
+_SPLIT = re.compile(r"(?:(replicate|sequence)->)?(colwise|rowwise)(?:->(replicate|sequence))?")
 # Names of layers whose outputs are several parts one after another, such as queries, keys and values.
 _FUSED = ("qkv", "qkv_proj", "Wqkv", "c_attn", "in_proj", "gate_up_proj")
 # Attributes in which modules keep their number of heads.
@@ -114,25 +114,27 @@ def parallelize(model: nn.Module, mesh: Any, plan: Plan) -> None:
     """
     from torch.distributed.tensor.parallel import parallelize_module
 
-    words = _assign(model, plan)
-    styles = {name: _style(name, model, word, mesh.size()) for name, word in words.items()}
-    places = _places(model)
-    trainable = {key: value[0][0]._parameters[value[0][1]].requires_grad for key, value in places.items()}  # type: ignore[union-attr]
+    styles = {name: _style(name, model, word, mesh.size()) for name, word in _assign(model, plan).items()}
+    places: dict[int, list[tuple[nn.Module, str, str]]] = {}  # module, key and full name; several of a tied parameter
+    for prefix, owner in model.named_modules():
+        for key, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            places.setdefault(id(parameter), []).append((owner, key, f"{prefix}.{key}" if prefix else key))
+    trainable = [getattr(owner, key).requires_grad for (owner, key, _), *_ in places.values()]
     for name, style in styles.items():
         if style is not None:
             # All ranks have the same values, so none are exchanged.
             parallelize_module(model.get_submodule(name), mesh, style, src_data_rank=None)
-    for key, users in places.items():
-        found = [module._parameters[own] for module, own, _ in users]
-        found[0].requires_grad_(trainable[key])  # type: ignore[union-attr]
-        if any(_placements(one) != _placements(found[0]) for one in found):
+    for users, trains in zip(places.values(), trainable, strict=True):
+        found: list[Any] = [getattr(owner, key) for owner, key, _ in users]
+        found[0].requires_grad_(trains)
+        if len({getattr(one, "placements", ()) for one in found}) > 1:
             names = " and ".join(name for _, _, name in users)
             raise ConfigError(
                 f"PARALLEL.ARGS.plan: {names} are one parameter, and the plan splits them differently. Split both "
                 'alike: "rowwise" for an Embedding and "colwise" for a Linear both split the vocabulary'
             )
-        for module, own, _ in users:
-            module._parameters[own] = found[0]
+        for owner, key, _ in users:
+            owner._parameters[key] = found[0]
 
 
 def splits(parameter: Any, dim: str) -> bool:
@@ -162,45 +164,42 @@ def comparing_widths(model: nn.Module, mesh: Any, plan: Plan) -> Iterator[None]:
     """
     from torch.distributed.tensor import DTensor, Shard
 
-    words = {name: _parse(name, word) for name, word in _assign(model, plan).items() if isinstance(word, str)}
-    layers = {model.get_submodule(name): name for name in words}
-    giving, taking = _ends(model, words)
+    giving, taking = _ends(model, _assign(model, plan))
     usual: list[torch.Tensor] = []  # some rows of the inputs of the layers in `taking`, in the order of their calls
     found: list[str] = []
-
-    def keep(module: nn.Module, args: Any) -> None:
-        usual.append(_some_rows(args[0]))
 
     def gather(module: nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
         return DTensor.from_local(output, mesh, [Shard(output.ndim - 1)], run_check=False).full_tensor()
 
-    def take(module: nn.Module, args: Any) -> Any:
+    def take(name: str, args: Any) -> Any:
         part = args[0].chunk(mesh.size(), dim=-1)[mesh.get_local_rank()]
         expected = usual.pop(0)
         rounding = max(1e-3, 2 * torch.finfo(part.dtype).eps)
         if (_some_rows(part) - expected).norm() > rounding * expected.norm():
-            found.append(layers[module])
+            found.append(name)
         return part, *args[1:]
+
+    @contextmanager
+    def hooked(whole: bool) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for name in taking:
+                keep = lambda module, args: usual.append(_some_rows(args[0]))  # noqa: E731
+                check = lambda module, args, name=name: take(name, args)  # noqa: E731
+                layer = model.get_submodule(name)
+                hooks.callback(layer.register_forward_pre_hook(check if whole else keep, prepend=True).remove)
+            for name in giving if whole else ():
+                hooks.callback(model.get_submodule(name).register_forward_hook(gather).remove)
+            yield
 
     def compare(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         first.remove()
-        handles = [model.get_submodule(name).register_forward_pre_hook(keep, prepend=True) for name in taking]
         try:
-            with torch.no_grad():
-                with preserve_rng(gpus_of(model)):
-                    module(*args, **kwargs)
-                for handle in handles:
-                    handle.remove()
-                handles = [model.get_submodule(name).register_forward_pre_hook(take, prepend=True) for name in taking]
-                handles += [model.get_submodule(name).register_forward_hook(gather) for name in giving]
-                with preserve_rng(gpus_of(model)):
+            for whole in (False, True):
+                with torch.no_grad(), preserve_rng(gpus_of(model)), hooked(whole):
                     module(*args, **kwargs)
         except (RuntimeError, ValueError, TypeError) as error:  # the model expects its part of the width
             found.clear()
             logger.info("PARALLEL.ARGS.plan: not compared with whole layers (%s)", first_line(error))
-        finally:
-            for handle in handles:
-                handle.remove()
         if problem := next((names[0] for names in comm.all_gather(found) if names), ""):
             raise ConfigError(
                 f"PARALLEL.ARGS.plan: an operation before {problem}, such as softmax or a norm, needs the whole width, "
@@ -225,6 +224,8 @@ def _some_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 def _transformers_plan(model: nn.Module) -> Plan:
     """Return the plan of a model of transformers; empty if it has none."""
+    from torch.distributed.tensor.parallel import SequenceParallel
+
     plan, names = {}, [name for name, _ in (*model.named_modules(), *model.named_parameters())]
     for pattern, style in (getattr(model, "_tp_plan", None) or {}).items():
         if not any(matches(pattern, name) for name in names):
@@ -234,15 +235,9 @@ def _transformers_plan(model: nn.Module) -> Plan:
                 f"PARALLEL.ARGS.plan: the model's own plan has the style {style!r} for {pattern}, which cannot be used "
                 "here. Write a plan of the layers to split"
             )
-        plan[pattern] = _TRANSFORMERS[style] or _norm_of_heads()
+        # "": a norm that each rank computes for its heads, with one weight for all heads
+        plan[pattern] = _TRANSFORMERS[style] or SequenceParallel(sequence_dim=-2, use_local_output=True)
     return plan
-
-
-def _norm_of_heads() -> Any:
-    """Return the style of a norm that each rank computes for its heads, with one weight for all heads."""
-    from torch.distributed.tensor.parallel import SequenceParallel
-
-    return SequenceParallel(sequence_dim=-2, use_local_output=True)
 
 
 def _assign(model: nn.Module, plan: Plan) -> dict[str, Any]:
@@ -269,32 +264,30 @@ def _assign(model: nn.Module, plan: Plan) -> dict[str, Any]:
     return words
 
 
-def _ends(model: nn.Module, words: Mapping[str, tuple[str, str, str]]) -> tuple[list[str], list[str]]:
+def _ends(model: nn.Module, words: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Return the names of the layers that leave their outputs split, and of those that take split inputs."""
-    giving = [name for name, (_, style, after) in words.items() if style == "colwise" and not after]
-    taking = [
-        name
-        for name, (before, style, _) in words.items()
-        if style == "rowwise" and not before and not isinstance(model.get_submodule(name), nn.Embedding)
-    ]
+    giving, taking = [], []
+    for name, word in words.items():
+        before, style, after = _parse(name, word) if isinstance(word, str) else ("", "", "")
+        if style == "colwise" and not after:
+            giving.append(name)
+        if style == "rowwise" and not before and not isinstance(model.get_submodule(name), nn.Embedding):
+            taking.append(name)
     return giving, taking
 
 
 def _check_pairs(model: nn.Module, words: Mapping[str, Any]) -> None:
     """Check that both kinds of layers are there: one leaves its output split, the other takes it."""
-    if not all(isinstance(word, str) for word in words.values()):
+    giving, taking = _ends(model, words)
+    if bool(giving) == bool(taking) or not all(isinstance(word, str) for word in words.values()):
         return
-    giving, taking = _ends(model, {name: _parse(name, word) for name, word in words.items()})
-    if giving and not taking:
-        raise ConfigError(
-            f'PARALLEL.ARGS.plan: {giving[0]} is "colwise", which leaves its output split, and no "rowwise" layer '
-            'takes it. Add the next Linear as "rowwise", or use "colwise->replicate"'
-        )
-    if taking and not giving:
-        raise ConfigError(
-            f'PARALLEL.ARGS.plan: {taking[0]} is "rowwise", which takes the split output of a "colwise" layer, and '
-            'there is none. Add the Linear before it as "colwise", or use "replicate->rowwise"'
-        )
+    raise ConfigError(
+        f'PARALLEL.ARGS.plan: {giving[0]} is "colwise", which leaves its output split, and no "rowwise" layer '
+        'takes it. Add the next Linear as "rowwise", or use "colwise->replicate"'
+        if giving
+        else f'PARALLEL.ARGS.plan: {taking[0]} is "rowwise", which takes the split output of a "colwise" layer, and '
+        'there is none. Add the Linear before it as "colwise", or use "replicate->rowwise"'
+    )
 
 
 def _check_complete(model: nn.Module, words: Mapping[str, Any]) -> None:
@@ -314,26 +307,19 @@ def _parse(pattern: str, word: str) -> tuple[str, str, str]:
     Raises:
         ConfigError: the word is wrong.
     """
-    parts = [part.strip() for part in word.split(_ARROW)]
-    for part in parts:
-        if part not in (*_SPLITS, *_LAYOUTS):
-            raise ConfigError(
-                f"PARALLEL.ARGS.plan[{pattern!r}]: {word!r} is not known{suggest(part, (*_SPLITS, *_LAYOUTS))}. "
-                'Use "colwise", "rowwise", "sequence" or "replicate", with layouts of input and output if they '
-                'differ from the usual: "sequence->colwise->replicate"'
-            )
-    styles = [part for part in parts if part in _SPLITS]
-    if len(styles) == 1 and len(parts) <= 3:
-        before, after = parts[: parts.index(styles[0])], parts[parts.index(styles[0]) + 1 :]
-        if len(before) <= 1 and len(after) <= 1:
-            return "".join(before), styles[0], "".join(after)
-    if parts in (["sequence"], ["replicate"]):
-        return "", parts[0], ""
-    if parts in (["sequence", "replicate"], ["replicate", "sequence"]):
+    parts = word.replace(" ", "").split("->")
+    if found := _SPLIT.fullmatch("->".join(parts)):
+        return found[1] or "", found[2], found[3] or ""
+    if len(parts) == 1 and word in _LAYOUTS:
+        return "", word, ""
+    if len(parts) == 2 and set(parts) == set(_LAYOUTS):
         return parts[0], "", parts[1]
+    known = ("colwise", "rowwise", *_LAYOUTS)
+    hint = next((suggest(part, known) for part in parts if part not in known), "")
     raise ConfigError(
-        f'PARALLEL.ARGS.plan[{pattern!r}]: {word!r} must be "colwise" or "rowwise", with at most one layout before '
-        'and one after it; "sequence"; "replicate"; "sequence->replicate" or "replicate->sequence"'
+        f'PARALLEL.ARGS.plan[{pattern!r}]: {word!r} is not known{hint or "."} Use "colwise" or "rowwise", with at most '
+        'one layout ("replicate", "sequence") before it and one after it, as in "sequence->colwise->replicate"; '
+        '"sequence"; "replicate"; "sequence->replicate" or "replicate->sequence"'
     )
 
 
@@ -353,7 +339,7 @@ def _style(name: str, model: nn.Module, word: Any, ranks: int) -> Any:
         SequenceParallel,
     )
 
-    layouts = {"replicate": Replicate(), "sequence": Shard(1), "": None}
+    layouts = {"replicate": Replicate(), "sequence": Shard(1)}
     module = model.get_submodule(name)
     before, style, after = _parse(name, word)
     if style == "replicate":
@@ -369,10 +355,10 @@ def _style(name: str, model: nn.Module, word: Any, ranks: int) -> Any:
             "piece of the whole instead of a piece of each part. Use a layer for each part (in GPT: "
             'kv_heads), or "colwise->replicate"'
         )
-    given: dict[str, Any] = {"input_layouts": layouts[before], "output_layouts": layouts[after]}
-    if style == "rowwise" and isinstance(module, nn.Embedding) and not before:
-        given["input_layouts"] = Replicate()
-    given = {key: layout for key, layout in given.items() if layout is not None}
+    if style == "rowwise" and isinstance(module, nn.Embedding):
+        before = before or "replicate"
+    # None: the style's own layout
+    given: Any = {"input_layouts": layouts.get(before), "output_layouts": layouts.get(after)}
     return (ColwiseParallel if style == "colwise" else RowwiseParallel)(**given)
 
 
@@ -396,20 +382,3 @@ def _check_split(name: str, model: nn.Module, module: nn.Module, style: str, ran
             raise ConfigError(
                 f"PARALLEL.ARGS.tensor: {ranks} ranks cannot split the {key}, {size}, evenly. Use a divisor of {size}"
             )
-
-
-# ---------------------------------------------------------------------------- parameters
-
-
-def _places(model: nn.Module) -> dict[int, list[tuple[nn.Module, str, str]]]:
-    """Return where each parameter is: module, key and full name. A tied parameter has several places."""
-    places: dict[int, list[tuple[nn.Module, str, str]]] = {}
-    for prefix, module in model.named_modules():
-        for key, parameter in module._parameters.items():
-            if parameter is not None:
-                places.setdefault(id(parameter), []).append((module, key, f"{prefix}.{key}" if prefix else key))
-    return places
-
-
-def _placements(parameter: torch.Tensor | None) -> Iterable[Any]:
-    return getattr(parameter, "placements", ())
