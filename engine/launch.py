@@ -95,9 +95,9 @@ def launch(
     from .ranks.local_ranks import run_local_ranks
 
     address, port = _address(dist_url, num_machines)
-    ranks = range(machine_rank * num_gpus_per_machine, (machine_rank + 1) * num_gpus_per_machine)
+    here = range(machine_rank * num_gpus_per_machine, (machine_rank + 1) * num_gpus_per_machine)
     with _open_store(address, port, machine_rank, timeout) as store:
-        return run_local_ranks(main_func, args, store, address, ranks, world_size, timeout, cuda)
+        return run_local_ranks(main_func, args, store, address, here, world_size, timeout, cuda)
 
 
 def _address(dist_url: str | None, machines: int) -> tuple[str, int]:

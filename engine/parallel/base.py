@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -182,6 +183,7 @@ STRATEGY_SLOT = Slot(STRATEGY_REGISTRY, "PARALLEL.NAME")
 STRATEGY_REGISTRY.register(Strategy, name="none")
 
 
+@dataclass(eq=False)
 @STRATEGY_REGISTRY.register(name="auto")  # with one process, build_strategy() uses "none"
 @STRATEGY_REGISTRY.register(name="ddp")
 class DDP(Strategy):
@@ -199,46 +201,44 @@ class DDP(Strategy):
         sync_batch_norm: compute batch norm statistics over all ranks (on GPUs only).
     """
 
-    averages = True
+    find_unused_parameters: bool = False
+    static_graph: bool = False
+    broadcast_buffers: bool = True
+    gradient_as_bucket_view: bool = True
+    bucket_cap_mb: int | None = None
+    compression: Literal["none", "fp16", "bf16"] = "none"
+    sync_batch_norm: bool = False
 
-    def __init__(
-        self,
-        find_unused_parameters: bool = False,
-        static_graph: bool = False,
-        broadcast_buffers: bool = True,
-        gradient_as_bucket_view: bool = True,
-        bucket_cap_mb: int | None = None,
-        compression: Literal["none", "fp16", "bf16"] = "none",
-        sync_batch_norm: bool = False,
-    ) -> None:
-        if compression not in ("none", "fp16", "bf16"):
-            raise ConfigError(f'DDP: compression must be "none", "fp16" or "bf16", not {compression!r}')
-        if find_unused_parameters and static_graph:
+    averages = True
+    _graph_seen = False
+
+    def __post_init__(self) -> None:
+        if self.compression not in ("none", "fp16", "bf16"):
+            raise ConfigError(f'DDP: compression must be "none", "fp16" or "bf16", not {self.compression!r}')
+        if self.find_unused_parameters and self.static_graph:
             raise ConfigError("DDP: static_graph finds unused parameters itself; leave find_unused_parameters out")
-        self._compression = compression
-        self._graph_seen = False
-        self._sync_batch_norm = sync_batch_norm
-        self._options = {
-            "find_unused_parameters": find_unused_parameters,
-            "static_graph": static_graph,
-            _BUFFERS: broadcast_buffers,
-            "gradient_as_bucket_view": gradient_as_bucket_view,
-            "bucket_cap_mb": bucket_cap_mb,
-        }
 
     def wrap(self, model: nn.Module, device: torch.device) -> nn.Module:
         if comm.get_world_size() == 1 or not any(parameter.requires_grad for parameter in model.parameters()):
             return model
-        if self._sync_batch_norm:
+        if self.sync_batch_norm:
             if device.type == "cpu":
                 raise ConfigError("PARALLEL.ARGS.sync_batch_norm: torch's SyncBatchNorm works on GPUs only")
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-        device_ids = [device.index] if device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=device_ids, **self._options)  # type: ignore[arg-type]
-        if self._compression != "none":
+        options: dict[str, Any] = {_BUFFERS: self.broadcast_buffers}
+        wrapped = DistributedDataParallel(
+            model,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            find_unused_parameters=self.find_unused_parameters,
+            static_graph=self.static_graph,
+            gradient_as_bucket_view=self.gradient_as_bucket_view,
+            bucket_cap_mb=self.bucket_cap_mb,
+            **options,
+        )
+        if self.compression != "none":
             from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-            hook: Any = getattr(default_hooks, f"{self._compression}_compress_hook")
+            hook: Any = getattr(default_hooks, f"{self.compression}_compress_hook")
             # DDP refuses torch's bfloat16 hook without NCCL, although gloo supports it; not a lambda around it.
             wrapped.register_comm_hook(None, lambda state, bucket: hook(state, bucket))
         return wrapped
@@ -246,7 +246,7 @@ class DDP(Strategy):
     def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
         if not isinstance(model, DistributedDataParallel):
             return nullcontext()
-        if self._options["static_graph"] and not self._graph_seen:
+        if self.static_graph and not self._graph_seen:
             # DDP learns the graph in a pass with an exchange. Averaging the same gradients twice does not change them.
             self._graph_seen = True
             return nullcontext()

@@ -47,9 +47,6 @@ class FSDP2(Strategy):
             pass. The last unit, the rest of the model, keeps its parameters: the backward pass begins with it. False:
             all keep them (more memory, less traffic). A number: keep them sharded over this number of ranks only.
         cpu_offload: keep parameters, gradients and optimizer state in CPU memory.
-        forward_prefetch: while a unit is computed, gather so many of the next ones, in the order of the model's
-            modules: more memory, less waiting. 0: torch's default.
-        backward_prefetch: the same for the backward pass.
         init: "cpu": each rank builds the model in host memory, and weights are those of one process. "meta": for models
             that no machine holds; shards get the values of each module's ``reset_parameters()``.
     """
@@ -60,8 +57,6 @@ class FSDP2(Strategy):
     reduce_dtype: _Dtype = ""
     reshard_after_forward: bool | int = True
     cpu_offload: bool = False
-    forward_prefetch: int = 0
-    backward_prefetch: int = 0
     init: Literal["cpu", "meta"] = "cpu"
 
     averages = True
@@ -77,8 +72,6 @@ class FSDP2(Strategy):
                 )
         if self.min_params < 1:
             raise ConfigError(f"PARALLEL.ARGS.min_params: must be at least 1, not {self.min_params}")
-        if self.forward_prefetch < 0 or self.backward_prefetch < 0:
-            raise ConfigError("PARALLEL.ARGS: forward_prefetch and backward_prefetch must be numbers of units")
 
     def sizes(self, ranks: int) -> tuple[int, int, int]:
         return 1, ranks, 1
@@ -101,11 +94,9 @@ class FSDP2(Strategy):
 
         units = self._units(model)
         _make_contiguous(model)
-        dtypes = {
-            "param_dtype": getattr(torch, self.param_dtype) if self.param_dtype else None,
-            "reduce_dtype": getattr(torch, self.reduce_dtype) if self.reduce_dtype else None,
-        }
-        options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(**dtypes)}
+        param_dtype = getattr(torch, self.param_dtype) if self.param_dtype else None
+        reduce_dtype = getattr(torch, self.reduce_dtype) if self.reduce_dtype else None
+        options: dict[str, Any] = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(param_dtype, reduce_dtype)}
         if self.cpu_offload:
             options["offload_policy"] = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         reshard = self.reshard_after_forward
@@ -114,20 +105,12 @@ class FSDP2(Strategy):
         fully_shard(model, reshard_after_forward=False if reshard is True else reshard, **options)
         for unit in (*units, model):
             unit.register_forward_hook(_reshard_without_backward)
-        place = {id(module): number for number, module in enumerate(model.modules())}
-        in_order: list[Any] = sorted(units, key=lambda unit: place[id(unit)])
-        # The rest of the model, a unit too, is gathered first in both passes.
-        for number, unit in enumerate(order := [model, *in_order] if self.forward_prefetch else []):
-            unit.set_modules_to_forward_prefetch(order[number + 1 : number + 1 + self.forward_prefetch])
-        for number, unit in enumerate(order := [model, *in_order[::-1]] if self.backward_prefetch else []):
-            unit.set_modules_to_backward_prefetch(order[number + 1 : number + 1 + self.backward_prefetch])
         return model
 
     @property
     def _needs_shards(self) -> bool:
         """Whether there are options that only sharded models have."""
-        options = self.param_dtype, self.reduce_dtype, self.cpu_offload, self.init == "meta"
-        return any((*options, self.forward_prefetch, self.backward_prefetch))
+        return any((self.param_dtype, self.reduce_dtype, self.cpu_offload, self.init == "meta"))
 
     def weights_device(self, device: torch.device) -> torch.device:
         return torch.device("cpu") if self.cpu_offload else device

@@ -50,8 +50,6 @@ class Mesh(FSDP2):
         reduce_dtype: sum gradients in this dtype.
         reshard_after_forward: free a unit's parameters after the forward pass.
         cpu_offload: keep parameters, gradients and optimizer state in CPU memory.
-        forward_prefetch: how many units to gather ahead.
-        backward_prefetch: the same for the backward pass.
         init: where the model is built.
     """
 
@@ -127,7 +125,7 @@ class Mesh(FSDP2):
         # With 1 x 1 ranks too, so that all parameters are of one kind, which optimizers need, and gradients are whole.
         return self._shard(model, mesh["replicate", "shard"] if replicate > 1 else mesh["shard"], device)
 
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[Any]:  # type: ignore[override]
         return model.no_sync() if isinstance(model, nn.parallel.DistributedDataParallel) else super().no_sync(model)
 
     def before_evaluation(self, model: nn.Module) -> None:

@@ -16,10 +16,10 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from types import FrameType
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -292,31 +292,18 @@ def _watch(store: "dist.Store", rank: int, stop: threading.Event) -> None:
             continue
         if stop.wait(_GRACE_INTERRUPTED if failure.kind == "interrupted" else _GRACE):
             return
-        with _log_stream() as stream:
-            stream.write(
-                f"rank {rank} is ended: rank {failure.rank} {failure.how}, and this one did not end by itself; "
-                f"stacks of its threads:\n"
-            )
-            stream.flush()
-            faulthandler.dump_traceback(file=stream, all_threads=True)
+        sys.stderr.write(
+            f"rank {rank} is ended: rank {failure.rank} {failure.how}, and this one did not end by itself; "
+            f"stacks of its threads:\n"
+        )
+        sys.stderr.flush()
+        faulthandler.dump_traceback(all_threads=True)
         os._exit(1)
 
 
 def _main_stack() -> str:
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     return shown_stack(traceback.format_stack(frame)) if frame is not None else ""
-
-
-@contextlib.contextmanager
-def _log_stream() -> Iterator[IO[str]]:
-    """Open this rank's log file, or use standard error."""
-    paths = [getattr(handler, "log_path", None) for handler in logging.getLogger("hookline").handlers]
-    path = next((path for path in paths if path), None)
-    if path is None:
-        yield sys.stderr
-        return
-    with open(path, "a", encoding="utf-8") as file:
-        yield file
 
 
 def watch_parent(parent: int, grace: float = 60.0) -> None:

@@ -197,7 +197,7 @@ def test_a_rank_ended_while_writing_leaves_complete_checkpoints(two, tmp_path):
     code, output = finish(fork(tool(*arguments), tmp_path))
     assert code == 1
     run = tmp_path / "run"
-    assert "rank 0 is ended: rank 1 failed, and this one did not end by itself" in (run / "log.txt").read_text()
+    assert "rank 0 is ended: rank 1 failed, and this one did not end by itself" in output
     assert (tmp_path / "saving").read_text().endswith("run/model_0000059.pth")
     assert not (run / "model_0000059.pth").exists()
     assert (run / "last_checkpoint").read_text() == "model_0000039.pth"
@@ -216,9 +216,8 @@ def test_a_rank_that_misses_a_collective_is_named_with_its_stack(tmp_path):
         last = text.rpartition("Rank 1 hung first:")[2].partition("waited for it here:")[0]
         assert "others waited 4 s for it" in last
         assert "mishaps.py" in last
-    log = (tmp_path / "run" / "log.txt.rank1").read_text()
-    assert "rank 1 is ended: rank 1 hung, and this one did not end by itself; stacks of its threads" in log
-    assert "mishaps.py" in log.partition("stacks of its threads")[2]
+    assert "rank 1 is ended: rank 1 hung, and this one did not end by itself; stacks of its threads" in output
+    assert "mishaps.py" in output.partition("stacks of its threads")[2]
     assert_gone(tmp_path, "sleep")
 
 
