@@ -53,7 +53,7 @@ from .resume.lengths import (
 )
 from .setup.check import HOOK_SLOT, WRITER_SLOT, best_metric, overridden_builders
 from .setup.options import check_resumes, exit_after_signal
-from .setup.report import draw_at_end, log_end, log_start, name_replay, replay_command, watching_model
+from .setup.report import draw_at_end, log_end, log_start, name_replay, replay_command
 from .setup.seeding import seed_all_rng, set_seed
 from .setup.start import RunStart, begin_inference, default_setup, prepared_start, take_start
 from .simple_trainer import SimpleTrainer
@@ -123,7 +123,6 @@ class DefaultTrainer(SimpleTrainer):
     _resume: bool | None = None
     _last_eval_results: Mapping[str, Any] = {}
     _result: TrainResult | None = None  # of the last train()
-    _passes: Mapping[str, Any] | None = None  # of the sanity check, for the table of the model
     _rng_after_train: dict[str, Any] | None = None
     _texts_after_train: Sequence[str] = ()  # see _texts()
     _rates: Sequence[float] = ()  # learning rates as built, or after the last train()
@@ -488,7 +487,10 @@ class DefaultTrainer(SimpleTrainer):
             As for :meth:`test`.
         """
         if max_batches is not None:
-            with trial(self.cfg, max_batches, gpus_of(self.model)) as cfg, watching_model(self):
+            with (
+                trial(self.cfg, max_batches, gpus_of(self.model)) as cfg,
+                self.strategy.checking(unwrap_model(self.model)),
+            ):
                 return self._results(cfg)
         with scratch_storage(self.iter):
             try:

@@ -1,7 +1,6 @@
 """Evaluation: evaluators, metrics, predictions and results."""
 
-from typing import Any
-
+from ...config.rare_names import imported_when_used
 from .build import (
     EVALUATOR_REGISTRY,
     MetricsEvaluator,
@@ -43,10 +42,6 @@ __all__ = [
     "write_predictions",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("predict_dataset", "prediction_rows", "write_predictions"):  # only --predict needs this file
-        from . import predictions
-
-        return getattr(predictions, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = imported_when_used(
+    __name__, dict.fromkeys(("predict_dataset", "prediction_rows", "write_predictions"), ".predictions")
+)

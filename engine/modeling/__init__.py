@@ -1,6 +1,6 @@
 """Models: building them from a config, calling them with batches, and a few small ones."""
 
-from .activation_checkpointing import checkpoint_activations
+from ...config.rare_names import imported_when_used
 from .adapters import ModelAdapter
 from .build import (
     LOSS_REGISTRY,
@@ -11,12 +11,12 @@ from .build import (
     build_model,
     check_compile,
     check_model,
+    model_summary,
     resolve_device,
 )
 from .gpt import GPT, TransformerBlock
 from .losses import CrossEntropyLoss, TokenCrossEntropyLoss
 from .sampling import SampleText
-from .summary import model_summary
 from .zoo import MLP, ConvNet, ResNet
 
 __all__ = [
@@ -41,3 +41,5 @@ __all__ = [
     "model_summary",
     "resolve_device",
 ]
+
+__getattr__ = imported_when_used(__name__, {"checkpoint_activations": ".changes"})

@@ -2,7 +2,6 @@
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -16,9 +15,7 @@ from ...config.signatures import Taken, bind, is_function_of_two, what_it_takes
 from ...config.slots import Slot
 from .. import comm
 from ..parallel.base import build_strategy
-from .activation_checkpointing import checkpoint_activations, outermost_matches
 from .adapters import ModelAdapter, check_names
-from .float8 import check_float8, to_float8
 
 __all__ = [
     "LOSS_REGISTRY",
@@ -29,10 +26,9 @@ __all__ = [
     "build_model",
     "check_compile",
     "check_model",
+    "model_summary",
     "resolve_device",
 ]
-
-logger = logging.getLogger(__name__)
 
 MODEL_REGISTRY = Registry("MODEL", nn.Module)
 """Models for ``MODEL.NAME``, called with ``MODEL.ARGS`` (and ``cfg`` if that is their first parameter)."""
@@ -44,6 +40,8 @@ LOSS_REGISTRY = Registry("LOSS", Callable)
 """Losses for ``MODEL.LOSS.NAME``: ``loss(model(x), y)`` returns a scalar tensor, or ``(loss, num_items)``."""
 
 _FUNCTIONS = Registry("FUNCTION")
+
+_MAX_ROWS = 30  # of the table of a model
 
 
 class _LossSlot(Slot):
@@ -130,18 +128,19 @@ def build_model(cfg: CfgNode) -> nn.Module:
         )
     device = resolve_device(cfg.MODEL.DEVICE)
     model: nn.Module = MODEL_SLOT.build(cfg)
-    if cfg.MODEL.FLOAT8:
-        model = to_float8(model, cfg.MODEL.FLOAT8, device)
-    if cfg.MODEL.SYNC_BATCHNORM:
-        model = _to_sync_batchnorm(model, device)
     if comm.get_world_size() == 1 or not build_strategy(cfg).shards_weights:
         model = model.to(device)
-    if cfg.MODEL.CHANNELS_LAST:
-        _to_channels_last(model)
-    checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)
-    if cfg.MODEL.COMPILE.ENABLED:
-        parts = outermost_matches(model, cfg.MODEL.COMPILE.MODULES, "MODEL.COMPILE.MODULES") or [model]
-        _compile(parts, dict(cfg.MODEL.COMPILE.ARGS))
+    wanted = cfg.MODEL
+    if (
+        wanted.COMPILE.ENABLED
+        or wanted.CHANNELS_LAST
+        or wanted.SYNC_BATCHNORM
+        or wanted.FLOAT8
+        or wanted.ACTIVATION_CHECKPOINTING
+    ):
+        from .changes import change_model
+
+        model = change_model(cfg, model, device)
     return model
 
 
@@ -188,7 +187,11 @@ def check_model(cfg: CfgNode) -> None:
         ConfigError: the first problem found.
     """
     model = cfg.MODEL
-    check_float8(model.FLOAT8, resolve_device(model.DEVICE))
+    device = resolve_device(model.DEVICE)
+    if model.FLOAT8:
+        from .changes import check_float8
+
+        check_float8(device)
     for slot, key in ((MODEL_SLOT, "INPUT_MAPPING"), (LOSS_SLOT, "OUTPUT_MAPPING")):
         _check_mapping(f"MODEL.{key}", model[key])
         for target in slot.check(cfg):
@@ -248,45 +251,25 @@ def check_compile(key: str, args: CfgNode, ask_for_backends: bool) -> None:
             raise ConfigError(f"{key}.backend: there is no '{backend}'{hint} There are: {', '.join(sorted(backends))}")
 
 
-def _compile(modules: list[nn.Module], args: dict[str, Any]) -> None:
-    from .inductor import exact_sums  # importing inductor takes a second
+def model_summary(model: nn.Module) -> str:
+    """Return a table of the model's layers, and the layers in them, with their numbers of parameters.
 
-    try:
-        for module in modules:
-            module.compile(**exact_sums(args))  # in place: the module stays the same
-    except (RuntimeError, ValueError) as error:
-        raise ConfigError(f"MODEL.COMPILE.ARGS: {error}") from error
+    The total counts shared parameters once. A model with many layers is shown without the layers in them.
 
-
-def _to_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
-    if not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()):
-        logger.warning("MODEL.SYNC_BATCHNORM does nothing: %s has no batch norms", type(model).__name__)
-    elif comm.get_world_size() == 1:
-        logger.info("MODEL.SYNC_BATCHNORM changes nothing in a run of one process")
-    elif device.type == "cpu":
-        raise ConfigError("MODEL.SYNC_BATCHNORM: torch's SyncBatchNorm works on GPUs only, and MODEL.DEVICE is cpu")
-    else:
-        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    return model
-
-
-def _to_channels_last(model: nn.Module) -> None:
-    weights = [p for p in model.parameters() if p.dim() in (4, 5)]
-    if not weights:
-        logger.warning("MODEL.CHANNELS_LAST does nothing: %s has no convolutions", type(model).__name__)
-    for weight in weights:
-        # contiguous(memory_format=...) does not change the strides of weights with one input channel or one position,
-        # for which both formats are valid. A first convolution would then return channels-first outputs.
-        ordered = torch.empty_strided(
-            weight.shape, _channels_last(weight.shape), dtype=weight.dtype, device=weight.device
-        )
-        weight.data = ordered.copy_(weight.data)
-
-
-def _channels_last(shape: torch.Size) -> tuple[int, ...]:
-    """Return the channels-last strides of a tensor of shape (N, C, ...)."""
-    strides, step = [1] * len(shape), shape[1]
-    for dim in (*range(len(shape) - 1, 1, -1), 0):
-        strides[dim] = step
-        step *= shape[dim]
-    return tuple(strides)
+    Args:
+        model: the model.
+    """
+    layers = [(name, layer) for name, layer in model.named_modules() if name and name.count(".") < 2]
+    if len(layers) > _MAX_ROWS:
+        layers = [(name, layer) for name, layer in layers if "." not in name]
+    rows = [("layer", "type", "parameters")]
+    for name, layer in [*layers[:_MAX_ROWS], ("", model)]:
+        parameters = list(layer.parameters())
+        total = sum(p.numel() for p in parameters)
+        trained = sum(p.numel() for p in parameters if p.requires_grad)
+        label = "  " * name.count(".") + name.rpartition(".")[2] if name else "total"
+        rows.append((label, type(layer).__name__, f"{total:,}" + f" ({trained:,} trained)" * (trained != total)))
+    if len(layers) > _MAX_ROWS:
+        rows.insert(-1, (f"... and {len(layers) - _MAX_ROWS} more", "", ""))
+    a, b, c = (max(len(row[column]) for row in rows) for column in range(3))
+    return "\n".join(f"  {name:<{a}}  {kind:<{b}}  {count:>{c}}".rstrip() for name, kind, count in rows)

@@ -1,21 +1,19 @@
-"""Compiling with inductor: a workaround for an error in its sums, and a quicker start.
+"""Compiling with inductor: a workaround for an error in its sums.
 
 Imported only where something is compiled: importing inductor takes a second.
 """
 
 from collections.abc import Mapping
-from contextlib import suppress
-from functools import cache
-from threading import Thread
 from typing import Any
 
 import torch
-import torch._inductor.codecache  # here, since imports of torch from two threads at a time may fail
 from torch._inductor import config as inductor_config
-from torch._inductor import cpu_vec_isa, list_mode_options
+from torch._inductor import list_mode_options
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 
-__all__ = ["check_vectors", "exact_sums"]
+from ...config import ConfigError
+
+__all__ = ["exact_sums"]
 
 PASS = "post_grad_custom_pre_pass"
 
@@ -28,11 +26,14 @@ def exact_sums(args: Mapping[str, Any]) -> dict[str, Any]:
     first replaces the factor by a product.
 
     Args:
-        args: the arguments of the user. Custom passes in their options, or in inductor's config, run first.
+        args: the arguments of the user.
 
     Returns:
         The arguments with the pass among ``options``. The options of ``mode`` are included, since torch accepts only
         one of the two. ``args`` unchanged for other backends, and for arguments that torch refuses.
+
+    Raises:
+        ConfigError: the options, or inductor's config, have such a pass already.
     """
     args = dict(args)
     mode, options = args.get("mode"), args.get("options")
@@ -43,22 +44,15 @@ def exact_sums(args: Mapping[str, Any]) -> dict[str, Any]:
         if mode not in list_mode_options():
             return args
         options = dict(list_mode_options(mode, args.get("dynamic")))
-    own = options.get(PASS, getattr(inductor_config, PASS))
-    passes = own if isinstance(own, list | tuple) else () if own is None else (own,)
-    options[PASS] = _exact(tuple(passes))
-    return {**{name: value for name, value in args.items() if name != "mode"}, "options": options}
+    if options.get(PASS, getattr(inductor_config, PASS)) is not None:
+        raise ConfigError(f"{PASS} of torch.compile is set, and is needed for a correction of weight decay: unset it")
+    return {**{name: value for name, value in args.items() if name != "mode"}, "options": {**options, PASS: _EXACT}}
 
 
 class _ExactSums(CustomGraphPass):
-    """Replaces ``add(a, b, alpha=k)`` by ``add(a, mul(b, k))``, after other passes."""
-
-    def __init__(self, before: tuple[Any, ...]) -> None:
-        self.before = before
+    """Replaces ``add(a, b, alpha=k)`` by ``add(a, mul(b, k))``."""
 
     def __call__(self, graph: torch.fx.graph.Graph) -> None:
-        _wait_for_check()
-        for other in self.before:
-            other(graph)
         add, mul = torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor
         convert = torch.ops.prims.convert_element_type.default
         for node in graph.find_nodes(op="call_function", target=add):
@@ -76,47 +70,16 @@ class _ExactSums(CustomGraphPass):
             node.args = (node.args[0], product)
             node.kwargs = {name: value for name, value in node.kwargs.items() if name != "alpha"}
 
-    def uuid(self) -> Any | None:
-        """Identify the pass in torch's cache. Torch calls this before it loads a graph from there."""
-        _wait_for_check()
-        others = [getattr(other, "uuid", _none)() for other in self.before]
-        return None if None in others else (get_hash_for_files((__file__,)), *others)
+    def uuid(self) -> Any:
+        """Identify the pass in torch's cache."""
+        return get_hash_for_files((__file__,))
 
 
-# The same object for the same passes: torch does not compile again for an equal backend.
-_exact = cache(_ExactSums)
-
-
-_checks: list[Thread] = []
-"""The thread that checks the CPU's vector instructions, once it has been started."""
-
-
-def check_vectors() -> None:
-    """Check the CPU's vector instructions in a thread, while the main thread traces.
-
-    Inductor does it once per process, before it loads or compiles C++, and waits a second or more for child processes.
-    """
-    if not _checks:
-        _checks.append(Thread(target=_check_vectors, daemon=True))
-        _checks[0].start()
-
-
-def _check_vectors() -> None:
-    with suppress(Exception):  # inductor checks again when it needs the result, and raises then
-        cpu_vec_isa.valid_vec_isa_list()
-
-
-def _wait_for_check() -> None:
-    """Wait for the thread, since two checks at a time may disturb each other."""
-    for thread in _checks:
-        thread.join()
+# One object: torch does not compile again for an equal backend.
+_EXACT = _ExactSums()
 
 
 def _call(graph: torch.fx.graph.Graph, target: Any, *args: Any) -> torch.fx.Node:
     node = graph.call_function(target, args)
     node.meta["val"] = target(*[arg.meta["val"] if isinstance(arg, torch.fx.Node) else arg for arg in args])
     return node
-
-
-def _none() -> None:
-    pass

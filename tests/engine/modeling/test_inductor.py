@@ -1,16 +1,12 @@
-"""Sums with a factor, compiled by inductor, are equal to eager ones; the check of vector instructions."""
-
-import threading
+"""Sums with a factor, compiled by inductor, are equal to eager ones."""
 
 import pytest
 import torch
 from torch import nn
-from torch._inductor import cpu_vec_isa
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from hookline.config import get_cfg
-from hookline.engine.modeling import build_model, inductor
-from hookline.engine.modeling.inductor import PASS, check_vectors, exact_sums
+from hookline.config import ConfigError, get_cfg
+from hookline.engine.modeling import build_model
+from hookline.engine.modeling.inductor import PASS, exact_sums
 
 
 class Sums(nn.Module):
@@ -26,18 +22,6 @@ class Sums(nn.Module):
         return torch.add(x @ self.weight, double @ self.weight, alpha=0.25)
 
 
-class Counting(CustomGraphPass):
-    """A custom pass of the user."""
-
-    calls = 0
-
-    def __call__(self, graph):
-        self.calls += 1
-
-    def uuid(self):
-        return None  # disables torch's cache, so the pass is called
-
-
 def outputs_and_gradients(model):
     model.zero_grad()
     outputs = model(torch.linspace(-1, 1, 32).reshape(4, 8))
@@ -48,31 +32,30 @@ def outputs_and_gradients(model):
 
 
 @pytest.mark.slow
-def test_alpha_is_kept_in_training_and_prediction_and_a_custom_pass_runs():
-    expected, own = outputs_and_gradients(Sums()), Counting()
+def test_alpha_is_kept_in_training_and_prediction():
+    expected = outputs_and_gradients(Sums())
     cfg = get_cfg()
     cfg.MODEL.DEVICE = "cpu"
     cfg.MODEL.NAME = f"{__name__}:Sums"
     cfg.MODEL.COMPILE.ENABLED = True
-    torch._inductor.config.post_grad_custom_pre_pass = own
-    try:
-        found = outputs_and_gradients(build_model(cfg))
-    finally:
-        torch._inductor.config.post_grad_custom_pre_pass = None
+    found = outputs_and_gradients(build_model(cfg))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    assert own.calls > 0
 
 
 def test_options_and_modes_are_merged_with_the_pass():
-    own = Counting()
-    merged = exact_sums({"options": {"max_autotune": True, "post-grad-custom-pre-pass": own}, "dynamic": True})
+    merged = exact_sums({"options": {"max-autotune": True}, "dynamic": True})
     assert merged["dynamic"] is True
     assert merged["options"]["max_autotune"] is True
-    assert merged["options"]["post_grad_custom_pre_pass"].before == (own,)
+    assert merged["options"][PASS] is not None
     merged = exact_sums({"mode": "max-autotune-no-cudagraphs"})
     assert "mode" not in merged
     assert merged["options"]["coordinate_descent_tuning"] is True
     torch.compile(nn.Linear(2, 2), **merged)  # refuses options that it does not know
+
+
+def test_a_pass_of_the_users_is_refused():
+    with pytest.raises(ConfigError, match=f"{PASS} of torch.compile is set"):
+        exact_sums({"options": {PASS: lambda graph: None}})
 
 
 def test_equal_arguments_give_equal_backends():
@@ -82,21 +65,3 @@ def test_equal_arguments_give_equal_backends():
 @pytest.mark.parametrize("args", [{"backend": "eager"}, {"mode": "fastest"}, {"mode": "default", "options": {}}])
 def test_arguments_of_other_backends_and_wrong_arguments_do_not_change(args):
     assert exact_sums(args) == args
-
-
-def test_vector_instructions_are_checked_in_a_thread_before_torch_looks_into_its_cache(monkeypatch):
-    threads, may_end = [], threading.Event()
-
-    def check():
-        may_end.wait()
-        threads.append(threading.current_thread())
-
-    monkeypatch.setattr(inductor, "_checks", [])
-    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", check)
-    check_vectors()
-    check_vectors()
-    assert threads == []  # nobody waits for it yet
-    may_end.set()
-    exact_sums({})["options"][PASS].uuid()
-    assert len(threads) == 1
-    assert threads[0] is not threading.current_thread()

@@ -7,7 +7,7 @@ from torch import nn
 from hookline.config import ConfigError, get_cfg
 from hookline.engine import comm
 from hookline.engine.modeling import build_model
-from hookline.engine.modeling.build import _to_sync_batchnorm
+from hookline.engine.modeling.changes import _to_sync_batchnorm
 
 
 def config(name="ConvNet", **arguments):

@@ -1,0 +1,176 @@
+"""Changes to a built model, as MODEL asks for them: float8, batch norm, memory format, checkpointing, compilation."""
+
+import importlib.util
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+from torch.utils.checkpoint import checkpoint
+
+from ...config import CfgNode, ConfigError
+from ...hooks.common.models import describe_no_match, matches
+from .. import comm
+
+__all__ = ["change_model", "check_float8", "checkpoint_activations", "outermost_matches"]
+
+logger = logging.getLogger(__name__)
+
+
+def change_model(cfg: CfgNode, model: nn.Module, device: torch.device) -> nn.Module:
+    """Change a model as ``cfg.MODEL`` asks for it. Names of its weights stay.
+
+    Raises:
+        ConfigError: a pattern matches nothing, an argument is wrong, or the device cannot do it.
+    """
+    if cfg.MODEL.FLOAT8:
+        model = _to_float8(model, cfg.MODEL.FLOAT8, device)
+    if cfg.MODEL.SYNC_BATCHNORM:
+        model = _to_sync_batchnorm(model, device)
+    if cfg.MODEL.CHANNELS_LAST:
+        if not any(parameter.dim() == 4 for parameter in model.parameters()):
+            logger.warning("MODEL.CHANNELS_LAST does nothing: %s has no 2d convolutions", type(model).__name__)
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    checkpoint_activations(model, cfg.MODEL.ACTIVATION_CHECKPOINTING)
+    if cfg.MODEL.COMPILE.ENABLED:
+        from .inductor import exact_sums  # importing inductor takes a second
+
+        parts = outermost_matches(model, cfg.MODEL.COMPILE.MODULES, "MODEL.COMPILE.MODULES") or [model]
+        try:
+            for part in parts:
+                part.compile(**exact_sums(dict(cfg.MODEL.COMPILE.ARGS)))  # in place: the module stays the same
+        except (RuntimeError, ValueError) as error:
+            raise ConfigError(f"MODEL.COMPILE.ARGS: {error}") from error
+    return model
+
+
+def _to_sync_batchnorm(model: nn.Module, device: torch.device) -> nn.Module:
+    if not any(isinstance(module, _BatchNorm) for module in model.modules()):
+        logger.warning("MODEL.SYNC_BATCHNORM does nothing: %s has no batch norms", type(model).__name__)
+    elif comm.get_world_size() == 1:
+        logger.info("MODEL.SYNC_BATCHNORM changes nothing in a run of one process")
+    elif device.type == "cpu":
+        raise ConfigError("MODEL.SYNC_BATCHNORM: torch's SyncBatchNorm works on GPUs only, and MODEL.DEVICE is cpu")
+    else:
+        model = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    return model
+
+
+# ---------------------------------------------------------------------------- float8
+
+
+def check_float8(device: torch.device) -> None:
+    """Check that a device can compute in float8, for ``MODEL.FLOAT8``.
+
+    Raises:
+        ConfigError: it cannot, or torchao is not installed.
+    """
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    if capability is None or capability < (8, 9):
+        which = f"{torch.cuda.get_device_name(device)} has {capability}" if capability else f"MODEL.DEVICE is {device}"
+        raise ConfigError(
+            f"MODEL.FLOAT8: needs a GPU of compute capability (8, 9) or higher (Ada, Hopper), and {which}. Set "
+            'MODEL.FLOAT8 to ""; SOLVER.AMP with bfloat16 works everywhere'
+        )
+    if importlib.util.find_spec("torchao") is None:
+        raise ConfigError('MODEL.FLOAT8: needs the package torchao: pip install "hookline[float8]"')
+
+
+def _to_float8(model: nn.Module, recipe: str, device: torch.device) -> nn.Module:
+    """Make linear layers compute in float8, if their sizes are multiples of 16, which torch._scaled_mm needs."""
+    check_float8(device)
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    def fits(module: nn.Module, name: str) -> bool:
+        return isinstance(module, nn.Linear) and not (module.in_features % 16 or module.out_features % 16)
+
+    model = convert_to_float8_training(model, config=Float8LinearConfig.from_recipe_name(recipe), module_filter_fn=fits)
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    changed = sum(type(module) is not nn.Linear for module in linear)
+    logger.info("MODEL.FLOAT8: %d of %d linear layers compute in float8", changed, len(linear))
+    return model
+
+
+# ---------------------------------------------------------------------------- activation checkpointing
+
+
+def checkpoint_activations(
+    model: nn.Module, patterns: Sequence[str], key: str = "MODEL.ACTIVATION_CHECKPOINTING"
+) -> None:
+    """Make submodules recompute their activations in the backward pass.
+
+    Gradients are bitwise the same: random numbers are restored, and running statistics count a batch once. Classes and
+    names in the state dict do not change. Copies of the model are checkpointed, too.
+
+    Args:
+        model: changed in place.
+        patterns: names of submodules or classes; see :func:`outermost_matches`. Submodules of a checkpointed submodule
+            are not checkpointed again.
+        key: the config key of ``patterns``, for messages.
+
+    Raises:
+        ConfigError: a pattern matches nothing, or what it matches is never called.
+    """
+    for child in outermost_matches(model, patterns, key):
+        # On the instance: the class stays. A partial and not a closure: its deep copy refers to the copied module.
+        child.forward = partial(_checkpointed, child, vars(child).get("forward"))
+
+
+def outermost_matches(model: nn.Module, patterns: Sequence[str], key: str) -> list[nn.Module]:
+    """Return the submodules that the patterns match, without those inside another one.
+
+    Args:
+        model: the model.
+        patterns: names of submodules ("blocks.*") or classes ("*Block"); see
+            :func:`~hookline.hooks.common.models.matches`.
+        key: the config key of ``patterns``, for messages.
+
+    Raises:
+        ConfigError: a pattern matches nothing, or what it matches is never called.
+    """
+    chosen: dict[str, nn.Module] = {}
+    for index, pattern in enumerate(patterns):
+        found = {name: child for name, child in model.named_modules() if name and matches(pattern, name, child)}
+        if not found:
+            raise ConfigError(f"{key}[{index}]: {describe_no_match(model, pattern)}")
+        for name, child in found.items():
+            if type(child).forward is nn.ModuleList.forward:  # nn.Module's, which raises
+                raise ConfigError(
+                    f"{key}[{index}]: '{name}' is a {type(child).__name__}, which is never called itself; "
+                    f"use its submodules: '{name}.*'"
+                )
+        chosen |= found
+    return [child for name, child in chosen.items() if not any(name.startswith(f"{outer}.") for outer in chosen)]
+
+
+def _checkpointed(module: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
+    """The checkpointed ``forward`` of a module. ``own``: another wrapper's forward, or None."""
+    forward = own or partial(type(module).forward, module)
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    if torch.compiler.is_compiling():  # a compiled graph updates statistics once
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(_contexts, module), **kwargs)
+
+
+def _contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """Return the contexts of the first and the second run."""
+    return nullcontext(), _preserve_statistics(module)
+
+
+@contextmanager
+def _preserve_statistics(module: nn.Module) -> Iterator[None]:
+    """Let normalisation layers update copies of their running statistics inside the context."""
+    layers = [m for m in module.modules() if isinstance(m, _NormBase) and m.training]
+    saved = [dict(layer._buffers) for layer in layers]
+    for layer in layers:
+        layer._buffers.update({name: None if b is None else b.clone() for name, b in layer._buffers.items()})
+    try:
+        yield
+    finally:
+        for layer, buffers in zip(layers, saved, strict=True):
+            layer._buffers.update(buffers)
