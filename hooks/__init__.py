@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from .watching.profilers import AutogradProfiler, TorchProfiler
     from .watching.samples import SamplePredictions
     from .watching.throughput import Throughput
-    from .weights.averaging import WeightAveraging
-    from .weights.ema import EMA, EMAHook
+    from .weights.averaging import EMA, EMAHook, WeightAveraging
     from .weights.freezing import ModelFreezer
     from .weights.precise_bn import PreciseBN
     from .weights.swa import SWA
@@ -115,8 +114,8 @@ __getattr__ = imported_when_used(
     {
         "AutogradProfiler": ".watching.profilers",
         "CSVWriter": ".writers.csv_writer",
-        "EMA": ".weights.ema",
-        "EMAHook": ".weights.ema",
+        "EMA": ".weights.averaging",
+        "EMAHook": ".weights.averaging",
         "EarlyStopping": ".control.early_stopping",
         "FlopsCounter": ".watching.flops",
         "GarbageCollection": ".watching.garbage",

@@ -1,20 +1,22 @@
-"""What hooks that average weights have in common."""
+"""Averages of the weights: the base class of their hooks, and the exponential moving average."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from ...config import ConfigError, Duration
-from ..base import HookBase
+from ..base import HOOK_REGISTRY, HookBase
 from ..common.models import unwrap_model
 from ..common.tensors import local_part
 from ..every import Every
 
-__all__ = ["WeightAverage", "WeightAveraging", "load_plain_weights"]
+__all__ = ["EMA", "EMAHook", "WeightAverage", "WeightAveraging"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,31 +57,31 @@ class WeightAverage:
         if self._sharded and device is not None:
             raise ConfigError(f"the average of sharded weights is on their device; remove device={str(device)!r}")
         # Weights are looked up in their modules at each use, since some code replaces buffers.
-        self._places: list[tuple[dict[str, Any], str]] = []
+        self._places: dict[str, tuple[dict[str, Any], str]] = {}
         self._averages: list[torch.Tensor] = []
-        self._numbers: dict[str, int] = {}  # by plain name; tied weights have several names
+        self._names: dict[str, torch.Tensor] = {}  # averages by plain name; tied weights have several names
         self._backup: list[torch.Tensor] | None = None
         self._reshard()
-        seen: dict[int, int] = {}
+        seen: dict[int, torch.Tensor] = {}
         for prefix, module in self.model.named_modules(remove_duplicate=False):
             hidden = module._non_persistent_buffers_set
-            places: list[tuple[dict[str, Any], str]] = [(module._parameters, key) for key in module._parameters]
-            places += [(module._buffers, k) for k in module._buffers if k not in hidden and averages_buffer(module, k)]
-            for owner, key in places:
-                weight = owner[key]
-                if weight is None or not (weight.is_floating_point() or weight.is_complex()):
-                    continue
-                name = _plain(f"{prefix}.{key}" if prefix else key)
-                if id(weight) not in seen:
-                    seen[id(weight)] = len(self._places)
-                    self._places.append((owner, key))
-                    self._averages.append(_average_of(name, weight, device, begin_with))
-                self._numbers[name] = seen[id(weight)]
+            buffers = [key for key in module._buffers if key not in hidden and averages_buffer(module, key)]
+            for owner, keys in ((module._parameters, list(module._parameters)), (module._buffers, buffers)):
+                for key in keys:
+                    weight: Any = owner[key]
+                    if weight is None or not (weight.is_floating_point() or weight.is_complex()):
+                        continue
+                    name = _plain(f"{prefix}.{key}" if prefix else key)
+                    if id(weight) not in seen:
+                        seen[id(weight)] = _average_of(name, weight, device, begin_with)
+                        self._places[name] = owner, key
+                        self._averages.append(seen[id(weight)])
+                    self._names[name] = seen[id(weight)]
         pairs = zip(self._averages, self._weights(), strict=True)
         self._converted = any((a.dtype, a.device) != (weight.dtype, weight.device) for a, weight in pairs)
 
     def _weights(self) -> list[torch.Tensor]:
-        return [owner[key] for owner, key in self._places]
+        return [owner[key] for owner, key in self._places.values()]
 
     def _reshard(self) -> None:
         """Reshard FSDP2 modules: after a forward pass they may hold gathered weights."""
@@ -132,27 +134,18 @@ class WeightAverage:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the model's state dict with plain names and the averages. Tensors are not copied."""
-        return self._with(self._averages)
-
-    def own_state_dict(self) -> dict[str, Any]:
-        """Return the same with the weights that :meth:`put` backed up."""
-        return self._with(self._backup or self._weights())
-
-    def _with(self, values: list[torch.Tensor]) -> dict[str, Any]:
         weights = {_plain(name): value for name, value in self.model.state_dict().items()}
-        return weights | {name: values[number] for name, number in self._numbers.items() if name in weights}
+        return {name: self._names.get(name, value) for name, value in weights.items()}
 
 
 def _average_of(
     name: str, weight: torch.Tensor, device: torch.device | str | None, values: Mapping[str, torch.Tensor] | None
 ) -> torch.Tensor:
     value = weight if values is None else values.get(name)
-    if value is None:
-        raise ConfigError(f"the averaged weights have no {name}: they were saved with another model")
-    if value.shape != weight.shape:
+    if value is None or value.shape != weight.shape:
+        found = f"has no {name}" if value is None else f"has {name} of shape {tuple(value.shape)}"
         raise ConfigError(
-            f"the averaged {name} has shape {tuple(value.shape)}, the model's {tuple(weight.shape)}: it was saved with "
-            "another model"
+            f"the saved average {found}, and the model's shape is {tuple(weight.shape)}: it is of another model"
         )
     dtype = torch.float32 if weight.dtype in _HALF else weight.dtype
     average = torch.empty_like(weight, dtype=dtype, device=device or weight.device, requires_grad=False)
@@ -163,13 +156,6 @@ def _average_of(
 def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
     for target, source in zip(targets, sources, strict=True):  # _foreach_copy_ does not support sharded tensors
         target.copy_(source)
-
-
-@torch.no_grad()
-def load_plain_weights(model: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load a state dict with plain names into a model that may be wrapped or partly compiled."""
-    model = unwrap_model(model)
-    model.load_state_dict({name: weights[_plain(name)] for name in model.state_dict()})
 
 
 def _plain(name: str) -> str:
@@ -306,9 +292,8 @@ class WeightAveraging(HookBase):
     def before_eval(self) -> None:
         self._catch_up()
         self._create_loaded()
-        if self.average is None or not self.evaluate or self._replaced:
-            return
-        self.average.put()
+        if self.average is not None and self.evaluate and not self._replaced:
+            self.average.put()
 
     def on_eval_end(self) -> None:
         self._put_back_after_save = False
@@ -389,3 +374,80 @@ class WeightAveraging(HookBase):
     def reset_state(self) -> None:
         self.average, self._loaded = None, None
         self.updates, self._begun_at = 0, None
+
+
+@HOOK_REGISTRY.register()
+class EMA(WeightAveraging):
+    """Keeps an exponential moving average of the weights (Polyak averaging), and evaluates it.
+
+    It starts as a copy of the weights before iteration ``start``. Update n (from 0) is
+    ``average = d * average + (1 - d) * weights`` with ``d = decay``, or ``d = min(decay, (1 + n) / (10 + n))`` with
+    ``warmup``, so that the first weights soon lose their influence. Saves ``averaged_model`` and ``updates``. A
+    resumed run uses the ``decay`` of its config.
+
+    Acts in ``after_step``, or before that in ``before_eval`` and ``before_save``; see :class:`WeightAveraging`.
+
+    Args:
+        decay: from 0 to below 1. 0.999 averages over about the last thousand updates.
+        warmup: whether to start with a smaller decay, as above.
+        every: how often to update: a duration. ``decay`` applies to one update.
+        start: a duration in iterations or epochs, or a fraction of the run between 0 and 1.
+        buffers: "copy" uses the model's buffers, "average" averages them like weights. Integer buffers are always
+            copied.
+        device: the device of the average; "cpu" saves GPU memory, but each update then waits for the GPU: use
+            ``every``. None: that of the weights.
+        evaluate: whether evaluations use the average.
+
+    Source: Polyak and Juditsky, "Acceleration of stochastic approximation by averaging" (1992); warm-up as in
+    TensorFlow's ``ExponentialMovingAverage``.
+    """
+
+    def __init__(
+        self,
+        decay: float = 0.999,
+        warmup: bool = True,
+        every: "Duration | int | str" = 1,
+        start: "Duration | int | float | str" = 0,
+        buffers: Literal["copy", "average"] = "copy",
+        device: str | None = None,
+        evaluate: bool = True,
+    ) -> None:
+        if not 0 <= decay < 1:
+            raise ConfigError(f"EMA: decay must be at least 0 and less than 1, not {decay!r}")
+        if buffers not in ("copy", "average"):
+            raise ConfigError(f'EMA: buffers must be "copy" or "average", not {buffers!r}')
+        super().__init__(start, every, device, evaluate)
+        self.decay = decay
+        self.warmup = warmup
+        self.buffers = buffers
+
+    def averages_buffer(self, module: nn.Module, name: str) -> bool:
+        return self.buffers == "average"
+
+    def before_train(self) -> None:
+        super().before_train()
+        trainer = self.trainer
+        model = unwrap_model(trainer.model)
+        # Weights of lazy modules get their shape from the first batch.
+        lazy = any(is_lazy(weight) for weight in (*model.parameters(), *model.buffers()))
+        if self.average is None and trainer.start_iter >= self._first and not lazy:
+            if trainer.start_iter:
+                logger.info("EMA: no average was loaded: it starts with the model's current weights")
+            self._begin()
+
+    def after_step(self) -> None:
+        super().after_step()
+        if self.average is None and self.trainer.iter + 1 >= self._first:
+            self._begin()
+
+    def step(self) -> None:
+        if self.average is None:
+            return
+        n = self.updates
+        decay = min(self.decay, (1 + n) / (10 + n)) if self.warmup else self.decay
+        self.average.update(get_ema_multi_avg_fn(decay), n)
+        self.updates = n + 1
+
+
+EMAHook = HOOK_REGISTRY.register(EMA, name="EMAHook")
+"""Another common name of :class:`EMA`."""

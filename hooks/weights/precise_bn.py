@@ -18,7 +18,7 @@ from ..common.rng import gpus_of, preserve_rng
 from ..every import Every, Period
 from ..storage.event_storage import EventStorage
 
-__all__ = ["PreciseBN", "StatisticsData", "batch_norms", "cumulative_statistics", "precise_statistics"]
+__all__ = ["PreciseBN", "StatisticsData", "batch_norms", "precise_statistics"]
 
 logger = logging.getLogger(__name__)
 
@@ -151,8 +151,11 @@ class _Norms(nn.Module):
         self.forward = forward
 
 
+@torch.no_grad()
 def precise_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any], count: int) -> None:
-    """Estimate the statistics of the training data with fvcore's ``update_bn_stats``.
+    """Estimate the statistics of the training data, over all ranks, with fvcore's ``update_bn_stats``.
+
+    Buffers stay the same tensors. After an error everything is restored.
 
     Args:
         trainer: runs the model.
@@ -162,37 +165,14 @@ def precise_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any], c
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # importing fvcore.nn warns about torch.jit
         from fvcore.nn.precise_bn import update_bn_stats
-    with _statistics_replaced(trainer, model) as (norms, forward):
-        update_bn_stats(_Norms(norms, forward), batches, count)
-
-
-@torch.no_grad()
-def cumulative_statistics(trainer: Any, model: nn.Module, batches: Iterator[Any]) -> None:
-    """Average the statistics of batches with equal weights, like ``torch.optim.swa_utils.update_bn``.
-
-    Arguments as for :func:`precise_statistics`. Unlike torch's, it does not change batch norms in eval mode.
-    """
-    with _statistics_replaced(trainer, model) as (norms, forward):
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None
-        for batch in batches:
-            forward(batch)
-
-
-@contextmanager
-def _statistics_replaced(trainer: Any, model: nn.Module) -> Iterator[tuple[list[Any], Callable[[Any], Any]]]:
-    """Give the batch norms, and a function that runs the model; keep only the new statistics, of all ranks.
-
-    Buffers stay the same tensors. After an error everything is restored.
-    """
     norms = batch_norms(model)
     is_trainers = unwrap_model(trainer.model) is unwrap_model(model)
+    forward = getattr(trainer, "forward", model) if is_trainers else model
     before = [(norm, norm.momentum, dict(norm._buffers), set(norm._forward_pre_hooks)) for norm in norms]
     values = [{key: value.clone() for key, value in norm._buffers.items() if value is not None} for norm in norms]
     try:
-        with EventStorage(trainer.iter):
-            yield norms, getattr(trainer, "forward", model) if is_trainers else model
+        with EventStorage(trainer.iter):  # discards what the model logs
+            update_bn_stats(_Norms(norms, forward), batches, count)
         for norm, value in zip(norms, values, strict=True):
             value |= {"running_mean": norm.running_mean, "running_var": norm.running_var}
     finally:
@@ -201,19 +181,12 @@ def _statistics_replaced(trainer: Any, model: nn.Module) -> Iterator[tuple[list[
                 del norm._forward_pre_hooks[key]
             for key, new in value.items():
                 norm._buffers[key] = buffers[key].copy_(new)
-    _reduce_over_ranks(norms)
-
-
-@torch.no_grad()
-def _reduce_over_ranks(norms: list[Any]) -> None:
-    """Set the statistics to those over the batches of all ranks."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return
-    ranks = torch.distributed.get_world_size()
-    for norm in norms:
-        mean = norm.running_mean / ranks
-        torch.distributed.all_reduce(mean)
-        variance = (norm.running_var + (norm.running_mean - mean).square()) / ranks
-        torch.distributed.all_reduce(variance)
-        norm.running_mean.copy_(mean)
-        norm.running_var.copy_(variance)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        ranks = torch.distributed.get_world_size()
+        for norm in norms:
+            mean = norm.running_mean / ranks
+            torch.distributed.all_reduce(mean)
+            variance = (norm.running_var + (norm.running_mean - mean).square()) / ranks
+            torch.distributed.all_reduce(variance)
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(variance)

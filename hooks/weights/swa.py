@@ -11,9 +11,8 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from ...config import ConfigError, Duration
 from ..base import HOOK_REGISTRY
-from ..common.models import unwrap_model
-from .averaging import WeightAveraging, load_plain_weights
-from .precise_bn import Loader, StatisticsData, batch_norms, cumulative_statistics
+from .averaging import WeightAveraging
+from .precise_bn import Loader, StatisticsData, batch_norms, precise_statistics
 
 __all__ = ["SWA"]
 
@@ -29,9 +28,8 @@ class SWA(WeightAveraging):
     pass over the training data, which does not affect training.
 
     After the last iteration the model keeps the average (``final="average"``): the last evaluation uses it, and it is
-    the ``model`` in ``model_final``. The hook's state then has the last weights of training as ``last_model``; a run
-    that is extended with a larger MAX_ITER continues with them. A run that failed or was stopped keeps its own
-    weights.
+    the ``model`` in ``model_final``. Such a run cannot be extended with a larger MAX_ITER. A run that failed or was
+    stopped keeps its own weights.
 
     Acts in ``after_step``, or earlier in ``before_eval`` and ``before_save``; see :class:`WeightAveraging`. Saves
     ``averaged_model``, ``updates`` and the initial learning rates.
@@ -88,7 +86,6 @@ class SWA(WeightAveraging):
         # The number of updates when the average's statistics were computed.
         self._statistics_of = 0
         self._model_has_average = False
-        self._last_model: dict[str, torch.Tensor] | None = None
 
     def averages_buffer(self, module: nn.Module, name: str) -> bool:
         return name in ("running_mean", "running_var") and isinstance(module, nn.modules.batchnorm._BatchNorm)
@@ -96,9 +93,13 @@ class SWA(WeightAveraging):
     # ------------------------------------------------------------------ training
 
     def before_train(self) -> None:
-        self._restore_last_weights()
-        super().before_train()
         trainer = self.trainer
+        if self._model_has_average and trainer.start_iter < trainer.max_iter:
+            raise ConfigError(
+                "SWA: the run has ended, and its model has the averaged weights. To train longer, resume a copy of the "
+                'run without its last checkpoint, begin a new run with these MODEL.WEIGHTS, or set final="last"'
+            )
+        super().before_train()
         try:
             self._anneal_iters = self._anneal_length.iterations(trainer.iters_per_epoch)
         except ConfigError as error:
@@ -172,7 +173,7 @@ class SWA(WeightAveraging):
             return
         trainer = self.trainer
         with self._data.batches(trainer, number=0, at_most=self._bn_batches) as (batches, count):
-            cumulative_statistics(trainer, trainer.model, batches)
+            precise_statistics(trainer, trainer.model, batches, count)
         logger.info("SWA: computed batch norm statistics for the average from %d batches", count)
         average.copy_buffers()
         self._statistics_of = self.updates
@@ -203,15 +204,6 @@ class SWA(WeightAveraging):
             logger.info("SWA: the model now has the average of %d sets of weights", self.updates)
         super().after_train()
 
-    def _restore_last_weights(self) -> None:
-        """Restore the last weights of training, when a completed run continues."""
-        if self._model_has_average and self.average is not None:
-            self.average.restore()
-        elif self._last_model is not None:
-            load_plain_weights(self.trainer.model, self._last_model)
-            logger.info("SWA: training continues with its last weights, not with their average")
-        self._model_has_average, self._last_model = False, None
-
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
@@ -220,10 +212,8 @@ class SWA(WeightAveraging):
             state |= {"initial_lrs": self._initial_lrs, "start": self._begun_at}
         if state:
             state["statistics_of"] = self._statistics_of
-        if self._model_has_average and self.average is not None:
-            state["last_model"] = self.average.own_state_dict()
-        elif self._last_model is not None:
-            state["last_model"] = self._last_model
+        if self._model_has_average:
+            state["final"] = True
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -232,11 +222,8 @@ class SWA(WeightAveraging):
         self._begun_at = state_dict.get("start")
         self._initial_lrs = state_dict.get("initial_lrs")
         self._statistics_of = state_dict.get("statistics_of", 0)
-        self._model_has_average, self._last_model = False, state_dict.get("last_model")
+        self._model_has_average = state_dict.get("final", False)
 
     def reset_state(self) -> None:
-        if self.average is None or self.average.model is unwrap_model(self.trainer.model):  # not another trainer's
-            self._restore_last_weights()
-        self._model_has_average, self._last_model = False, None
         super().reset_state()
-        self._initial_lrs, self._statistics_of = None, 0
+        self._initial_lrs, self._statistics_of, self._model_has_average = None, 0, False

@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from fvcore.nn.precise_bn import update_bn_stats
 from small_runs import config_trainer, kill_at, load
-from torch.optim.swa_utils import SWALR, update_bn
+from torch.optim.swa_utils import SWALR
 
 from hookline.config import ConfigError
 from hookline.engine import DefaultTrainer, SimpleTrainer
-from hookline.hooks import SWA, CallbackHook, EvalHook
+from hookline.hooks import SWA, CallbackHook
 
 
 @pytest.fixture
@@ -53,17 +54,16 @@ def test_the_average_is_the_mean_of_the_snapshots(make, tmp_path):
     for name, value in checkpoint["model"].items():
         assert torch.equal(value, trainer.model.state_dict()[name])
         assert torch.equal(value, state["averaged_model"][name])
-    for name, _ in trainer.model.named_parameters():
-        assert torch.equal(state["last_model"][name], notes[-1][name])
 
 
-def test_batch_norm_statistics_are_those_of_torchs_update_bn(make):
+def test_batch_norm_statistics_are_those_of_a_pass_over_the_data(make):
     trainer = make("MODEL.ARGS.dropout", 0.0, swa=SETTINGS)
     trainer.train()
     ours = weights_of(trainer.model)
     theirs = trainer.model
     loader = DefaultTrainer.build_train_loader(trainer.cfg)
-    update_bn(loader, theirs)
+    update_bn_stats(theirs, (x for x, _ in loader), 5)  # batches of an epoch
+    assert any("running" in name for name in ours)
     for name, value in theirs.state_dict().items():
         if "running" in name:
             torch.testing.assert_close(ours[name], value)
@@ -98,34 +98,38 @@ def test_without_swa_lr_the_schedule_continues(make):
 @pytest.mark.parametrize("evaluate", [True, False])
 def test_a_resumed_run_is_bitwise_equal_to_an_uninterrupted_run(make, tmp_path, evaluate):
     swa = {**SETTINGS, "evaluate": evaluate}
-    make(folder="whole", swa=swa).train()
+    whole = make(folder="whole", swa=swa)
+    expected = noting(whole)
+    whole.train()
     kill_at(make(swa=swa), 18)
     kill_at(make(swa=swa, resume=True), 28)
-    make(swa=swa, resume=True).train()
+    last = make(swa=swa, resume=True)
+    notes = noting(last)
+    last.train()
     whole, ours = load(tmp_path / "whole"), load(tmp_path / "run")
     for name, value in whole["model"].items():
         assert torch.equal(ours["model"][name], value), name
-    for key in ("averaged_model", "last_model"):
-        for name, value in whole["trainer"]["hooks"]["SWA"][key].items():
-            assert torch.equal(ours["trainer"]["hooks"]["SWA"][key][name], value), name
+    for name, value in whole["trainer"]["hooks"]["SWA"]["averaged_model"].items():
+        assert torch.equal(ours["trainer"]["hooks"]["SWA"]["averaged_model"][name], value), name
+    assert all(map(torch.equal, notes[-1].values(), expected[-1].values()))  # the last weights before the average
 
 
-def test_evaluating_the_average_does_not_affect_training(make, tmp_path):
-    make(folder="plain").train()
-    make(swa={"start": 0.5}).train()
-    last = load(tmp_path / "run")["trainer"]["hooks"]["SWA"]["last_model"]
-    for name, value in load(tmp_path / "plain")["model"].items():
-        assert torch.equal(last[name], value), name
+def test_evaluating_the_average_does_not_affect_training(make):
+    notes = []
+    for swa in (None, {"start": 0.5}):
+        trainer = make(folder=str(swa), swa=swa)
+        notes.append(noting(trainer))
+        trainer.train()
+    for name, value in notes[0][-1].items():
+        assert torch.equal(notes[1][-1][name], value), name
 
 
-def test_an_extended_run_continues_with_its_last_weights(make, tmp_path):
-    swa = {**SETTINGS, "start": "3ep"}
-    make("SOLVER.MAX_ITER", 40, folder="whole", swa=swa).train()
-    make("SOLVER.MAX_ITER", 30, swa=swa).train()
-    make("SOLVER.MAX_ITER", 40, swa=swa, resume=True).train()
-    whole, ours = load(tmp_path / "whole"), load(tmp_path / "run")
-    for name, value in whole["model"].items():
-        assert torch.equal(ours["model"][name], value), name
+def test_a_run_that_ended_with_the_average_cannot_be_extended(make):
+    make(swa=SETTINGS).train()
+    make(swa=SETTINGS, resume=True)  # to evaluate it
+    again = make("SOLVER.MAX_ITER", 40, swa=SETTINGS, resume=True)
+    with pytest.raises(ConfigError, match="its model has the averaged weights"):
+        again.train()
 
 
 def test_the_last_evaluation_uses_the_final_weights(make):
@@ -143,7 +147,6 @@ def test_final_last_keeps_the_last_weights(make, tmp_path):
     for name, parameter in trainer.model.named_parameters():
         assert torch.equal(parameter, notes[-1][name])
     state = load(tmp_path / "run")["trainer"]["hooks"]["SWA"]
-    assert "last_model" not in state
     assert not torch.equal(state["averaged_model"]["classifier.bias"], notes[-1]["classifier.bias"])
 
 
@@ -153,32 +156,6 @@ def test_a_stopped_run_keeps_its_own_weights(make, tmp_path):
     trainer.register_hooks([CallbackHook(after_step=lambda t: t.request_stop("now") if t.iter == 21 else None)])
     trainer.train()
     assert torch.equal(load(tmp_path / "run")["model"]["classifier.bias"], notes[-1]["classifier.bias"])
-
-
-def test_a_second_training_in_the_same_process_continues_with_its_last_weights():
-    def run(*lengths):
-        torch.manual_seed(0)
-        model = torch.nn.Linear(3, 2)
-        data = [(torch.full((4, 3), float(i)), torch.arange(4) % 2) for i in range(4)]
-
-        class Loss(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.model = model
-
-            def forward(self, batch):
-                return {"loss": torch.nn.functional.cross_entropy(self.model(batch[0]), batch[1])}
-
-        trainer = SimpleTrainer(Loss(), data, torch.optim.SGD(model.parameters(), lr=0.01))
-        trainer.register_hooks([SWA(start=2, every=2, final="average"), EvalHook(3, lambda: {})])
-        start = 0
-        for length in lengths:
-            trainer.train(start, length)
-            start = length
-        return trainer.model.state_dict()
-
-    once, twice = run(12), run(6, 12)
-    assert all(torch.equal(once[name], twice[name]) for name in once)
 
 
 def test_batch_norms_without_data_are_an_error_before_training():
