@@ -513,7 +513,7 @@ CASES: dict[str, Case] = {
     "trainer/hooks/SWA/evaluate": Case("taken", absent, "shares"),
     "trainer/hooks/SWA/initial_lrs": Case("rates", absent, "swa"),
     "trainer/hooks/SWA/statistics_of": Case("rows", absent, "swa"),
-    "trainer/hooks/SWA/last_model": Case("weights", absent, "swa, completed", ("SOLVER.MAX_ITER", 30)),
+    "trainer/hooks/SWA/final": Case("error", absent, "swa, completed", ("SOLVER.MAX_ITER", 30)),
     # What the run was built from, for a resume with other parts
     "trainer/run/config": Case("rates", overrides=("SOLVER.BASE_LR", 0.1)),
     "trainer/run/built": Case("rates", overrides=("SOLVER.OPTIMIZER.ARGS.weight_decay", 0.3)),
