@@ -96,63 +96,53 @@ HOMES: dict[str, dict[str, str]] = {
     },
 }
 
-_DETECTION = "it is part of detection, and hookline has only the training engine"
-_CATALOG = (
-    "register a function that returns the data set with DATASET_REGISTRY of hookline.engine.data, and name it in "
-    "DATASETS.TRAIN"
-)
-_LOADER = (
-    "it loads images with boxes. Override build_train_loader and build_test_loader of your trainer: "
-    "build_batch_data_loader and MapDataset are in hookline.engine.data"
-)
-_LAUNCH = 'call launch(): it chooses a free port for dist_url="auto", and starts and watches the ranks'
-_FLOPS = "use FlopCountAnalysis of fvcore.nn, or the hook FlopsCounter"
-_TESTS = "it is for detectron2's own tests"
-_ENVIRONMENT = "hookline has no setup by environment variables"
-
-REFUSED: dict[str, str] = {
-    "detectron2._C": _DETECTION,
-    "detectron2.checkpoint.ModelCatalog": "it lists detectron2's model zoo",
-    "detectron2.checkpoint.c2_model_loading": "load() of hookline's Checkpointer matches the names of weights itself",
-    "detectron2.checkpoint.catalog": "it lists detectron2's model zoo",
-    "detectron2.config.compat": "hookline has no configs of earlier versions of detectron2",
-    "detectron2.config.downgrade_config": "hookline has no configs of earlier versions of detectron2",
-    "detectron2.config.upgrade_config": "hookline has no configs of earlier versions of detectron2",
-    "detectron2.data": _DETECTION,
-    "detectron2.data.DatasetCatalog": _CATALOG,
-    "detectron2.data.Metadata": "class names and colours are part of detection; keep them in the data set",
-    "detectron2.data.MetadataCatalog": "class names and colours are part of detection; keep them in the data set",
-    "detectron2.data.benchmark": "loaders are measured by tools/benchmarks/run.py",
-    "detectron2.data.build.build_detection_test_loader": _LOADER,
-    "detectron2.data.build.build_detection_train_loader": _LOADER,
-    "detectron2.data.build_detection_test_loader": _LOADER,
-    "detectron2.data.build_detection_train_loader": _LOADER,
-    "detectron2.data.catalog": _CATALOG,
-    "detectron2.engine.launch._distributed_worker": _LAUNCH,
-    "detectron2.engine.launch._find_free_port": _LAUNCH,
-    "detectron2.evaluation": "hookline has no evaluators for detection: subclass DatasetEvaluator",
-    "detectron2.export": "use hookline.engine.export_weights or hookline export",
-    "detectron2.layers": "layers are part of models: use torch.nn, and FrozenBatchNorm2d of torchvision.ops",
-    "detectron2.model_zoo": _DETECTION,
-    "detectron2.modeling": _DETECTION,
-    "detectron2.projects": _DETECTION,
-    "detectron2.structures": _DETECTION,
-    "detectron2.tracking": _DETECTION,
-    "detectron2.utils.analysis.activation_count_operators": _FLOPS,
-    "detectron2.utils.analysis.flop_count_operators": _FLOPS,
-    "detectron2.utils.colormap": _DETECTION,
-    "detectron2.utils.develop": _TESTS,
-    "detectron2.utils.env.fixup_module_metadata": "it serves detectron2's documentation; remove the call",
-    "detectron2.utils.env.setup_custom_environment": _ENVIRONMENT,
-    "detectron2.utils.env.setup_environment": _ENVIRONMENT,
-    "detectron2.utils.logger._log_api_usage": "hookline counts no usage; remove the call",
-    "detectron2.utils.serialize": "launch() and loaders pickle with Python's pickle",
-    "detectron2.utils.testing": _TESTS,
-    "detectron2.utils.torch_version_utils": "compare TORCH_VERSION of hookline.engine.compat.utils",
-    "detectron2.utils.tracing": "use torch.export or hookline export",
-    "detectron2.utils.video_visualizer": _DETECTION,
-    "detectron2.utils.visualizer": _DETECTION,
+_REASONS = {
+    "it is part of detection, and hookline has only the training engine": """
+        _C data model_zoo modeling projects structures tracking utils.colormap utils.video_visualizer
+        utils.visualizer
+    """,
+    "it lists detectron2's model zoo": "checkpoint.ModelCatalog checkpoint.catalog",
+    "load() of hookline's Checkpointer matches the names of weights itself": "checkpoint.c2_model_loading",
+    "hookline has no configs of earlier versions of detectron2": (
+        "config.compat config.downgrade_config config.upgrade_config"
+    ),
+    (
+        "register a function that returns the data set with DATASET_REGISTRY of hookline.engine.data, and name it"
+        " in DATASETS.TRAIN"
+    ): """
+        data.DatasetCatalog data.catalog
+    """,
+    "class names and colours are part of detection; keep them in the data set": ("data.Metadata data.MetadataCatalog"),
+    "loaders are measured by tools/benchmarks/run.py": "data.benchmark",
+    (
+        "it loads images with boxes. Override build_train_loader and build_test_loader of your trainer: "
+        "build_batch_data_loader and MapDataset are in hookline.engine.data"
+    ): """
+        data.build.build_detection_test_loader data.build.build_detection_train_loader
+        data.build_detection_test_loader data.build_detection_train_loader
+    """,
+    'call launch(): it chooses a free port for dist_url="auto", and starts and watches the ranks': (
+        "engine.launch._distributed_worker engine.launch._find_free_port"
+    ),
+    "hookline has no evaluators for detection: subclass DatasetEvaluator": "evaluation",
+    "use hookline.engine.export_weights or hookline export": "export",
+    "layers are part of models: use torch.nn, and FrozenBatchNorm2d of torchvision.ops": "layers",
+    "use FlopCountAnalysis of fvcore.nn, or the hook FlopsCounter": (
+        "utils.analysis.activation_count_operators utils.analysis.flop_count_operators"
+    ),
+    "it is for detectron2's own tests": "utils.develop utils.testing",
+    "it serves detectron2's documentation; remove the call": "utils.env.fixup_module_metadata",
+    "hookline has no setup by environment variables": (
+        "utils.env.setup_custom_environment utils.env.setup_environment"
+    ),
+    "hookline counts no usage; remove the call": "utils.logger._log_api_usage",
+    "launch() and loaders pickle with Python's pickle": "utils.serialize",
+    "compare TORCH_VERSION of hookline.engine.compat.utils": "utils.torch_version_utils",
+    "use torch.export or hookline export": "utils.tracing",
 }
+"""Why modules and names of detectron2 are not here."""
+
+REFUSED = {f"detectron2.{name}": reason for reason, names in _REASONS.items() for name in names.split()}
 
 
 @functools.cache
