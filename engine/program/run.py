@@ -17,7 +17,6 @@ from ..setup.options import config_errors_exit
 from ..setup.output_dir import removed_if_empty
 from ..setup.report import describe_run
 from ..setup.start import begin_run, default_setup
-from .look import evaluate, load_weights, looking, predict
 
 __all__ = ["run", "run_trainer"]
 
@@ -39,6 +38,8 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
         The :class:`TrainResult`; with ``--eval-only`` the results, with ``--predict`` the names of the files, with
         ``--dry-run`` the text. None with ``--replay`` and ``--samples``, and if several processes cannot pickle it.
 
+    A script does not pass the result to ``sys.exit()``, which takes any object but 0 and None for a failure.
+
     Example::
 
         if __name__ == "__main__":
@@ -56,7 +57,7 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
         cfg.freeze()
         if args.num_gpus * args.num_machines > 1 or args.dry_run:
             check_config(cfg, overridden_builders(trainer, DefaultTrainer))  # once, before processes start
-        own = overridden_builders(looking(trainer) if args.eval_only or args.predict else trainer, DefaultTrainer)
+        own = overridden_builders(_kind(trainer, args), DefaultTrainer)
         for builder, error in unknown_parts(cfg).items():
             if builder not in own:  # before the config is logged
                 raise error
@@ -72,6 +73,15 @@ def run(trainer: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode | 
             timeout=timedelta(seconds=Duration.parse_time(cfg.PARALLEL.TIMEOUT).seconds),
             device=cfg.MODEL.DEVICE,
         )
+
+
+def _kind(trainer: type[DefaultTrainer], args: argparse.Namespace) -> type[DefaultTrainer]:
+    """Return the class of the run: with ``--eval-only`` and ``--predict`` a subclass without training data."""
+    if not (args.eval_only or args.predict):
+        return trainer
+    from .look import looking
+
+    return looking(trainer)
 
 
 def _with_all_options(args: argparse.Namespace) -> argparse.Namespace:
@@ -110,7 +120,9 @@ def _run_rank(kind: type[DefaultTrainer], args: argparse.Namespace, cfg: CfgNode
         if args.dry_run:
             return _dry_run(kind, args, cfg)
         if args.eval_only or args.predict:
-            trainer = looking(kind)(cfg)
+            from .look import evaluate, load_weights, predict
+
+            trainer = _kind(kind, args)(cfg)
             load_weights(trainer, args.resume)
             begin_run(cfg)
             return predict(trainer) if args.predict else evaluate(trainer)

@@ -12,21 +12,17 @@ import torch
 
 from ...config.files.atomic import replace_text
 
-__all__ = ["json_text", "report_text", "write_report"]
+__all__ = ["report_text", "write_report"]
 
 _SHOWN = 12  # rows of a table on the console
 
 
 def write_report(report: Mapping[str, Any], images: torch.Tensor | None, folder: str) -> None:
-    """Write ``report.json``, and with Pillow ``samples.png``, into a folder."""
-    replace_text(os.path.join(folder, "report.json"), json_text(report) + "\n")
+    """Write ``report.json``, and with Pillow ``samples.png``, into a folder. JSON has null for NaN and infinity."""
+    text = json.dumps(_finite(report), indent=1, allow_nan=False)
+    replace_text(os.path.join(folder, "report.json"), text + "\n")
     if images is not None and find_spec("PIL"):
         write_images(images, os.path.join(folder, "samples.png"))
-
-
-def json_text(report: Mapping[str, Any]) -> str:
-    """Return a report as JSON. NaN and infinite numbers become null: JSON has none."""
-    return json.dumps(_finite(report), indent=1, allow_nan=False)
 
 
 def _finite(value: Any) -> Any:

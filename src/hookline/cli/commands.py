@@ -268,7 +268,7 @@ def samples(args: argparse.Namespace) -> None:
     _arg("other", metavar="OTHER", help="the folder of the run to compare with"),
     _arg("--trainer", default="", metavar="NAME", help="the runs' trainer, as my_trainer:Trainer"),
     _arg("--no-replay", action="store_true", help="only compare the files"),
-    _arg("--json", action="store_true", help="print JSON"),
+    _arg("--most", type=int, default=6, metavar="N", help="how many values of the step to show (6)"),
 )
 def diverge(args: argparse.Namespace) -> int:
     """Say where two runs differ first: the step, and what in it.
@@ -276,12 +276,11 @@ def diverge(args: argparse.Namespace) -> int:
     If metrics differ, both runs are replayed. Writes nothing into their folders.
     Exit codes: 0: equal runs; 1: they differ; 2: bad input.
     """
-    from hookline.engine.replay.diverge import diverge, diverge_text
-    from hookline.engine.replay.report import json_text
+    from hookline.engine.replay.diverge import diverge
 
-    report = diverge(args.run, args.other, trainer=args.trainer, replays=not args.no_replay)
-    print(json_text(report) if args.json else diverge_text(report))
-    return 0 if report["equal"] else 1
+    equal, text = diverge(args.run, args.other, trainer=args.trainer, replays=not args.no_replay, most=args.most)
+    print(text)
+    return 0 if equal else 1
 
 
 def _config_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,6 +1,7 @@
 """Two runs that part: the iteration and the cause are named."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -10,7 +11,6 @@ from torch.utils.data import Dataset
 from hookline.cli import main
 from hookline.config import get_cfg
 from hookline.engine import replay
-from hookline.engine.replay.diverge import diverge_text
 from hookline.hooks import HookBase
 
 RUN = (
@@ -116,12 +116,12 @@ def test_a_changed_augmentation(run, tmp_path, capsys):
 def test_one_changed_sample(run, tmp_path, capsys):
     train(tmp_path, changed=CHANGED)
     before = content(run), content(tmp_path)
-    code, text = diverge(capsys, run, tmp_path, "--json")
-    found = json.loads(text)["replay"]
+    code, text = diverge(capsys, run, tmp_path, "--most", "100")
     assert code == 1
-    assert found["rows"][0]["what"] == "batch"
-    assert [row["what"] for row in found["rows"] if "sample" in row["what"]] == [f"input of sample {CHANGED} (sum)"]
-    assert main(["samples", str(run), "--iter", str(found["iteration"])]) == 0
+    assert "It differs first in the batch." in text
+    assert re.findall(r"input of sample (\d+) \(sum\)", text) == [str(CHANGED)]
+    iteration = re.search(r"The first step that differs is (\d+)", text)[1]
+    assert main(["samples", str(run), "--iter", iteration]) == 0
     assert str(CHANGED) in capsys.readouterr().out.split()
     assert (content(run), content(tmp_path)) == before
 
@@ -141,7 +141,8 @@ def test_a_metric_of_a_hook_in_a_run_with_a_key_of_its_project(run, tmp_path):
         file.write("PROJECT: 1\n")
     cfg = get_cfg()
     cfg.PROJECT = 0
-    text = diverge_text(replay.diverge(str(run), str(tmp_path), cfg=cfg))
+    equal, text = replay.diverge(str(run), str(tmp_path), cfg=cfg)
+    assert not equal
     assert "the first difference is at iteration 19: measured is 1.0 and 2.0" in text
     assert "The first step that differs is 19. It differs in a metric of a hook." in text
 
