@@ -92,41 +92,37 @@ def _find_resumable(checkpointer: Any) -> str:
 def newest_first(paths: Iterable[str]) -> list[str]:
     """Sort the checkpoints that a resume may use by the iteration they hold, newest first.
 
-    Files that cannot be read come last. Behind a URI the number in the name counts. Best weights and checkpoints saved
-    at a failure are left out: a run does not continue from them exactly.
+    Files that cannot be read come last. Best weights and checkpoints saved at a failure are left out: a run does not
+    continue from them exactly.
     """
-    return sorted(filter(_is_resumable_name, paths), key=_age, reverse=True)
-
-
-def _is_resumable_name(path: str) -> bool:
-    return not any(word in os.path.basename(path) for word in ("_best", "_exception"))
-
-
-def _age(path: str) -> tuple[int, int, str]:
-    name = os.path.basename(path)
-    try:
-        return iteration_of(path), os.stat(path).st_mtime_ns, name
-    except OSError:
-        numbers = re.findall(r"\d+", name)
-        return int(numbers[-1]) if numbers else -1, 0, name
+    names = [path for path in paths if not re.search("_best|_exception", os.path.basename(path))]
+    return sorted(names, key=lambda path: (iteration_of(path), os.path.basename(path)), reverse=True)
 
 
 def iteration_of(path: str) -> int:
-    """Return the iteration in a local checkpoint; -1 if it has none."""
-    os.stat(path)
+    """Return the iteration in a local checkpoint, or else the number in its name; -1 if there is none."""
     try:
         return max(iterations(load_torch_file(_state_file(path), mmap=True)), default=-1)
     except ConfigError:
-        return -1
+        numbers = re.findall(r"\d+", os.path.basename(path)) if "://" in path else []
+        return int(numbers[-1]) if numbers else -1
 
 
 def saved_ranks(path: str) -> int:
     """Return the number of ranks of the run that saved a local checkpoint; 0 if it is not known."""
-    try:
-        content = load_torch_file(_state_file(path), mmap=True)
-        return int(content["trainer"]["run"]["world_size"])
-    except (ConfigError, KeyError, TypeError, ValueError):
-        return 0
+    return int(_saved_run(path).get("world_size", 0))
+
+
+def config_in(path: str) -> str:
+    """Return the dump of the config in a local checkpoint; empty if it has none."""
+    return str(_saved_run(path).get("config", ""))
+
+
+def _saved_run(path: str) -> Mapping[str, Any]:
+    with suppress(ConfigError, OSError, KeyError, TypeError):
+        run = load_torch_file(_state_file(path), mmap=True)["trainer"]["run"]
+        return run if isinstance(run, Mapping) else {}
+    return {}
 
 
 def iterations(content: Any) -> list[int]:
@@ -218,11 +214,4 @@ def saved_config(folder: str) -> str:
             verify_checkpoint(_state_file(path))
             if text := config_in(path):
                 return text
-    return ""
-
-
-def config_in(path: str) -> str:
-    """Return the dump of the config in a local checkpoint; empty if it has none."""
-    with suppress(ConfigError, OSError, KeyError, TypeError):
-        return str(load_torch_file(_state_file(path), mmap=True)["trainer"]["run"]["config"])
     return ""

@@ -47,9 +47,8 @@ from ...config.files.atomic import replace_file
 from ...hooks.common.models import unwrap_model
 from .. import comm
 from .candidates import find_resumable, iterations
-from .files import CheckpointFolder, is_local, read_tag, write_checkpoint
+from .files import CheckpointError, CheckpointFolder, OnError, Saver, Then, is_local, read_tag, write_checkpoint
 from .matching import LoadReport, load_weights, split_query
-from .saver import CheckpointError, OnError, Saver, Then
 from .state import plain_name, to_plain
 from .weights import choose_weights, find_checkpoint, read_checkpoint
 

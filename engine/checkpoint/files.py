@@ -1,4 +1,4 @@
-"""The files of checkpoints: written atomically, verified before they are read, removed only if they are the run's.
+"""The files of checkpoints: written atomically, in place or on a thread, and verified before they are read.
 
 ``torch.save`` stores a CRC32 of each record of its zip archive, which :func:`verify_checkpoint` compares.
 """
@@ -7,18 +7,33 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 import zipfile
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from ...config.errors import ConfigError, first_line, printable
 from ...config.files.atomic import displaced, is_checkpoint_folder, remove_leftovers, replace_file
 from ...config.files.run_folder import claim, is_claimed
+from ...config.files.write_error import OnError, WriteError, check_on_error
 
-__all__ = ["CheckpointFolder", "is_local", "read_tag", "verify_checkpoint", "write_checkpoint"]
+__all__ = [
+    "CheckpointError",
+    "CheckpointFolder",
+    "OnError",
+    "Saver",
+    "Then",
+    "disk_errors",
+    "is_local",
+    "read_tag",
+    "verify_checkpoint",
+    "write_checkpoint",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -32,33 +47,44 @@ def write_checkpoint(file: IO[bytes], data: Any) -> None:
     Raises:
         OSError: the file cannot be written.
     """
+    with disk_errors(file) as writer:
+        torch.save(data, writer)
+
+
+@contextmanager
+def disk_errors(file: Any) -> Iterator[Any]:
+    """Give torch a file to write, and raise the disk's error, if there is one: torch replaces it by another."""
     writer = _Writer(file)
     try:
-        torch.save(data, writer)  # type: ignore[arg-type]
+        yield writer
     except BaseException:
-        if writer.error is not None:  # torch raises another error, which does not name the cause
+        if writer.error is not None:
             raise writer.error from None
         raise
 
 
 class _Writer:
-    """A file object for ``torch.save``, which remembers the first error and writes nothing after it."""
+    """A file object that remembers the first error of a write, and writes nothing after it."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: Any) -> None:
         self._file = file
         self.error: OSError | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
     def write(self, content: Any) -> int:
         if self.error is not None:  # torch writes the archive's end even after an error
             raise self.error
+        rest = memoryview(content).cast("B")
+        size = len(rest)
         try:
-            return self._file.write(content)
+            while rest:  # an unbuffered file may write less
+                rest = rest[self._file.write(rest) :]
         except OSError as error:
-            self.error = error
-            raise
-
-    def flush(self) -> None:
-        self._file.flush()
+            self.error = OSError(error.errno, error.strerror, getattr(self._file, "name", None))
+            raise self.error from None
+        return size
 
 
 def verify_checkpoint(path: str) -> None:
@@ -194,3 +220,141 @@ class CheckpointFolder:
                 self._path_manager.rm(path)
         except Exception as error:  # handlers have their own error types
             logger.warning("Cannot remove the old checkpoint %s: %s", path, error)
+
+
+# ---------------------------------------------------------------------------- when and on which thread
+
+RETRY_AFTER = 1.0
+"""Seconds before a failed write is retried."""
+
+
+class CheckpointError(WriteError):
+    """A checkpoint could not be written. The message has the path, the cause and what to do. Earlier files remain."""
+
+    verb = "save"
+
+
+Then = Callable[[CheckpointError | None], Any]
+"""Called with None when a file is written, or with the error that prevented it."""
+
+
+class Saver:
+    """Writes files, one at a time. Only the training thread calls its methods.
+
+    A write that fails with an OSError is retried once. Then :meth:`write` reports the error. If ``asynchronous``, the
+    first method called after the write has ended does.
+
+    Args:
+        asynchronous: write on a thread. It is not a daemon: the program waits for it before it exits.
+        on_error: "stop" raises an OSError as a CheckpointError, "continue" logs it. Other errors are always raised.
+    """
+
+    def __init__(self, asynchronous: bool = False, on_error: OnError = "stop") -> None:
+        check_on_error(on_error)
+        self.asynchronous = asynchronous
+        self.on_error = on_error
+        self.pending: tuple[Future[None], str, Then | None] | None = None
+        """The write whose result is not reported yet, its path and what to call then."""
+        self._thread: ThreadPoolExecutor | None = None
+        self._memory: dict[Any, torch.Tensor] = {}  # kept for the next copy
+        self._copied: list[torch.cuda.Event] = []
+
+    def keep(self, data: Any) -> Any:
+        """Return plain data for the next write; if it is asynchronous, a copy in host memory.
+
+        Tensors on a GPU are copied into pinned memory on the current stream. The host does not wait, and later steps
+        on the stream change no weight before it is copied. A tensor that occurs twice is copied once.
+        """
+        if not self.asynchronous:
+            return data
+        earlier, self._memory = self._memory, {}
+        copies: dict[Any, torch.Tensor] = {}
+
+        def copy(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.layout is not torch.strided or tensor.is_quantized or not tensor.numel():
+                return tensor.to("cpu", copy=True)
+            key = tensor.device, tensor.data_ptr(), tensor.dtype, tensor.size(), tensor.stride()
+            if key not in copies:
+                place = len(copies), *key[2:], tensor.is_cuda
+                room = earlier.pop(place, None)
+                if room is None:
+                    room = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+                self._memory[place] = copies[key] = room.copy_(tensor, non_blocking=tensor.is_cuda)
+            return copies[key]
+
+        data = tree_map_only(torch.Tensor, copy, data)
+        for device in {device for device, *_ in copies if device.type == "cuda"}:
+            self._copied.append(torch.cuda.current_stream(device).record_event())
+        return data
+
+    def write(self, path: str, write: Callable[[], Any], then: Then | None = None) -> None:
+        """Wait for the previous write, call ``write()``, which writes ``path``, then call ``then``.
+
+        Raises:
+            CheckpointError: this write or the previous one failed; ``then`` was called.
+        """
+        self.wait()
+        copied, self._copied = self._copied, []
+
+        def write_twice() -> None:
+            for event in copied:
+                event.synchronize()
+            try:
+                write()
+            except OSError as error:
+                logger.warning("Retrying once: %s", CheckpointError.of(path, error))
+                time.sleep(RETRY_AFTER)
+                write()
+
+        if self.asynchronous:
+            self._thread = self._thread or ThreadPoolExecutor(1, "hookline-checkpoint")
+            self.pending = self._thread.submit(write_twice), path, then
+            return
+        done: Future[None] = Future()
+        self.pending = done, path, then
+        try:
+            done.set_result(write_twice())
+        except BaseException as error:
+            done.set_exception(error)
+        self.wait()
+
+    def poll(self) -> None:
+        """Report a write that has ended. Does not wait.
+
+        Raises:
+            CheckpointError: the write failed.
+        """
+        if self.pending is not None and self.pending[0].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the pending write and report it.
+
+        Raises:
+            CheckpointError: the write failed.
+        """
+        if self.pending is None:
+            return
+        error = self.pending[0].exception()
+        (_, path, then), self.pending = self.pending, None
+        if error is not None and not isinstance(error, OSError):
+            raise error
+        failure = None if error is None else CheckpointError.of(path, error)
+        if failure is not None and self.on_error == "continue":
+            logger.error(
+                "Training continues without this checkpoint; the next one is saved when it is due: %s", failure
+            )
+        if then is not None:
+            then(failure)
+        if failure is not None and self.on_error == "stop":
+            raise failure from error
+
+    def close(self) -> None:
+        """Call :meth:`wait`, end the thread, and free the memory of copies."""
+        try:
+            self.wait()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+            self._thread = None
+            self._memory.clear()

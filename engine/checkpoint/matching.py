@@ -1,8 +1,8 @@
 """Loads weights into a model: matches their names, and reports what does not fit."""
 
-import itertools
 import logging
 import os
+import re
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from .state import plain_name
 __all__ = ["LoadReport", "load_weights", "plain_name", "split_query"]
 
 # Prefixes of names in other checkpoints: DistributedDataParallel, Lightning, DeepSpeed.
-_PREFIXES = ("module.", "model.", "_forward_module.")
+_PREFIX = re.compile(r"(module|model|_forward_module)\.")
 _MAX_LINES = 40
 
 
@@ -178,17 +178,11 @@ def load_weights(
         prefix=prefix,
     )
     if report.total and not report.loaded:
-        raise ConfigError(f"{path} is a checkpoint of another model: {_nothing_fits(report, weights, full_names)}")
+        raise ConfigError(
+            f"{path} is a checkpoint of another model: none of its weights has a name and a shape of the model\n"
+            + "\n".join(report.differences())
+        )
     return report
-
-
-def _nothing_fits(report: LoadReport, weights: Mapping[str, Any], own: Iterable[str]) -> str:
-    if report.mismatched:
-        name, there, here = report.mismatched[0]
-        return f"no weight has the model's shape; {name} is {there} in the file and {here} in the model"
-    in_file = ", ".join(itertools.islice(weights, 3)) or "nothing"
-    in_model = ", ".join(itertools.islice(own, 3))
-    return f"none of its weights ({in_file} ...) is in the model ({in_model} ...)"
 
 
 def _difference(value: Any, own: torch.Tensor) -> tuple[Any, Any] | None:
@@ -211,19 +205,18 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 def _match_prefixes(names: Iterable[str], own: Mapping[str, Any]) -> tuple[dict[str, str], str]:
     """Map the file's names to the model's. Returns the map and the removed prefix, with which most names match."""
-    best = {name: plain_name(name) for name in names}
-    most, found = sum(name in own for name in best.values()), ""
-    plain = dict(best)
-    for length in (1, 2, 3):
-        for parts in itertools.product(_PREFIXES, repeat=length):
-            prefix = "".join(parts)
-            if not any(name.startswith(prefix) for name in plain.values()):
-                continue
-            stripped = {name: short.removeprefix(prefix) for name, short in plain.items()}
-            matches = sum(name in own for name in stripped.values())
-            if matches > most and len(set(stripped.values())) == len(stripped):
-                best, most, found = stripped, matches, prefix
-    return best, found
+    plain = {name: plain_name(name) for name in names}
+    best, most, found, prefix = plain, sum(name in own for name in plain.values()), "", ""
+    while True:
+        rests = (short[len(prefix) :] for short in plain.values() if short.startswith(prefix))
+        start = next(filter(None, map(_PREFIX.match, rests)), None)
+        if start is None:
+            return best, found
+        prefix += start[0]
+        stripped = {name: short.removeprefix(prefix) for name, short in plain.items()}
+        matches = sum(name in own for name in stripped.values())
+        if matches > most and len(set(stripped.values())) == len(stripped):
+            best, most, found = stripped, matches, prefix
 
 
 def _match_suffixes(names: Iterable[str], own: Iterable[str]) -> dict[str, str]:

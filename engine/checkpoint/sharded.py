@@ -32,7 +32,7 @@ from ...config.files.atomic import displaced, replace_file, replace_text, sync_d
 from ...config.files.run_folder import claim
 from .. import comm
 from .distributed_files import empty_tensor, load_tensors, read_metadata, tensor_places
-from .files import verify_checkpoint, write_checkpoint
+from .files import disk_errors, verify_checkpoint, write_checkpoint
 from .shards import SHARD, Keys, Like, is_mark, nested, walk
 from .torch_files import load_torch_file
 
@@ -74,7 +74,9 @@ def write_folder(path: str, state: Any, shards: Mapping[Keys, "DTensor"], group:
         OSError: a rank could not write. An earlier folder of that name is unchanged.
     """
     main = dist.get_rank(group) == 0
-    temporary = _agree(temporary_path(path) if main else "", group)
+    of_main = [temporary_path(path) if main else ""]
+    dist.broadcast_object_list(of_main, src=dist.get_global_rank(group, 0), group=group)
+    temporary = of_main[0]
     try:
         with fail_together(group):
             if main:
@@ -112,27 +114,8 @@ class _FileSystem(FileSystem):
 
     @contextmanager
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        raw = _RawFile(os.fspath(path), mode)
-        try:
-            with io.BufferedWriter(raw) as stream:
-                yield stream
-        except Exception:
-            if raw.error is not None:
-                raise raw.error from None
-            raise
-
-
-class _RawFile(io.FileIO):
-    """A file that remembers the first error of a write."""
-
-    error: OSError | None = None
-
-    def write(self, content: Any) -> int:
-        try:
-            return super().write(content)
-        except OSError as error:
-            self.error = self.error or OSError(error.errno, error.strerror, self.name)
-            raise
+        with open(path, mode, buffering=0) as file, disk_errors(file) as writer:
+            yield writer
 
 
 def complete_folder(temporary: str, path: str, sums: list[dict[str, int]]) -> None:
@@ -147,13 +130,6 @@ def complete_folder(temporary: str, path: str, sums: list[dict[str, int]]) -> No
     with displaced(path):
         os.rename(temporary, path)
         sync_directory(os.path.dirname(os.path.abspath(path)))
-
-
-def _agree(value: Any, group: "dist.ProcessGroup") -> Any:
-    """Return rank 0's value on all ranks."""
-    box = [value]
-    dist.broadcast_object_list(box, src=dist.get_global_rank(group, 0), group=group)
-    return box[0]
 
 
 @contextmanager
@@ -263,11 +239,6 @@ def checksums(folder: str, names: Iterable[str]) -> dict[str, int]:
 def _crc32(path: str) -> int:
     crc = 0
     with open(path, "rb") as file:
-        for block in _blocks(file):
+        while block := file.read(_BLOCK):
             crc = zlib.crc32(block, crc)
     return crc
-
-
-def _blocks(file: Any) -> Iterator[bytes]:
-    while block := file.read(_BLOCK):
-        yield block

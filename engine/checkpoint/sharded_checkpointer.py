@@ -11,7 +11,7 @@ from ...config import ConfigError
 from .. import comm
 from .checkpointer import Checkpointer
 from .sharded import fail_together, is_sharded_folder, write_folder
-from .shards import Keys, like_model, local_parts, shard, split_shards, with_parts
+from .shards import Keys, like_model, shard, split_shards
 from .state import plain_name, to_plain
 from .weights import read_checkpoint
 
@@ -51,8 +51,11 @@ class ShardedCheckpointer(Checkpointer):
     def _prepare(self, path: str, further: dict[str, Any]) -> Callable[[], None]:
         rest, shards = self.split(further)
         if self._saver.asynchronous:
-            rest, parts = self._saver.keep([rest, list(local_parts(shards).values())])
-            shards = with_parts(shards, dict(zip(shards, parts, strict=True)))
+            rest, *parts = self._saver.keep([rest, *(tensor.to_local() for tensor in shards.values())])
+            shards = {
+                keys: DTensor(part, tensor._spec, requires_grad=False)
+                for (keys, tensor), part in zip(shards.items(), parts, strict=True)
+            }
 
         def write() -> None:
             with fail_together(self._group):

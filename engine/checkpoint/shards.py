@@ -16,12 +16,10 @@ __all__ = [
     "Like",
     "is_mark",
     "like_model",
-    "local_parts",
     "nested",
     "shard",
     "split_shards",
     "walk",
-    "with_parts",
 ]
 
 SHARD = "__sharded_tensor__"
@@ -52,16 +50,6 @@ def split_shards(state: Any) -> tuple[Any, dict[Keys, "DTensor"]]:
         return value
 
     return walk(state, visit), shards
-
-
-def local_parts(shards: Mapping[Keys, "DTensor"]) -> dict[Keys, torch.Tensor]:
-    """Return this rank's shard of each tensor."""
-    return {keys: tensor.to_local() for keys, tensor in shards.items()}
-
-
-def with_parts(shards: Mapping[Keys, "DTensor"], parts: Mapping[Keys, torch.Tensor]) -> dict[Keys, "DTensor"]:
-    """Return the same tensors with other local shards, such as copies in host memory."""
-    return {keys: DTensor(parts[keys], tensor._spec, requires_grad=False) for keys, tensor in shards.items()}
 
 
 def like_model(model: nn.Module, optimizers: Iterable[torch.optim.Optimizer] = ()) -> Like:

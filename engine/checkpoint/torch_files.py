@@ -61,14 +61,12 @@ def _explain(path: str, error: Exception) -> str:
         )
     if "TorchScript" in str(error):
         return "a TorchScript program, not a checkpoint; save the state_dict() of torch.jit.load(...)"
-    problem = f"({first_line(error)})"
+    problem = first_line(error)
     if not start:
-        problem = "(it is empty)"
-    elif start[:4] == b"PK\x03\x04" and not whole:
-        problem = "(it is cut short)"
+        problem = "it is empty"
     elif not (whole or legacy):
-        problem = "(it does not start like files of torch.save())"
-    return f"damaged, or is not a checkpoint {problem}"
+        problem = "it is cut short" if start[:4] == b"PK\x03\x04" else "it does not start like files of torch.save()"
+    return f"damaged, or is not a checkpoint ({problem})"
 
 
 # NumPy's own functions for unpickling trust what the file says about an array's memory. These replace them, and build

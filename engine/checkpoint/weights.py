@@ -35,8 +35,6 @@ _HUGGING_FACE = (
 )
 # Keys of the model's weights: hookline, detectron2 and fvcore; Lightning; torch's tutorial; DeepSpeed.
 _MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module")
-# Keys of averaged weights in other projects' checkpoints.
-_AVERAGED_KEYS = ("model_ema", "ema_state_dict", "state_dict_ema", "ema_model", "ema")
 
 
 def find_checkpoint(path: str) -> str:
@@ -216,14 +214,7 @@ def _find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], 
     ]
     for key, weights, _ in found:
         _check_names(f"the state of {printable(key)}", weights)
-    if found:  # evaluated ones first
-        return max(found, key=lambda one: one[2])
-    for key in _AVERAGED_KEYS:
-        others = checkpoint.get(key)
-        if _is_state_dict(others):
-            _check_names(f"its '{key}'", others)
-            return key, dict(others), False
-    return None
+    return max(found, key=lambda one: one[2], default=None)  # evaluated ones first
 
 
 # ---------------------------------------------------------------------------- one file

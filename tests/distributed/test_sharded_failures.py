@@ -24,23 +24,20 @@ def test_a_failed_save_ends_the_run_on_all_ranks(runs):
     assert code == 1
     assert saved == []
     assert "model_0000079.pth: No such file or directory" in output
-    [iteration] = set(re.findall(r"in hook PeriodicCheckpointer\.on_save, at iteration (\d+)", output))
-    assert 79 < int(iteration) < 159
+    assert set(re.findall(r"in hook PeriodicCheckpointer\.on_save, at iteration (\d+)", output)) == {"159"}
 
 
-def test_a_failed_save_is_retried_with_on_error_continue(runs):
+def test_a_run_continues_after_a_failed_save_with_on_error_continue(runs):
     code, output, saved, folder = runs["continue"]
     assert code == 0, output
     assert "Training continues without this checkpoint" in output
-    retried, due = saved
-    assert 79 < retried < due == 159
+    assert saved == [159]
     assert (folder / "run/last_checkpoint").read_text() == "model_final.pth"
 
 
-def test_a_failed_save_is_retried_once_until_the_next_period(runs):
+def test_each_failed_save_is_reported(runs):
     code, output, saved, _ = runs["gone"]
     assert code == 1  # the end cannot be saved either
     assert saved == []
     failed = {int(iteration) for iteration in re.findall(r"cannot save \S+/model_(\d+)\.pth", output)}
-    assert failed >= {79, 159}
-    assert len([iteration for iteration in failed if 79 < iteration < 159]) == 1
+    assert failed == {79, 159}

@@ -12,12 +12,12 @@ from torch import nn
 
 from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, comm
-from hookline.engine.checkpoint import CheckpointError, saver, sharded, sharded_checkpointer
+from hookline.engine.checkpoint import CheckpointError, files, sharded, sharded_checkpointer
 from hookline.engine.parallel.fsdp import FSDP2
 from hookline.engine.solver import build_grad_clipper
 from hookline.hooks import HookBase
 
-saver.RETRY_AFTER = 0.0
+files.RETRY_AFTER = 0.0
 
 
 def trainer(folder, name, *options, resume=False):

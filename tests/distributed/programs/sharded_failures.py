@@ -5,10 +5,10 @@ from pathlib import Path
 
 from hookline.config import get_cfg
 from hookline.engine import DefaultTrainer, comm
-from hookline.engine.checkpoint import saver
+from hookline.engine.checkpoint import files
 from hookline.hooks import HookBase
 
-saver.RETRY_AFTER = 0.0
+files.RETRY_AFTER = 0.0
 
 
 class FolderGone(HookBase):
@@ -27,9 +27,8 @@ class FolderGone(HookBase):
         if self.trainer.iter != 81:
             return
         checkpointer = self.trainer.checkpointer
-        run, end = Path(checkpointer.save_dir), time.monotonic() + 30
-        while not checkpointer.poll() and time.monotonic() < end:
-            time.sleep(0.01)
+        run, (write, *_) = Path(checkpointer.save_dir), checkpointer._saver.pending
+        write.exception(30)
         if comm.is_main_process() and self.comes_back:
             Path(f"{run}.away").rename(run)
 

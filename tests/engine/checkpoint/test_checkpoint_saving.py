@@ -25,7 +25,7 @@ from small_runs import Counter
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine.checkpoint import Checkpointer, CheckpointError, saver
+from hookline.engine.checkpoint import Checkpointer, CheckpointError, files
 
 
 class Gated(Checkpointer):
@@ -88,7 +88,7 @@ def folder(tmp_path):
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(saver, "RETRY_AFTER", 0.0)
+    monkeypatch.setattr(files, "RETRY_AFTER", 0.0)
 
 
 # ---------------------------------------------------------------------------- order

@@ -11,7 +11,7 @@ from small_runs import Counter
 from torch import nn
 
 from hookline.config import ConfigError
-from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer, saver, unwrap_model
+from hookline.engine.checkpoint import Checkpointer, DetectionCheckpointer, files, unwrap_model
 
 
 def net(seed=0):
@@ -26,7 +26,7 @@ def equal(a, b):
 
 @pytest.fixture(autouse=True)
 def no_pause(monkeypatch):
-    monkeypatch.setattr(saver, "RETRY_AFTER", 0.0)
+    monkeypatch.setattr(files, "RETRY_AFTER", 0.0)
 
 
 @pytest.fixture

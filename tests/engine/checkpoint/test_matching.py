@@ -278,9 +278,9 @@ def test_strict_loading_raises_on_any_difference(tmp_path):
 
 def test_weights_of_another_model_are_an_error_and_do_not_change_the_model():
     model, before = net(1), net(1)
-    with pytest.raises(ConfigError, match=r"none of its weights \(conv\.weight \.\.\.\) is in the model \(back"):
+    with pytest.raises(ConfigError, match=r"(?s)none of its weights has a name .*ignored \(1\):\n  conv\.weight"):
         load_weights(model, {"conv.weight": torch.ones(2)})
-    with pytest.raises(ConfigError, match=r"head\.weight is \(9, 9\) in the file and \(4, 3\) in the model"):
+    with pytest.raises(ConfigError, match=r"head\.weight: \(9, 9\) in the file, \(4, 3\) in the model"):
         load_weights(model, {"head.weight": torch.ones(9, 9)})
     with pytest.raises(ConfigError, match="none of its weights"):
         load_weights(model, {})

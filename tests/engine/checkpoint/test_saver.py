@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
-from hookline.engine.checkpoint import saver as module
-from hookline.engine.checkpoint.saver import CheckpointError, Saver
+from hookline.engine.checkpoint import files as module
+from hookline.engine.checkpoint.files import CheckpointError, Saver
 
 
 @pytest.fixture(autouse=True)

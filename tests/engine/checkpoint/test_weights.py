@@ -268,11 +268,6 @@ def test_averaged_weights_of_a_runs_hook_are_found():
     assert averaged_weights({"model": STATE}) is None
 
 
-@pytest.mark.parametrize("key", ["model_ema", "ema_state_dict", "state_dict_ema", "ema"])
-def test_averaged_weights_of_other_tools_are_found(key):
-    assert same(averaged_weights({"model": STATE, key: AVERAGED}), AVERAGED)
-
-
 @pytest.mark.parametrize(
     ("checkpoint", "source", "averaged"),
     [
@@ -281,8 +276,6 @@ def test_averaged_weights_of_other_tools_are_found(key):
         (run_of(evaluate=False), "averaged", True),
         (run_of(), "model", False),
         ({"model": STATE}, "auto", False),
-        ({"model": STATE, "ema": AVERAGED}, "auto", False),  # nobody knows what was evaluated
-        ({"model": STATE, "ema": AVERAGED}, "averaged", True),
     ],
 )
 def test_auto_chooses_the_weights_that_the_run_evaluated(checkpoint, source, averaged):
