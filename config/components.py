@@ -2,51 +2,35 @@
 
 A component is a pair of keys such as ``NAME``/``ARGS`` or ``LR_SCHEDULER_NAME``/``LR_SCHEDULER_ARGS``. In a list it is
 the name alone, or ``{NAME: ..., ARGS: {...}}``. Test sets and metrics also take ``AS``, the name of their results;
-test sets also ``EVAL_PERIOD``, a period of their own.
+test sets also ``EVAL_PERIOD``, a period of their own. A :class:`Slot` is a place of the config that names components.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import reduce
+from operator import getitem
 from typing import Any
 
 from .duration import Duration
-from .errors import ConfigError, suggest
+from .errors import ConfigError, place_of, suggest
+from .registry import Registry, args_key, name_key
+
+__all__ = [
+    "Slot",
+    "args_key",
+    "component",
+    "components",
+    "errors_at",
+    "name_key",
+    "name_of",
+    "named_components",
+    "period_of",
+    "test_sets",
+]
 
 _OBJECTS = "; a config holds no objects: pass them to Trainer(...), or hooks to trainer.register_hooks([...])"
-# Pairs with other names than (X_)NAME, (X_)ARGS.
-_IRREGULAR = {"SAMPLER_TRAIN": "SAMPLER_ARGS"}
-
-
-def args_key(key: str) -> str | None:
-    """The key of the arguments of the component that ``key`` names.
-
-    Args:
-        key: the last part of a config key, such as ``"NAME"`` or ``"LR_SCHEDULER_NAME"``.
-
-    Returns:
-        The key, such as ``"ARGS"`` or ``"LR_SCHEDULER_ARGS"``; None if ``key`` does not name a component.
-    """
-    if key == "NAME" or key.endswith("_NAME"):
-        return key.removesuffix("NAME") + "ARGS"
-    return _IRREGULAR.get(key)
-
-
-def name_key(key: str) -> str:
-    """The inverse of :func:`args_key`, for a full key.
-
-    Args:
-        key: the full key of a component's arguments, such as ``"MODEL.ARGS"``.
-
-    Returns:
-        The full key of its name, such as ``"MODEL.NAME"``; ``key`` itself if it is not such a key.
-    """
-    section, dot, last = key.rpartition(".")
-    for name, args in _IRREGULAR.items():
-        if last == args:
-            return section + dot + name
-    if last == "ARGS" or last.endswith("_ARGS"):
-        return key.removesuffix("ARGS") + "NAME"
-    return key
 
 
 def component(entry: Any) -> tuple[str, dict[str, Any]]:
@@ -153,3 +137,93 @@ def _check_own_keys(entry: Mapping[str, Any], named: bool, timed: bool) -> None:
         Duration.parse(period_of(entry))
     except ConfigError as error:
         raise ConfigError(f"EVAL_PERIOD: {error}") from None
+
+
+# ---------------------------------------------------------------------- places of the config
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A config key that names a component, or a list of components.
+
+    Attributes:
+        registry: where names are looked up.
+        key: the key of a name whose arguments stand beside it, such as ``"MODEL.NAME"``, or of a list of components,
+            such as ``"HOOKS"``.
+        offers: names of arguments that a component receives if its signature names them and the config does not set
+            them. ``cfg`` is the config itself; the caller of :meth:`build` gives the others.
+        positional: number of arguments that the caller of :meth:`build` gives by position.
+    """
+
+    registry: Registry
+    key: str
+    offers: tuple[str, ...] = ("cfg",)
+    positional: int = 0
+
+    def entries(self, cfg: Any) -> list[tuple[str, Any, str]]:
+        """Return name, arguments and the arguments' full key of each component."""
+        *section, last = self.key.split(".")
+        node, args = reduce(getitem, section, cfg), args_key(last)
+        if isinstance(node, str):  # code written for detectron2 sets a section to a name
+            return [(self.registry.in_any_case(node), {}, self.key)]
+        if args is None:
+            return [(*component(entry), f"{self.key}[{i}].ARGS") for i, entry in enumerate(node[last])]
+        return [(node[last], node[args], ".".join([*section, args]))]
+
+    def name(self, cfg: Any) -> str:
+        """Return the name of the component, or of the first one in a list."""
+        return self.entries(cfg)[0][0]
+
+    def is_named(self, cfg: Any) -> bool:
+        """Whether the key has a name, or at least one component."""
+        return any(name for name, _, _ in self.entries(cfg))
+
+    def check(self, cfg: Any) -> list[Any]:
+        """Check names and arguments without building anything. Empty names are skipped.
+
+        Returns:
+            The class or function of each component.
+
+        Raises:
+            ConfigError: see :meth:`Registry.check`.
+        """
+        return [
+            self.registry.check(name, args, positional=self.positional, offered=self.offers, key=key)
+            for name, args, key in self.entries(cfg)
+            if name
+        ]
+
+    def build(self, cfg: Any, *positional: Any, **offered: Any) -> Any:
+        """Build the component, or the list of components.
+
+        Raises:
+            ConfigError: see :meth:`Registry.build`; or a constructor in a list of components raised an error. That of a
+                single component is raised as it is.
+        """
+        if "cfg" in self.offers:
+            offered["cfg"] = cfg
+        one = args_key(self.key.rpartition(".")[2])
+        built = []
+        for name, args, key in self.entries(cfg):
+            with nullcontext() if one else errors_at(f"{key.removesuffix('.ARGS')} ({name})"):
+                built.append(self.registry.build(name, args, positional=positional, offered=offered, key=key))
+        return built[0] if one else built
+
+    def try_build(self, cfg: Any, *positional: Any, **offered: Any) -> Any:
+        """Build the component of a name. Errors of its constructor become :class:`ConfigError` with the key."""
+        ((name, _, key),) = self.entries(cfg)
+        with errors_at(f"{key} of {name}"):
+            return self.build(cfg, *positional, **offered)
+
+
+@contextmanager
+def errors_at(key: str) -> Iterator[None]:
+    """Turn any exception into a :class:`ConfigError` that begins with ``key``."""
+    try:
+        yield
+    except ConfigError as error:
+        if str(error).startswith(key.split()[0].removesuffix("ARGS")):  # the error names the key already
+            raise
+        raise ConfigError(f"{key}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{key}: {type(error).__name__}: {error}{place_of(error)}") from error

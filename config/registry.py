@@ -11,13 +11,14 @@ from typing import Any, TypeVar, overload
 
 from fvcore.common.registry import Registry as _FvcoreRegistry
 
-from .components import name_key
 from .errors import ConfigError, UnknownKeyError, UnknownNameError, suggest
 from .signatures import Plan, bind, to_tensor
 from .values import FrozenList, ObjectName, is_object_text
 from .yaml_files import folders
 
 _T = TypeVar("_T")
+# Pairs with other names than (X_)NAME, (X_)ARGS.
+_IRREGULAR = {"SAMPLER_TRAIN": "SAMPLER_ARGS"}
 # Errors list the known names, up to this many.
 _MAX_LISTED = 20
 
@@ -241,6 +242,38 @@ class Registry(_FvcoreRegistry):
     def _kind_text(self) -> str:
         kinds = self.kind if isinstance(self.kind, tuple) else (self.kind,)
         return " or ".join(kind.__name__.lstrip("_") for kind in kinds)
+
+
+def args_key(key: str) -> str | None:
+    """The key of the arguments of the component that ``key`` names.
+
+    Args:
+        key: the last part of a config key, such as ``"NAME"`` or ``"LR_SCHEDULER_NAME"``.
+
+    Returns:
+        The key, such as ``"ARGS"`` or ``"LR_SCHEDULER_ARGS"``; None if ``key`` does not name a component.
+    """
+    if key == "NAME" or key.endswith("_NAME"):
+        return key.removesuffix("NAME") + "ARGS"
+    return _IRREGULAR.get(key)
+
+
+def name_key(key: str) -> str:
+    """The inverse of :func:`args_key`, for a full key.
+
+    Args:
+        key: the full key of a component's arguments, such as ``"MODEL.ARGS"``.
+
+    Returns:
+        The full key of its name, such as ``"MODEL.NAME"``; ``key`` itself if it is not such a key.
+    """
+    section, dot, last = key.rpartition(".")
+    for name, args in _IRREGULAR.items():
+        if last == args:
+            return section + dot + name
+    if last == "ARGS" or last.endswith("_ARGS"):
+        return key.removesuffix("ARGS") + "NAME"
+    return key
 
 
 def _prefix(key: str) -> str:

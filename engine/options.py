@@ -5,7 +5,7 @@ import os
 
 from ..command_line import Namespace
 from ..config import CfgNode, ConfigError, get_cfg, locate
-from ..config.slots import errors_at
+from ..config.components import errors_at
 from .defaults import DefaultTrainer
 from .evaluation import check_metrics
 from .evaluation.build import EVALUATOR_SLOT

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Never
 
 from ..config import CfgNode, ConfigError, name_of, suggest
+from ..config.components import errors_at
 from ..config.errors import MismatchError
-from ..config.slots import errors_at
 from ..hooks.storage.scratch import scratch_storage
 from . import comm
 from .checkpoint import unwrap_model

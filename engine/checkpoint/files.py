@@ -18,9 +18,16 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from ...config.errors import ConfigError, first_line, printable
-from ...config.files.atomic import displaced, is_checkpoint_folder, remove_leftovers, replace_file
+from ...config.files.atomic import (
+    OnError,
+    WriteError,
+    check_on_error,
+    displaced,
+    is_checkpoint_folder,
+    remove_leftovers,
+    replace_file,
+)
 from ...config.files.run_folder import claim, is_claimed
-from ...config.files.write_error import OnError, WriteError, check_on_error
 
 __all__ = [
     "CheckpointError",

@@ -15,8 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset, IterableDataset, Sampler, Subset
 
 from ...config import CfgNode, ConfigError, component, name_of
-from ...config.components import period_of
-from ...config.slots import Slot
+from ...config.components import Slot, period_of
 from ...hooks.control.interruption import leave_signals_to_parent
 from .. import comm
 from ..modeling.build import resolve_device

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 from ...config import ConfigError, Registry, component
-from ...config.slots import Slot, errors_at
+from ...config.components import Slot, errors_at
 
 
 @runtime_checkable

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry, suggest
-from ...config.components import name_key
+from ...config.components import Slot, errors_at, name_key
 from ...config.errors import MismatchError
 from ...config.signatures import is_function_of_two
-from ...config.slots import Slot, errors_at
 from ...hooks.base import HookBase
 from ...hooks.common.tensors import gathered, samples_in
 from ...hooks.evaluation import flatten_names

@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from ...config import CfgNode, ConfigError, Registry
-from ...config.components import name_key
+from ...config.components import Slot, name_key
 from ...config.errors import suggest
 from ...config.signatures import Taken, bind, is_function_of_two, what_it_takes
-from ...config.slots import Slot
 from .. import comm
 from ..parallel.base import build_strategy
 from .adapters import ModelAdapter, check_names

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from ...config import CfgNode, ConfigError, Registry
-from ...config.slots import Slot
+from ...config.components import Slot
 from ...hooks.common.models import unwrap_model
 from ...hooks.common.tensors import has_shards, local_part
 from .. import comm

@@ -14,7 +14,7 @@ import numpy as np
 
 from ... import hooks as all_hooks
 from ...config import CfgNode, ConfigError, locate
-from ...config.slots import errors_at
+from ...config.components import errors_at
 from ...config.values import MISSING, spell
 from ...hooks.base import HookBase
 from ...runs.reading import Curve, claim_files, is_measured, read_run

@@ -16,9 +16,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...config import CfgNode, ConfigError, component, get_cfg
-from ...config.components import args_key
+from ...config.components import args_key, errors_at
 from ...config.merging import merging
-from ...config.slots import errors_at
 from ...config.values import ObjectName, clean
 from .. import comm
 from ..data.build import NoTrainData, is_loader

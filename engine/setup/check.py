@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ...config import CfgNode, ConfigError, Duration, UnknownKeyError, get_cfg, name_of, suggest
+from ...config.components import Slot, errors_at
 from ...config.errors import misspelt
-from ...config.slots import Slot, errors_at
 from ...config.values import ObjectName, is_object_text
 from ...hooks import (
     HOOK_REGISTRY,

@@ -12,10 +12,9 @@ from contextlib import suppress
 from typing import Any
 
 from ...config import CfgNode, Duration, Typed, UnknownKeyError, defaults, get_cfg, suggest
-from ...config.components import args_key, named_components, test_sets
+from ...config.components import Slot, args_key, named_components, test_sets
 from ...config.duration import FORMS, LENGTH_FORMS, SPELLINGS, TIME_FORMS
 from ...config.signatures import Taken, what_it_takes
-from ...config.slots import Slot
 from ...config.values import OneOf
 from ...config.yaml_files import BASE_KEY
 from ..data.batches import COLLATE_REGISTRY

@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, Registry, suggest
-from ...config.slots import Slot, errors_at
+from ...config.components import Slot, errors_at
 from ...config.values import ObjectName
 from ...hooks.common.models import refuse_closure
 from ...hooks.common.rng import gpus_of, preserve_rng

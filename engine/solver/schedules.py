@@ -22,7 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler as TorchScheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import CfgNode, ConfigError, Duration, Registry
-from ...config.slots import Slot
+from ...config.components import Slot
 from ...config.values import kind_of
 from ...hooks import LRScheduler
 from ...hooks.control.lr_scheduler import FunctionSchedule, LRMultiplier, TimmScheduler, WarmupParamScheduler

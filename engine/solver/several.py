@@ -7,7 +7,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ...config import CfgNode, ConfigError, suggest
-from ...config.slots import errors_at
+from ...config.components import errors_at
 from .param_groups import find_parameters
 
 __all__ = [

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ...config import ConfigError, Duration
-from ...config.files.write_error import OnError, WriteError, check_on_error
+from ...config.files.atomic import OnError, WriteError, check_on_error
 from ..base import HOOK_REGISTRY, HookBase
 from ..every import Every, Period
 from .background import Background, raise_all

@@ -14,9 +14,8 @@ from typing import Any
 
 from ...config import ConfigError
 from ...config.errors import first_line
-from ...config.files.atomic import replace_text
+from ...config.files.atomic import WriteError, replace_text
 from ...config.files.run_folder import claim, is_in_run_folder
-from ...config.files.write_error import WriteError
 from ..common.rng import preserve_rng
 from ..storage.event_storage import Row
 from .background import Background

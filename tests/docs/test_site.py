@@ -40,7 +40,7 @@ def test_errors_on_the_page_of_errors_exist():
         places = (
             "hookline.engine.checkpoint",
             "hookline.config",
-            "hookline.config.files.write_error",
+            "hookline.config.files.atomic",
             "torch",
             "builtins",
         )

@@ -11,7 +11,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from hookline.config import ConfigError
-from hookline.config.files.write_error import WriteError
+from hookline.config.files.atomic import WriteError
 from hookline.engine import TrainerBase
 from hookline.hooks import CallbackHook, CSVWriter, HookBase, JSONWriter, PeriodicWriter, RowWriter, TensorboardXWriter
 
