@@ -16,8 +16,8 @@ from ..config import CfgNode, Config, ConfigError, Duration
 from ..config.rare_names import imported_when_used
 from ..hooks.checkpoints.periodic import adapt
 from ..hooks.common.rng import capture_rng, gpus_of
-from ..hooks.storage.metric import MeanWindow
-from ..hooks.storage.scratch import scratch_storage
+from ..hooks.event_storage import scratch_storage
+from ..hooks.history_buffer import MeanWindow
 from . import comm
 from .checkpoint import checkpointer_for, unwrap_model
 from .compat.ported_trainer import InnerTrainer, support

@@ -13,8 +13,7 @@ from torch import nn
 
 from ..config import ConfigError
 from ..hooks.common.models import optimizers_of, refuse_closure
-from ..hooks.storage.event_storage import EventStorage, get_event_storage
-from ..hooks.storage.scratch import scratch_storage
+from ..hooks.event_storage import EventStorage, get_event_storage, scratch_storage
 from . import comm
 from .checkpoint import unwrap_model
 from .data.batches import move_to_device, split_batch

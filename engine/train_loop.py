@@ -32,8 +32,8 @@ from typing import Any, cast
 from ..config import ConfigError
 from ..config.rare_names import imported_when_used
 from ..hooks.base import HookBase, StopTraining
+from ..hooks.event_storage import EventStorage, get_event_storage
 from ..hooks.hook_list import HookList, hook_name
-from ..hooks.storage.event_storage import EventStorage, get_event_storage
 from . import comm
 from .ranks.agreement import Agreement, RankHooks, StopRequest, as_failure, share_metrics
 from .step.own_loop import OwnLoop
@@ -282,7 +282,7 @@ class TrainerBase:
                 hook.reset_state()
             self._storage_state = None
         elif self._storage_state is None and self._trained:
-            self._storage_state = self.storage.state_dict(most=10_000)
+            self._storage_state = self.storage.state_dict()
         self._hook_list.start(self._names())
         if comm.get_world_size() > 1:
             self._agreement = Agreement(self.start_iter, self._rank_hooks())

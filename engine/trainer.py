@@ -8,7 +8,7 @@ from typing import Any, Literal, Never
 from ..config import CfgNode, ConfigError, name_of, suggest
 from ..config.components import errors_at
 from ..config.errors import MismatchError
-from ..hooks.storage.scratch import scratch_storage
+from ..hooks.event_storage import scratch_storage
 from . import comm
 from .checkpoint import unwrap_model
 from .data import check_same_length, move_to_device

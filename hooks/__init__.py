@@ -12,18 +12,18 @@ from .checkpoints.periodic import ExceptionCheckpointer, PeriodicCheckpointer, R
 from .control.interruption import SignalHandler, StopSignals, TimeLimit
 from .control.lr_scheduler import LRScheduler
 from .evaluation import EvalHook, EvalWhen, SanityCheck
+from .event_storage import _CURRENT_STORAGE_STACK as _CURRENT_STORAGE_STACK
+from .event_storage import EventStorage, get_event_storage, has_event_storage
 from .every import Every
 from .functions import CallbackHook, FunctionHook, off, on
+from .history_buffer import HistoryBuffer
 from .order import HookOrderError, check_hooks
-from .storage.event_storage import _CURRENT_STORAGE_STACK as _CURRENT_STORAGE_STACK
-from .storage.event_storage import EventStorage, get_event_storage, has_event_storage
-from .storage.history_buffer import HistoryBuffer
 from .watching.timing import ForwardTimer, IterationTimer
+from .writers.bars import LivePlot, ProgressBar
 from .writers.base import WRITER_REGISTRY, EventWriter, RowWriter
 from .writers.console import CommonMetricPrinter
-from .writers.json_writer import JSONWriter
+from .writers.files import CSVWriter, JSONWriter
 from .writers.periodic import PeriodicWriter
-from .writers.progress_bar import ProgressBar
 from .writers.tensorboard import TensorboardXWriter
 
 if TYPE_CHECKING:
@@ -40,11 +40,7 @@ if TYPE_CHECKING:
     from .weights.freezing import ModelFreezer
     from .weights.precise_bn import PreciseBN
     from .weights.swa import SWA
-    from .writers.csv_writer import CSVWriter
-    from .writers.live_plot import LivePlot
-    from .writers.mlflow_writer import MLflowWriter
-    from .writers.tracker import TrackerWriter
-    from .writers.wandb_writer import WandbWriter
+    from .writers.trackers import MLflowWriter, TrackerWriter, WandbWriter
 
 __all__ = [
     "EMA",
@@ -113,16 +109,14 @@ __getattr__ = imported_when_used(
     __name__,
     {
         "AutogradProfiler": ".watching.profilers",
-        "CSVWriter": ".writers.csv_writer",
         "EMA": ".weights.averaging",
         "EMAHook": ".weights.averaging",
         "EarlyStopping": ".control.early_stopping",
         "FlopsCounter": ".watching.flops",
         "GarbageCollection": ".watching.garbage",
         "GradientAccumulationScheduler": ".control.accumulation",
-        "LivePlot": ".writers.live_plot",
         "LossSpike": ".control.loss_spike",
-        "MLflowWriter": ".writers.mlflow_writer",
+        "MLflowWriter": ".writers.trackers",
         "MemoryMonitor": ".watching.memory",
         "MemorySnapshot": ".watching.memory",
         "ModelFreezer": ".weights.freezing",
@@ -132,8 +126,8 @@ __getattr__ = imported_when_used(
         "Throughput": ".watching.throughput",
         "TorchMemoryStats": ".watching.memory",
         "TorchProfiler": ".watching.profilers",
-        "TrackerWriter": ".writers.tracker",
-        "WandbWriter": ".writers.wandb_writer",
+        "TrackerWriter": ".writers.trackers",
+        "WandbWriter": ".writers.trackers",
         "WeightAveraging": ".weights.averaging",
     },
 )

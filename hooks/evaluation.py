@@ -10,7 +10,7 @@ from ..config import ConfigError, Duration
 from ..config.registry import locate
 from .base import HOOK_REGISTRY, HookBase
 from .every import Every, Period
-from .storage.over_ranks import combine
+from .history_buffer import combine
 
 __all__ = ["EvalHook", "EvalWhen", "Monitor", "SanityCheck", "flatten_names", "names_function"]
 

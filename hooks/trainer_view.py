@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from ..config import Config
-from .storage.event_storage import EventStorage
+from .event_storage import EventStorage
 
 __all__ = ["RanksView", "TrainerView"]
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from ...hooks.storage.event_storage import EventStorage
-from ...hooks.storage.over_ranks import combine
+from ...hooks.event_storage import EventStorage
+from ...hooks.history_buffer import combine
 from .. import comm
 
 __all__ = ["Agreement", "RankHooks", "StopRequest", "as_failure", "share_metrics"]

@@ -20,7 +20,7 @@ from ...config import CfgNode, ConfigError
 from ...config.errors import printable
 from ...hooks.common.models import optimizers_of
 from ...hooks.common.tensors import has_shards
-from ...hooks.storage.event_storage import EventStorage
+from ...hooks.event_storage import EventStorage
 from .. import comm
 from ..checkpoint import unwrap_model
 from ..checkpoint.weights import read_checkpoint
@@ -229,8 +229,6 @@ def previous_result(trainer: Any, end: Mapping[str, Any]) -> TrainResult:
         storage.load_state_dict(trainer._storage_state)
     metrics = {name: value for name, (value, _) in storage.latest().items()}
     result = TrainResult(end["reason"], end["iteration"], metrics)
-    for writer in trainer.find_hooks(hooks.PeriodicWriter):
-        writer.check_files()
     for hook in trainer.find_hooks(hooks.BestCheckpointer):
         hook.load_best()
     trainer._evaluate_best(result)

@@ -7,8 +7,7 @@ import os
 import sys
 from typing import IO, Any
 
-from ...hooks.writers.console import shortened
-from ...hooks.writers.progress_bar import bar_is_shown
+from ...hooks.writers.bars import bar_is_shown
 
 __all__ = [
     "LOGGERS",
@@ -22,15 +21,11 @@ __all__ = [
 
 LOGGERS = ("hookline", "fvcore", "detectron2")  # ported code logs to the last one
 
-_TIME = len("00:00:00  ")
 _LEVEL_COLORS = {logging.WARNING: "\033[33m", logging.ERROR: "\033[31m", logging.CRITICAL: "\033[31m"}
 
 
 class _ConsoleFormatter(logging.Formatter):
-    """Shows time and message; from WARNING on also the level, in color if the console supports it.
-
-    In a terminal, lines of metrics are shortened to its width.
-    """
+    """Shows time and message; from WARNING on also the level, in color if the console supports it."""
 
     def __init__(self, color: bool, rank: int = 0) -> None:
         super().__init__("%(asctime)s  %(message)s", "%H:%M:%S")
@@ -38,10 +33,6 @@ class _ConsoleFormatter(logging.Formatter):
         self._rank = f"rank {rank}: " if rank else ""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        width = _terminal_width()
-        parts, with_bar = getattr(record, "parts", None), bar_is_shown()
-        if parts and (width or with_bar):
-            record.message = shortened(parts, max(width - _TIME, 0), with_bar)
         line = super().formatMessage(record)
         if record.levelno < logging.WARNING:
             return line
@@ -56,21 +47,12 @@ class _ConsoleHandler(logging.StreamHandler):
         logging.Handler.__init__(self)
 
     def emit(self, record: logging.LogRecord) -> None:
-        parts = getattr(record, "parts", None)
-        if not parts or not bar_is_shown() or shortened(parts, 0, True):  # else the bar shows it
+        if not (getattr(record, "is_on_bar", False) and bar_is_shown()):
             super().emit(record)
 
     @property
     def stream(self) -> Any:
         return sys.stdout
-
-
-def _terminal_width() -> int:
-    """Return the columns of the console; 0 if it is not a terminal."""
-    try:
-        return os.get_terminal_size(sys.stdout.fileno()).columns
-    except (AttributeError, OSError, ValueError):
-        return 0
 
 
 class _FileHandler(logging.StreamHandler):

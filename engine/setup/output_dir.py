@@ -10,7 +10,7 @@ from ...config import ConfigError
 from ...config.errors import shown_path
 from ...config.files.atomic import check_regular, replace_text
 from ...config.files.run_folder import CHECKPOINT, RECORDS, claim, run_folder
-from ...hooks.writers.append_file import back_up
+from ...hooks.writers.files import back_up
 from .. import comm
 from ..ranks.environment import set_log_file
 from .logger import close_logs, open_logs

@@ -16,8 +16,8 @@ from ...config.files.atomic import displaced, replace_file, sync_directory, temp
 from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, HookBase
 from ..evaluation import Monitor
+from ..event_storage import has_event_storage
 from ..every import Every, Period
-from ..storage.event_storage import has_event_storage
 from .periodic import adapt
 
 __all__ = ["BestCheckpointer", "link"]

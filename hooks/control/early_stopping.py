@@ -7,8 +7,8 @@ from typing import Any, Literal
 from ...config import CfgNode, ConfigError, Duration, suggest
 from ..base import HOOK_REGISTRY, HookBase
 from ..evaluation import Monitor, flatten_names
+from ..event_storage import has_event_storage
 from ..every import Every
-from ..storage.event_storage import has_event_storage
 
 __all__ = ["EarlyStopping"]
 

@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...config import ConfigError, suggest
 from ..base import HOOK_REGISTRY, HookBase
-from ..storage.event_storage import has_event_storage
+from ..event_storage import has_event_storage
 
 __all__ = ["FunctionSchedule", "LRMultiplier", "LRScheduler", "TimmScheduler", "WarmupParamScheduler", "takes_epoch"]
 

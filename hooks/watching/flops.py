@@ -11,7 +11,7 @@ from torch import nn
 
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.rng import gpus_of, preserve_rng
-from ..storage.event_storage import EventStorage
+from ..event_storage import EventStorage
 from .throughput import Window
 
 __all__ = ["FlopsCounter", "known_peak"]

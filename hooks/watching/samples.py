@@ -14,7 +14,7 @@ from ...config.files.atomic import replace_file
 from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.tensors import class_names_of, convert
-from ..storage.event_storage import has_event_storage
+from ..event_storage import has_event_storage
 
 __all__ = ["SamplePredictions"]
 

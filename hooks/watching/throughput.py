@@ -8,7 +8,7 @@ from typing import Any
 
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.tensors import samples_in
-from ..storage.event_storage import has_event_storage
+from ..event_storage import has_event_storage
 
 __all__ = ["Throughput", "Window"]
 

@@ -15,8 +15,8 @@ from ...config import ConfigError, Duration
 from ..base import HookBase
 from ..common.models import unwrap_model
 from ..common.rng import gpus_of, preserve_rng
+from ..event_storage import EventStorage
 from ..every import Every, Period
-from ..storage.event_storage import EventStorage
 
 __all__ = ["PreciseBN", "StatisticsData", "batch_norms", "precise_statistics"]
 

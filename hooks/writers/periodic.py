@@ -1,27 +1,28 @@
 """When writers write, and what happens when they fail."""
 
 import logging
-import os
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-from ...config import ConfigError, Duration
+from ...config import Duration
 from ...config.files.atomic import OnError, WriteError, check_on_error
 from ..base import HOOK_REGISTRY, HookBase
 from ..every import Every, Period
-from .background import Background, raise_all
 from .base import EndOfRun, EventWriter, RowWriter
-from .tracker import TrackerError
 
 __all__ = ["PeriodicWriter"]
 
 logger = logging.getLogger(__name__)
 
-_MAX_UNWRITTEN = 1000
-"""Failed jobs that wait for a retry; older ones are dropped."""
+_DELAY = 0.5
+"""Seconds between two uses of the thread: each takes Python's lock from training, which costs more than a small job."""
+_MAX_JOBS = 1000
+"""Jobs that wait for the thread, or for a retry. Of more, training waits for the thread; failed ones are dropped."""
 
-Job = tuple[RowWriter, Callable[[], None]]
+Job = tuple[EventWriter, Callable[[], Any]]
 
 
 @HOOK_REGISTRY.register()
@@ -31,9 +32,9 @@ class PeriodicWriter(HookBase):
     It acts at the end of a step, after every other hook, wherever it stands in the list: a metric put by any hook
     during the step is written with that step. Writers begin (:meth:`EventWriter.resume`) when the first step is done.
 
-    Writers of rows (:class:`RowWriter`: JSON, CSV, TensorBoard, trackers) write on a background thread, within about
-    half a second. Before a checkpoint is saved and at the end, all rows are written and synced to the disk; trackers
-    deliver on threads of their own. Other writers are called at once. Saves the writers' states.
+    Writers of rows (:class:`RowWriter`: JSON, CSV, TensorBoard, trackers) write on a background thread, which gets
+    what half a second has collected. Before a checkpoint is saved and at the end, all rows are written and synced to
+    the disk. Other writers are called at once. Saves the writers' position.
 
     Rows that cannot be written (an OSError) are retried at the next write, checkpoint or end of the run. If the retry
     fails too, ``on_error`` decides.
@@ -41,12 +42,8 @@ class PeriodicWriter(HookBase):
     Args:
         writers: the writers.
         period: a duration; 20 iterations by default.
-        background: whether to use the background thread.
         on_error: "stop" raises a WriteError; "continue" logs an error and keeps the rows in memory. Rows that are
             still not written at the end of the run raise a WriteError in both cases.
-
-    Raises:
-        ConfigError: two writers of rows have the same key in checkpoints.
     """
 
     _period = Period(at_end=True)
@@ -54,38 +51,34 @@ class PeriodicWriter(HookBase):
     _waiting = False
 
     def __init__(
-        self,
-        writers: Iterable[EventWriter],
-        period: "Duration | int | str" = 20,
-        background: bool = True,
-        on_error: OnError = "stop",
+        self, writers: Iterable[EventWriter], period: "Duration | int | str" = 20, on_error: OnError = "stop"
     ) -> None:
         self._writers = list(writers)
         for writer in self._writers:
             if not isinstance(writer, EventWriter):
                 raise TypeError(f"PeriodicWriter takes EventWriters, not {writer!r}")
         check_on_error(on_error)
-        self._row_writers = _by_key(self._writers)
+        self._row_writers = [writer for writer in self._writers if isinstance(writer, RowWriter)]
         self._every = Every(period, at_end=True)
+        self._on_error = on_error
         self._ending = False
         self._seen = 0
-        self._background = Background() if background else None
-        self._on_error = on_error
         self._state: dict[str, Any] | None = None
-        self._final_error: WriteError | None = None
-        # The background thread uses these; other threads only while it is idle.
-        self._unwritten: list[Job] = []
-        self._failures: dict[str, tuple[int, WriteError]] = {}  # consecutive failures of each writer, and the last
+        self._jobs: list[Job] = []
+        self._thread: ThreadPoolExecutor | None = None
+        self._running: Future[None] | None = None
+        self._next_use = 0.0
+        # The thread uses these; training only while the thread is idle.
+        self._failed: list[Job] = []
+        self._failures: dict[EventWriter, tuple[int, WriteError]] = {}  # in a row, and the last of them
 
     def before_train(self) -> None:
         self._every.start()
         if self._state:  # a second train() continues, as a resume does
             self.load_state_dict(self._state)
-        self._ending = False
-        self._seen, self._due_at = 0, -1
-        self._state = self._final_error = None
-        self._unwritten, self._failures = [], {}
-        self._waiting = True
+        self._ending, self._waiting = False, True
+        self._seen, self._due_at = self.trainer.storage.loaded, -1
+        self._jobs, self._failed, self._failures = [], [], {}
 
     def _open(self) -> None:
         """Begin to write after the first step: an error before changes no file."""
@@ -95,12 +88,10 @@ class PeriodicWriter(HookBase):
         for writer in self._writers:
             try:
                 writer.resume(self.trainer.start_iter)
-            except TrackerError as error:  # the next write tries again
-                if self._on_error == "stop":
-                    raise
-                logger.error("Training continues: %s", error)
             except OSError as error:
-                raise _write_error(writer, error) from error
+                if self._on_error == "stop" or getattr(writer, "path", ""):
+                    raise _write_error(writer, error) from error
+                logger.error("Training continues: %s", error)  # a tracker: its next write tries again
 
     def after_step(self) -> None:
         if self._waiting:
@@ -116,50 +107,47 @@ class PeriodicWriter(HookBase):
     def on_write(self) -> None:
         if self.trainer.only_due and self._due_at != self.trainer.iter:
             return
-        errors: list[BaseException] = []
         if self._waiting and self.trainer.failed:
             self._waiting = False
-            raise_all(self._close())
+            _raise_all(self._for_all(lambda writer: writer.close()))
             return
         self._open()
+        storage = self.trainer.storage
         if self._ending:
             # The last rows are off schedule: those of an interruption, or of the final evaluation. A run that continues
             # writes them again, from the storage, together with what its first step puts.
-            errors += _try(self._save_state)
-        jobs: list[Job] = []
-        for writer in self._writers:
-            errors += _try(partial(self._collect, writer, jobs))
-        if jobs:
-            errors += _try(partial(self._submit, jobs))
+            self._state = self._position()
+        errors = self._for_all(self._collect)
+        if any(writer.takes_media for writer in self._row_writers) and not self._ending:
+            storage.clear_media()
         if self._ending:
-            errors += self._close()
-        raise_all(errors)
+            errors += self._write_all()
+            errors += self._for_all(lambda writer: self._call(writer, writer.close))
+        elif len(self._jobs) > _MAX_JOBS:
+            errors += self._write_all()
+        elif time.monotonic() >= self._next_use and (self._running is None or self._running.done()):
+            errors += self._wait()
+            if self._jobs or self._failed:
+                self._start()
+        _raise_all(errors)
         if self.trainer.listens("after_write"):
-            self.trainer.emit("after_write", self._new_metrics())
+            window = next((writer._window_size for writer in self._row_writers), 20)
+            rows, self._seen = storage.rows(window, self._seen)
+            self.trainer.emit("after_write", {name: value for _, row in rows for name, value in row.items()})
 
     def before_save(self, path: str) -> None:
-        errors = _try(partial(self._submit, [(writer, writer.sync) for writer in self._row_writers.values()]))
-        errors += self._drain_and_retry()
-        for writer in self._writers:
-            if not isinstance(writer, RowWriter):
-                self._call(writer, writer.sync)
-        raise_all(errors)
-
-    def check_files(self) -> None:
-        """Compare the files with the checkpoint of a complete run, of which nothing is left to train."""
-        for writer in self._row_writers.values():
-            try:
-                writer.check_file()
-            except OSError as error:
-                raise _write_error(writer, error) from error
+        self._jobs += [(writer, writer.sync) for writer in self._writers]
+        _raise_all(self._write_all())
 
     def after_run(self) -> None:  # after the last checkpoint
-        errors: list[BaseException] = [] if self._final_error is None else [self._final_error]
-        for writer in self._writers:
-            errors += _try(partial(self._call, writer, partial(writer.finish, self._end_of_run())))
-        if self._background is not None:  # the last checkpoint has used it again
-            errors += _try(self._background.close)
-        raise_all(errors)
+        errors = self._write_all()
+        if self._failed and self._on_error == "continue":
+            errors.append(self._failures[self._failed[0][0]][1])
+        errors += self._for_all(lambda writer: self._call(writer, partial(writer.finish, self._end_of_run())))
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
+        _raise_all(errors)
 
     def _end_of_run(self) -> EndOfRun:
         trainer = self.trainer
@@ -176,38 +164,29 @@ class PeriodicWriter(HookBase):
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        return self._state or self._writers_state()
+        return self._state or self._position()
 
-    def _save_state(self) -> None:
-        self._state = self._writers_state()
-
-    def _writers_state(self) -> dict[str, Any]:
-        self._open()
-        self._drain()
-        states = {key: writer.state_dict() for key, writer in self._row_writers.items()}
-        return {"writers": states} if states else {}
+    def _position(self) -> dict[str, Any]:
+        """Return the position of the writers of rows. It is the same for all, except for those with a write() of their
+        own, which may not read rows."""
+        return max((writer.state_dict() for writer in self._row_writers), key=lambda state: state["seen"], default={})
 
     def reset_state(self) -> None:
         self._state = None
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._state, states = None, state_dict["writers"]
-        for key, writer in self._row_writers.items():
-            if key in states:
-                writer.load_state_dict(states[key])
-            else:
-                logger.info("The checkpoint has no state of writer %s: it starts with the rows of this run", key)
-        for key in states.keys() - self._row_writers.keys():
-            logger.info("The checkpoint has the state of writer %s, which this run does not have", key)
+        self._state = None
+        for writer in self._row_writers:
+            writer.load_state_dict(state_dict)
 
     # ------------------------------------------------------------------ writing
 
-    def _collect(self, writer: EventWriter, jobs: list[Job]) -> None:
-        """Append the job of a writer of rows to ``jobs``; call any other writer."""
+    def _collect(self, writer: EventWriter) -> None:
+        """Append the job of a writer of rows; call any other writer."""
         if not isinstance(writer, RowWriter) or type(writer).write is not RowWriter.write:
             self._call(writer, writer.write)  # an overridden write() may read the storage
-        elif (job := writer.collect(self.trainer.storage)) is not None:
-            jobs.append((writer, job))
+        elif job := writer.collect(self.trainer.storage):
+            self._jobs.append((writer, job))
 
     def _call(self, writer: EventWriter, function: Callable[[], None]) -> None:
         """Call a writer that is not retried."""
@@ -218,116 +197,86 @@ class PeriodicWriter(HookBase):
                 raise _write_error(writer, error) from error
             logger.error("Training continues: %s", _write_error(writer, error))
 
-    def _submit(self, jobs: list[Job]) -> None:
-        if self._background is None:
-            self._run(jobs)
-        else:
-            self._background.submit(partial(self._run, jobs))
+    def _for_all(self, function: Callable[[EventWriter], None]) -> list[Exception]:
+        """Call ``function`` for every writer, and return the errors."""
+        errors: list[Exception] = []
+        for writer in self._writers:
+            try:
+                function(writer)
+            except Exception as error:
+                errors.append(error)
+        return errors
 
-    def _drain(self) -> None:
-        if self._background is not None:
-            self._background.drain()
+    def _start(self) -> None:
+        """Give the jobs to the thread, which is idle."""
+        jobs, self._jobs = self._jobs, []
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "hookline-writers")
+        self._running = self._thread.submit(self._run, jobs)
+        self._next_use = time.monotonic() + _DELAY
 
-    def _drain_and_retry(self) -> list[BaseException]:
-        errors = _try(self._drain)
-        if self._unwritten and not errors:
-            errors = _try(partial(self._submit, [])) + _try(self._drain)
+    def _wait(self) -> list[Exception]:
+        """Wait for the thread, and return its errors."""
+        try:
+            if self._running is not None:
+                self._running.result()
+        except Exception as error:
+            self._running = None
+            return [error]
+        self._running = None
+        return []
+
+    def _write_all(self) -> list[Exception]:
+        """Run all jobs, those that failed before included, and return the errors."""
+        errors = self._wait()
+        if self._jobs:
+            self._start()
+            errors += self._wait()
+        if self._failed and not errors:
+            self._start()
+            errors += self._wait()
         return errors
 
     def _run(self, jobs: list[Job]) -> None:
         """Run the jobs that failed earlier, then ``jobs``."""
-        jobs, self._unwritten = [*self._unwritten, *jobs], []
-        failed: dict[str, WriteError] = {}
-        errors: list[BaseException] = []
+        jobs, self._failed = [*self._failed, *jobs], []
+        failed: dict[EventWriter, WriteError] = {}
+        errors: list[Exception] = []
         for writer, job in jobs:
-            key = _key(writer)
-            if key in failed:  # keep the order of rows
-                self._unwritten.append((writer, job))
+            try:
+                if writer not in failed:  # else keep the order of rows
+                    job()
+                    continue
+            except OSError as error:
+                failed[writer] = _write_error(writer, error)
+            except Exception as error:
+                errors.append(error)
                 continue
-            try:
-                job()
-            except OSError as error:
-                failed[key] = _write_error(writer, error)
-                self._unwritten.append((writer, job))
-            except Exception as error:
-                errors.append(error)
-        for key in self._failures.keys() - failed.keys():
-            if self._failures.pop(key)[0] > 1:
-                logger.info("%s can be written again: no row was lost", key)
-        for key, failure in failed.items():
-            errors += self._count_failure(key, failure)
-        if len(self._unwritten) > _MAX_UNWRITTEN:
+            self._failed.append((writer, job))
+        for writer in self._failures.keys() - failed.keys():
+            if self._failures.pop(writer)[0] > 1:
+                logger.info("%s can be written again: no row was lost", getattr(writer, "path", writer))
+        for writer, failure in failed.items():
+            times = self._failures.get(writer, (0, failure))[0] + 1
+            self._failures[writer] = (times, failure)
+            if times == 1:
+                logger.warning("Will retry: %s", failure)
+            elif times == 2 and self._on_error == "stop":
+                errors.append(failure)
+            elif times == 2:
+                logger.error("Training continues, and the rows wait in memory: %s", failure)
+        if len(self._failed) > _MAX_JOBS:
             logger.error("Dropping the oldest rows that could not be written, to limit memory")
-            del self._unwritten[:-_MAX_UNWRITTEN]
-        raise_all(errors)
-
-    def _count_failure(self, key: str, error: WriteError) -> list[BaseException]:
-        """Log a failure; return it if it ends the run."""
-        times = self._failures[key][0] + 1 if key in self._failures else 1
-        self._failures[key] = (times, error)
-        if times == 1:
-            logger.warning("Will retry: %s", error)
-        elif times == 2 and self._on_error == "stop":
-            return [error]
-        elif times == 2:
-            logger.error("Training continues, and the rows wait in memory: %s", error)
-        return []
-
-    def _close(self) -> list[BaseException]:
-        errors = self._drain_and_retry()
-        if self._unwritten and not errors:
-            self._final_error = self._failures[_key(self._unwritten[0][0])][1]
-        if self._background is not None:
-            self._background.close()
-        for writer in self._writers:
-            try:
-                writer.close()
-            except OSError as error:
-                self._final_error = self._final_error or _write_error(writer, error)
-            except Exception as error:
-                errors.append(error)
-        if self._final_error is not None and self._on_error == "stop":
-            errors.append(self._final_error)
-            self._final_error = None
-        return errors
-
-    def _new_metrics(self) -> Mapping[str, float]:
-        windows = [writer._window_size for writer in self._row_writers.values()]  # as they write it
-        rows, self._seen = self.trainer.storage.rows(windows[0] if windows else 20, self._seen)
-        metrics: dict[str, float] = {}
-        for _, values in rows:
-            metrics |= values
-        return metrics
+            del self._failed[:-_MAX_JOBS]
+        _raise_all(errors)
 
 
-def _try(function: Callable[[], Any]) -> list[BaseException]:
-    """Call ``function`` and return its error, if any, as a list."""
-    try:
-        function()
-    except Exception as error:
-        return [error]
-    return []
-
-
-def _key(writer: RowWriter) -> str:
-    """Return the name for a writer's state: not its position in the list, which may change."""
-    name = os.path.basename(os.path.abspath(writer.path)) if writer.path else ""
-    return writer.state_key or f"{type(writer).__name__} {name}".rstrip()
-
-
-def _by_key(writers: Iterable[EventWriter]) -> dict[str, RowWriter]:
-    keyed: dict[str, RowWriter] = {}
-    for writer in writers:
-        if not isinstance(writer, RowWriter):
-            continue
-        key = _key(writer)
-        if key in keyed:
-            raise ConfigError(
-                f"two writers have the same key {key!r} in checkpoints: give them files with different names, or set "
-                "state_key of one of them"
-            )
-        keyed[key] = writer
-    return keyed
+def _raise_all(errors: Sequence[Exception]) -> None:
+    """Raise the first error, with the others as notes. Do nothing if there are none."""
+    for other in errors[1:]:
+        errors[0].add_note(f"then also: {type(other).__name__}: {other}")
+    if errors:
+        raise errors[0]
 
 
 def _write_error(writer: EventWriter, error: OSError) -> WriteError:

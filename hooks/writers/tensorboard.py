@@ -5,19 +5,17 @@ import os
 import re
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from ...config.files.run_folder import claim
-from ..storage.event_storage import Row
-from .append_file import AppendFile
-from .base import WRITER_REGISTRY
-from .hyperparameters import as_text, flatten, plain
-from .media_writer import MediaWriter, Medium
+from ...config.yaml_files import dump_text
+from ..event_storage import Row
+from .base import WRITER_REGISTRY, MediaWriter, Medium
+from .files import AppendFile
 
-__all__ = ["TensorboardXWriter"]
+__all__ = ["TensorboardXWriter", "flatten", "plain"]
 
 
 # Charts of TensorBoard's page "Custom Scalars": each with the curves whose names match one of the patterns.
@@ -33,8 +31,8 @@ _CHARTS = {
 class TensorboardXWriter(MediaWriter):
     """Writes scalars, images, histograms and texts to TensorBoard event files.
 
-    At the start it also writes the config (as a text, and as hyperparameters for the page "HParams") and the charts
-    of the page "Custom Scalars"; at a resume again if the config has changed.
+    At the start of a run it also writes the config (as a text, and as hyperparameters for the page "HParams") and the
+    charts of the page "Custom Scalars".
 
     Args:
         log_dir: folder of the event files.
@@ -46,7 +44,6 @@ class TensorboardXWriter(MediaWriter):
     """
 
     _kwargs: dict[str, Any] | None = None  # None: a subclass made _writer itself
-    _described: int | None = None
 
     def __init__(
         self,
@@ -59,12 +56,8 @@ class TensorboardXWriter(MediaWriter):
     ) -> None:
         super().__init__(window_size, groups)
         self.path = output_dir if log_dir is None else log_dir
-        if log_dir is None:
-            self.state_key = type(self).__name__  # a run's folder may be renamed
         self._kwargs = {"log_dir": self.path, **kwargs}
-        self._walltime: float | None = None  # when the rows being written were collected; None: now
         self._config = plain(cfg or {})
-        self._described = None  # checksum of the config that was written
 
     @cached_property
     def _writer(self) -> Any:
@@ -87,63 +80,32 @@ class TensorboardXWriter(MediaWriter):
         self.close()
         # Also in the first run of a folder: TensorBoard ignores the first mark that it reads.
         self._kwargs["purge_step"] = self._first
-        self._writer  # noqa: B018 (import it now, not during training)
-        self._describe()
-
-    def _describe(self) -> None:
-        """Write the config and the charts, unless the run has written them."""
-        text = as_text(self._config)
-        checksum = zlib.crc32(text.encode())
-        if self._first and checksum == self._described:
+        events = self._writer.file_writer  # imports it now, not during training
+        if self._first:
             return
-        self._described = checksum
         from torch.utils.tensorboard.summary import custom_scalars, hparams
 
-        events = self._writer.file_writer
         if self._groups:
-            events.add_summary(custom_scalars(_CHARTS), self._first)
-        if text:
-            indented = text.replace("\n", "\n    ")  # Markdown shows indented lines as they are
-            self._writer.add_text("config", f"    {indented}", self._first)
+            events.add_summary(custom_scalars(_CHARTS), 0)
+        if self._config:
+            indented = dump_text(self._config).replace("\n", "\n    ")  # Markdown shows indented lines as they are
+            self._writer.add_text("config", f"    {indented}", 0)
             # Without the other two, which fix the names of metrics, and that the run succeeded.
-            events.add_summary(hparams(flatten(self._config), {})[1], self._first)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "described": self._described}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._described = state_dict.get("described")
+            events.add_summary(hparams(flatten(self._config), {})[1], 0)
 
     def job(self, rows: list[Row], media: Sequence[Medium]) -> Callable[[], None]:
-        now = time.time()
-
-        def add_all() -> None:
-            self._walltime = now
-            try:
-                self.write_rows(rows)
-            finally:
-                self._walltime = None
-            for kind, iteration, name, data in media:
-                if kind == "image":
-                    self._writer.add_image(name, data, iteration, now)
-                elif kind == "histogram":
-                    self._writer.add_histogram_raw(**{**data, "global_step": iteration}, walltime=now)
-                else:
-                    self._writer.add_text(name, data, iteration, now)
-
-        added = False
+        now, added = time.time(), False
 
         def write() -> None:
             nonlocal added
             if not added:
-                add_all()
+                self._add(rows, media, now)
                 added = True
             self._writer.flush()  # after an OSError the events wait for the next flush
 
         return write
 
-    def write_rows(self, rows: Sequence[Row]) -> None:
+    def _add(self, rows: Sequence[Row], media: Sequence[Medium], now: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
         for iteration, values in rows:
@@ -151,7 +113,14 @@ class TensorboardXWriter(MediaWriter):
             event = Event()
             for name, value in values.items():
                 event.summary.value.add(tag=name, simple_value=value)
-            self._writer.file_writer.add_event(event, iteration, self._walltime)
+            self._writer.file_writer.add_event(event, iteration, now)
+        for kind, iteration, name, data in media:
+            if kind == "image":
+                self._writer.add_image(name, data, iteration, now)
+            elif kind == "histogram":
+                self._writer.add_histogram_raw(**{**data, "global_step": iteration}, walltime=now)
+            else:
+                self._writer.add_text(name, data, iteration, now)
 
     def sync(self) -> None:
         if self._kwargs is None:
@@ -248,3 +217,23 @@ def _write_without_thread(writer: Any, before: int | None) -> None:
         path = renamed
     claim(path, keep=True)
     writer.file_writer.event_writer = _EventFile(path, event_writer.get_logdir())
+
+
+def plain(value: Any) -> Any:
+    """Return a deep copy of a config: dicts, lists, numbers, strings, bools and None. Others become strings."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value if type(value) in (bool, int, float, str, type(None)) else str(value)
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str]:
+    """Return a config by full keys, such as ``{"SOLVER.BASE_LR": 0.1}``. Lists, bools and None become strings."""
+    flat: dict[str, int | float | str] = {}
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            flat |= flatten(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value if type(value) in (int, float, str) else str(value)
+    return flat

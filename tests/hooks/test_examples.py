@@ -164,7 +164,7 @@ def test_confusion_matrix_counts_the_test_set_once(tmp_path):
     assert hook.matrix.trace() / 32 == pytest.approx(accuracy)
     truths = hook.matrix.sum(1)
     assert values(trainer, "recall/2")[8] == pytest.approx(float(hook.matrix[2, 2] / truths[2]))
-    [*_, (iteration, name, image)] = trainer.storage.images()
+    [*_, (name, image, iteration)] = trainer.storage._vis_data
     assert (iteration, name, tuple(image.shape)) == (8, "confusion", (1, 4, 4))
     assert trainer.evaluate()["synthetic"]["accuracy"] == pytest.approx(accuracy)  # also when nothing is training
     assert hook.matrix.sum() == 32
@@ -220,9 +220,9 @@ def test_gradient_norms_before_and_after_clipping():
 def test_histograms_of_all_weights():
     trainer = simple_trainer(watching.WeightHistogram("1ep"))
     trainer.train(0, 11)
-    histograms = trainer.storage.histograms()
-    assert [iteration for iteration, _ in histograms] == [4] * 6 + [9] * 6
-    last = {histogram["tag"]: histogram for _, histogram in histograms[:6]}
+    histograms = list(trainer.storage._histograms)
+    assert [histogram["global_step"] for histogram in histograms] == [4] * 6 + [9] * 6
+    last = {histogram["tag"]: histogram for histogram in histograms[:6]}
     assert last["weights/body.weight"]["num"] == 48
     assert sum(last["weights/body.weight"]["bucket_counts"]) == 48
 
@@ -231,14 +231,14 @@ def test_sample_images_are_from_the_batch():
     data = batches(shape=(1, 4, 4))
     trainer = simple_trainer(watching.SampleImages(count=2, period=3), data=data)
     trainer.train(0, 6)
-    images = trainer.storage.images()
-    assert [(iteration, name) for iteration, name, _ in images] == [
+    images = list(trainer.storage._vis_data)
+    assert [(iteration, name) for name, _, iteration in images] == [
         (2, "input/0"),
         (2, "input/1"),
         (5, "input/0"),
         (5, "input/1"),
     ]
-    shown, original = images[1][2], data[2][0][1]
+    shown, original = images[1][1], data[2][0][1]
     assert (float(shown.min()), float(shown.max())) == (0.0, 1.0)
     torch.testing.assert_close(shown * (original.max() - original.min()) + original.min(), original)
 
@@ -251,14 +251,14 @@ def test_sample_texts_are_written_in_eval_mode():
 
     trainer = simple_trainer(watching.SampleTexts(write, ["a", "b"], period="1ep"))
     trainer.train(0, 7)
-    texts = trainer.storage.texts()
-    assert [(iteration, name) for iteration, name, _ in texts] == [
+    texts = list(trainer.storage._texts)
+    assert [(iteration, name) for name, _, iteration in texts] == [
         (4, "sample/a"),
         (4, "sample/b"),
         (6, "sample/a"),
         (6, "sample/b"),
     ]
-    assert all(re.fullmatch(r"[ab][0-3]", text) for _, _, text in texts)
+    assert all(re.fullmatch(r"[ab][0-3]", text) for _, text, _ in texts)
     assert trainer.model.training
 
 
@@ -311,7 +311,7 @@ def test_a_loss_spike_saves_a_checkpoint(tmp_path):
     trainer = default_trainer(tmp_path, *hooks, SOLVER__MAX_ITER=6, SOLVER__CHECKPOINT_PERIOD=0)
     trainer.train()
     assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["model_0000003.pth", "model_final.pth"]
-    [(iteration, name, text)] = trainer.storage.texts()
+    [(name, text, iteration)] = trainer.storage._texts
     assert (iteration, name) == (3, "spike")
     assert text.startswith("loss ")
 
@@ -443,11 +443,11 @@ def test_a_function_joins_trainers_by_name():
         other.train(0, 11)
     finally:
         off(module.note_the_epoch)
-    assert [(iteration, text) for iteration, _, text in mine.storage.texts()] == [
+    assert [(iteration, text) for _, text, iteration in mine.storage._texts] == [
         (4, "epoch 0 is over at iteration 4"),
         (9, "epoch 1 is over at iteration 9"),
     ]
-    assert other.storage.texts() == []
+    assert not other.storage._texts
 
 
 # ---------------------------------------------------------------------- checking

@@ -6,12 +6,9 @@ import re
 
 import pytest
 import torch
-from terminals import Terminal
 from torch import nn
 
 from hookline import Trainer
-from hookline.engine.setup.logger import setup_logger
-from hookline.hooks.writers.console import Part
 
 
 class Net(nn.Module):
@@ -81,31 +78,6 @@ def test_a_command_ends_with_two_lines_of_text(tmp_path, words):
         assert evaluate == f"  evaluate:     hookline eval --config-file '{tmp_path}/a run/config.yaml' {weights}"
     else:
         assert evaluate == f"  evaluate:     the same command with --eval-only {weights}"
-
-
-PARTS = [Part("eta: 0:00:10", 4, True), Part("iter: 19/460", 9, True), Part("loss: 1.876", 8, True)]
-PARTS += [Part("loss_a: 1.5", 6, False), Part("time: 6.24 ms", 3, True), Part("lr: 0.0024635", 7, True)]
-
-
-@pytest.mark.parametrize(
-    ("columns", "shown"),
-    [
-        (120, "eta: 0:00:10  iter: 19/460  loss: 1.876  loss_a: 1.5  time: 6.24 ms  lr: 0.0024635"),
-        (80, "eta: 0:00:10  iter: 19/460  loss: 1.876  loss_a: 1.5  lr: 0.0024635"),
-        (40, "iter: 19/460  loss: 1.876"),
-    ],
-)
-def test_a_terminal_shows_the_metrics_that_fit_into_one_line(monkeypatch, tmp_path, columns, shown):
-    with Terminal(columns) as terminal:
-        terminal.monkeypatch = monkeypatch
-        terminal.take_output()
-        logger = setup_logger(str(tmp_path), color=False)
-        line = "  ".join(part.text for part in PARTS)
-        logger.info(line, extra={"parts": PARTS})
-        terminal.close()
-    lines = terminal.screen()
-    assert lines[0][10:] == shown
-    assert line in (tmp_path / "log.txt").read_text()
 
 
 def test_each_log_has_only_its_own_run(tmp_path):

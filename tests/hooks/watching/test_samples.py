@@ -22,8 +22,8 @@ def test_each_evaluation_writes_a_picture_of_one_sample_of_each_class(tmp_path):
     hook.after_eval = lambda results: (seen.append(dict(hook._samples)), after_eval(results))
     trainer.train()
     assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == ["iter_0000002.png", "iter_0000004.png"]
-    assert [(i, name) for i, name, _ in trainer.storage.images()] == [(1, "samples"), (4, "samples")]
-    picture = trainer.storage.images()[0][2]
+    assert [(i, name) for name, _, i in trainer.storage._vis_data] == [(1, "samples"), (4, "samples")]
+    picture = trainer.storage._vis_data[0][1]
     assert (picture.shape, picture.dtype) == ((3, 144, 4 * 112), torch.uint8)
     assert picture[:, :, -1].float().std() == 0  # the margin
     assert picture.float().std() > 20  # the images

@@ -7,10 +7,9 @@ import pytest
 
 from hookline.config import ConfigError
 from hookline.engine import TrainerBase
-from hookline.hooks import EventStorage, LivePlot, PeriodicWriter, ProgressBar
+from hookline.hooks import LivePlot, PeriodicWriter, ProgressBar
 from hookline.hooks.control.interruption import in_notebook
-from hookline.hooks.writers.live_plot import draw_metrics
-from hookline.hooks.writers.progress_bar import bar_is_shown
+from hookline.hooks.writers.bars import bar_is_shown
 
 
 class Trainer(TrainerBase):
@@ -75,13 +74,14 @@ def test_the_plot_has_a_panel_for_losses_and_one_for_results(displayed):
     pytest.importorskip("matplotlib")
     trainer = Trainer()
     trainer.train(0, 20)
+    histories = trainer.storage.histories()
     panels = {
-        axes.get_title(): [line.get_label() for line in axes.lines] for axes in draw_metrics(trainer.storage).axes
+        axes.get_title(): [line.get_label() for line in axes.lines] for axes in LivePlot()._figure(histories).axes
     }
-    assert panels == {"loss": ["loss"], "metrics": ["test/accuracy"]}
-    (axes,) = draw_metrics(trainer.storage, ["test/*", "nothing"]).axes
+    assert panels == {"*loss*": ["loss"], "*/*": ["test/accuracy"]}
+    (axes,) = LivePlot(["test/*", "nothing"])._figure(histories).axes
     assert axes.lines[0].get_xdata().tolist() == [4, 9, 14, 19]
-    assert draw_metrics(EventStorage()) is None
+    assert LivePlot()._figure({}) is None
 
 
 def test_outside_of_a_notebook_a_plot_does_nothing(monkeypatch):

@@ -1,4 +1,4 @@
-"""Rows are compared with the checkpoint on a resume."""
+"""Files with a line per row: resumes, and disks that fail."""
 
 import copy
 import errno
@@ -13,7 +13,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from hookline.config import ConfigError
 from hookline.config.files.atomic import WriteError
 from hookline.engine import TrainerBase
-from hookline.hooks import CallbackHook, CSVWriter, HookBase, JSONWriter, PeriodicWriter, RowWriter, TensorboardXWriter
+from hookline.hooks import CallbackHook, CSVWriter, HookBase, JSONWriter, PeriodicWriter, TensorboardXWriter
+from hookline.hooks.writers.files import AppendFile, back_up
 
 
 class Losses(TrainerBase):
@@ -143,18 +144,6 @@ def test_a_resume_warns_about_missing_rows(killed, caplog, name, damage, says):
         assert (folder / f"{name}.old").read_bytes() == before
 
 
-def test_a_checkpoint_of_hookline_0_1_is_resumed(killed, caplog):
-    folder, saves = killed
-    states = saves.state["hooks"]["PeriodicWriter"]["writers"]
-    saves.state["hooks"]["PeriodicWriter"]["writers"] = {
-        f"JSONWriter#{number}": {"seen": state["seen"], "last_write": state["last_write"]}
-        for number, state in enumerate(states.values())
-    }
-    run(writers(folder), 30, state=saves.state)
-    assert iterations(folder) == list(range(4, 50, 5))
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
 @pytest.mark.parametrize("order", [(1, 0), (0,), (1,)])
 def test_the_order_and_number_of_writers_may_change_on_a_resume(tmp_path, killed, order):
     folder, saves = killed
@@ -174,16 +163,6 @@ def test_a_writer_added_on_a_resume_starts_with_the_rows_of_that_run(tmp_path, k
     assert same_files(folder, tmp_path / "whole")
     text = (folder / "added.csv").read_text()
     assert [line.split(",")[0] for line in text.splitlines()] == ["iteration", "34", "39", "44", "49"]
-
-
-def test_two_writers_with_the_same_key_are_an_error(tmp_path):
-    made = [JSONWriter(str(tmp_path / folder / "metrics.json")) for folder in ("a", "b")]
-    with pytest.raises(ConfigError, match=r"two writers have the same key 'JSONWriter metrics\.json'"):
-        PeriodicWriter(made)
-    made[1].state_key = "second"
-    PeriodicWriter(made)
-    with pytest.raises(ConfigError, match="the same key 'RowWriter'"):
-        PeriodicWriter([RowWriter(), RowWriter()])
 
 
 # ---------------------------------------------------------------------------- disks that fail
@@ -214,9 +193,9 @@ def full_disk(disk, folder, since, until=1000):
         disk.full = list(folder.iterdir()) if since <= trainer.iter < until else []
 
     def after_write(trainer, metrics):
-        background = trainer.find_hook(PeriodicWriter)._background
-        if background is not None:
-            background.drain()
+        writer = trainer.find_hook(PeriodicWriter)
+        writer._wait()
+        writer._next_use = 0.0
 
     return CallbackHook(after_step=after_step, after_write=after_write)
 
@@ -234,12 +213,11 @@ def losses(folder):
     return [event.step for event in events.Scalars("train/loss")]
 
 
-@pytest.mark.parametrize("background", [True, False])
 @pytest.mark.parametrize("on_error", ["stop", "continue"])
-def test_rows_that_failed_once_are_written_by_the_next_write(tmp_path, disk, on_error, background):
+def test_rows_that_failed_once_are_written_by_the_next_write(tmp_path, disk, on_error):
     run_on(tmp_path / "whole")
     full = full_disk(disk, tmp_path / "full", 24, 25)
-    run_on(tmp_path / "full", [full], on_error=on_error, background=background)
+    run_on(tmp_path / "full", [full], on_error=on_error)
     assert same_files(tmp_path / "full", tmp_path / "whole")
     assert losses(tmp_path / "full") == losses(tmp_path / "whole")
 
@@ -277,3 +255,68 @@ def test_a_resume_after_a_save_on_a_full_disk_warns_about_rows_that_may_be_missi
     run(writers(tmp_path / "killed"), 30, state=saves.state)
     assert "the rows after iteration 19 up to 29 are missing" in caplog.text
     assert iterations(tmp_path / "killed") == [4, 9, 14, 19, 34, 39, 44, 49]
+
+
+# ---------------------------------------------------------------------------- AppendFile
+
+
+def short_writes(monkeypatch, sizes):
+    """Limit the bytes that each call of os.write takes; after the last size it fails with ENOSPC."""
+    write, sizes = os.write, iter(sizes)
+
+    def limited(descriptor, data):
+        size = next(sizes, None)
+        if size is None:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[:size])
+
+    monkeypatch.setattr(os, "write", limited)
+
+
+def test_short_writes_are_continued(tmp_path, monkeypatch):
+    file = AppendFile(str(tmp_path / "f"))
+    short_writes(monkeypatch, [2, 1, 3])
+    file.write(b"abcdef")
+    assert (tmp_path / "f").read_bytes() == b"abcdef"
+
+
+def test_what_a_failed_write_has_left_is_removed_by_the_next_one(tmp_path, monkeypatch):
+    file = AppendFile(str(tmp_path / "f"))
+    file.write(b"first\n")
+    with monkeypatch.context() as patch:
+        short_writes(patch, [3])
+        with pytest.raises(OSError, match="No space"):
+            file.write(b"second\n")
+    assert (tmp_path / "f").read_bytes() == b"first\nsec"
+    file.write("third\n")
+    assert (tmp_path / "f").read_bytes() == b"first\nthird\n"
+
+
+def test_what_a_failed_write_has_left_is_removed_at_the_end(tmp_path, monkeypatch):
+    file = AppendFile(str(tmp_path / "f"))
+    file.write(b"first\n")
+    with monkeypatch.context() as patch:
+        short_writes(patch, [3])
+        with pytest.raises(OSError, match="No space"):
+            file.write(b"second\n")
+    file.close()
+    assert (tmp_path / "f").read_bytes() == b"first\n"
+
+
+@pytest.mark.parametrize("writer", [JSONWriter, CSVWriter])
+def test_a_fifo_or_a_folder_is_refused(tmp_path, writer):
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(ConfigError, match="fifo is a FIFO"):
+        writer(str(tmp_path / "fifo"))
+    with pytest.raises(ConfigError, match="is a folder"):
+        writer(str(tmp_path))
+
+
+def test_earlier_backups_are_kept(tmp_path):
+    path = tmp_path / "metrics.json"
+    for number in range(3):
+        path.write_text(str(number))
+        back_up(str(path))
+    assert not path.exists()
+    kept = [tmp_path / f"metrics.json.{ending}" for ending in ("old", "old2", "old3")]
+    assert [file.read_text() for file in kept] == ["0", "1", "2"]

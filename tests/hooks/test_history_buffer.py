@@ -90,8 +90,8 @@ def test_replacing_values_updates_the_mean():
 
 
 def test_the_state_includes_the_mean_of_dropped_values():
-    history, restored = filled([100.0] * 50 + [1.0] * 10), HistoryBuffer()
-    restored.load_state_dict(history.state_dict(most=10))
+    history, restored = filled([100.0] * 50 + [1.0] * 10, max_length=10), HistoryBuffer(10)
+    restored.load_state_dict(history.state_dict())
     assert len(restored) == 10
     assert restored.global_avg() == history.global_avg() == pytest.approx(5010 / 60)
     for buffer in (history, restored):

@@ -1,5 +1,6 @@
 """What all trackers have in common, with one that keeps runs in memory."""
 
+import contextlib
 import threading
 import time
 
@@ -10,7 +11,7 @@ from small_runs import config_trainer, kill_at
 from hookline.config import ConfigError
 from hookline.engine import TrainerBase
 from hookline.hooks import WRITER_REGISTRY, CallbackHook, EventStorage, PeriodicWriter, TrackerWriter
-from hookline.hooks.writers.tracker import TrackerError
+from hookline.hooks.writers.trackers import TrackerError
 
 
 class Server:
@@ -71,9 +72,14 @@ class Losses(TrainerBase):
         self.storage.put_scalar("loss", float(self.iter))
 
 
+@pytest.fixture(autouse=True)
+def no_output(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
 def train(*hooks, steps=40, on_error="stop", **arguments):
     trainer = Losses()
-    trainer.register_hooks([*hooks, PeriodicWriter([MemoryTracker(**arguments)], 10, False, on_error)])
+    trainer.register_hooks([*hooks, PeriodicWriter([MemoryTracker(**arguments)], 10, on_error)])
     trainer.train(0, steps)
 
 
@@ -136,12 +142,11 @@ def test_the_tracker_is_told_how_the_run_ended(end, how):
 # ---------------------------------------------------------------------- trouble
 
 
-def test_steps_and_checkpoints_do_not_wait_for_a_tracker(server):
+def test_steps_do_not_wait_for_a_tracker(server):
     def after_step(trainer):
         if trainer.iter == 10:
             server.slow.clear()
         if trainer.iter == 30:
-            trainer.emit("before_save", "checkpoint")
             done.append(time.perf_counter() - start)
             server.slow.set()
 
@@ -153,11 +158,14 @@ def test_steps_and_checkpoints_do_not_wait_for_a_tracker(server):
 
 
 def outage(server, first, last):
-    """The server is down from one iteration to another. Each period is long enough for a delivery."""
+    """The server is down from one iteration to another. Each write uses the thread."""
 
     def before_step(trainer):
-        if trainer.iter % 10 == 2:
-            time.sleep(0.2)
+        if trainer.iter % 10 == 2 and trainer.iter > 10:
+            writer = trainer.find_hook(PeriodicWriter)
+            with contextlib.suppress(Exception):  # it is raised at the next write
+                writer._running.result()
+            writer._next_use = 0.0
         server.down = first <= trainer.iter < last
 
     return CallbackHook(before_step=before_step)
@@ -222,29 +230,24 @@ def test_a_new_run_in_the_same_folder_is_a_new_tracked_run(tmp_path):
     assert [run["ends"] for run in SERVER.runs.values()] == [["completed"]] * 2
 
 
-def test_a_checkpoint_without_the_file_in_the_folder_has_the_id(tmp_path):
-    config_trainer(tmp_path, *RUN).train()
-    (tmp_path / "MemoryTracker_run.json").unlink()
-    config_trainer(tmp_path, *RUN, "SOLVER.MAX_ITER", 24, resume=True).train()
-    assert the_run()["ends"] == ["completed", "completed"]
-    assert iterations()[-2:] == [23, 24]
-
-
-def test_rows_that_were_not_delivered_are_in_the_checkpoint(server):
-    server.down = True
-    states, trainer = [], Losses()
-    writer = MemoryTracker()
-    note = CallbackHook(on_save=lambda t: states.append(t.state_dict()))
-    save = CallbackHook(after_step=lambda t: t.request_save() if t.iter == 25 else None)
-    trainer.register_hooks([note, save, PeriodicWriter([writer], 10, on_error="continue")])
-    with pytest.raises(TrackerError):
-        trainer.train(0, 30)
-    server.down = False
-    resumed = Losses()
-    resumed.register_hooks([PeriodicWriter([MemoryTracker()], 10)])
-    resumed.load_state_dict(states[0])
-    resumed.train(26, 40)
+def test_a_resume_outside_of_a_runs_folder_continues_the_same_tracked_run(tmp_path):
+    for start, end in ((0, 20), (20, 40)):
+        trainer = Losses()
+        trainer.register_hooks([PeriodicWriter([MemoryTracker(output_dir=str(tmp_path))], 10)])
+        trainer.train(start, end)
     assert iterations() == [9, 19, 29, 39]
+    train(output_dir=str(tmp_path), steps=10)
+    assert len(SERVER.runs) == 2
+
+
+def test_a_file_of_the_user_is_kept(tmp_path, caplog):
+    path = tmp_path / "MemoryTracker_run.json"
+    path.write_text("mine")
+    trainer = Losses()
+    trainer.register_hooks([PeriodicWriter([MemoryTracker(output_dir=str(tmp_path))], 10)])
+    trainer.train(0, 10)
+    assert (tmp_path / "MemoryTracker_run.json.old").read_text() == "mine"
+    assert "is no record of a run" in caplog.text
 
 
 def test_a_given_run_id_is_used():

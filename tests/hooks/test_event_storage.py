@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from hookline import hooks
 from hookline.config import ConfigError
-from hookline.hooks import EventStorage, get_event_storage, has_event_storage
-from hookline.hooks.storage.metric import MeanWindow
-from hookline.hooks.storage.pending import fetch_tensors
-from hookline.hooks.writers.base import RowWriter
+from hookline.engine import Trainer
+from hookline.hooks import EventStorage, HookBase, get_event_storage, has_event_storage
+from hookline.hooks.history_buffer import MeanWindow, fetch_tensors
 
 
 @pytest.fixture
@@ -143,9 +144,9 @@ def test_name_scopes_nest(storage):
         storage.put_scalar("c", 3)
     storage.put_scalar("d", 4)
     assert list(storage.latest()) == ["outer/a", "outer/inner/b", "outer/c", "d"]
-    assert storage.images()[0][1] == "outer/inner/image"
-    assert storage.histograms()[0][1]["tag"] == "outer/inner/hist"
-    assert storage.texts()[0][1] == "outer/inner/text"
+    assert storage._vis_data[0][0] == "outer/inner/image"
+    assert storage._histograms[0]["tag"] == "outer/inner/hist"
+    assert storage._texts[0][0] == "outer/inner/text"
 
 
 def test_the_outer_name_scope_is_restored_after_an_exception(storage):
@@ -185,13 +186,12 @@ def test_a_window_counts_iterations_and_not_values(storage):
     assert storage.count_samples("loss", 5) == 2
 
 
-def test_nan_stays_visible_and_is_counted_with_its_first_iteration(storage):
+def test_nan_stays_visible(storage):
     for iteration, value in enumerate([1.0, math.nan, 2.0, math.inf]):
         storage.put_scalars(loss=torch.tensor(value), fine=1.0, cur_iter=iteration)
     assert math.isnan(storage.latest_with_smoothing_hint()["loss"][0])
     rows, _ = storage.rows()
     assert math.isnan(rows[-1][1]["loss"])
-    assert storage.nonfinite == {"loss": 1}
 
 
 # ---------------------------------------------------------------------------- rows
@@ -238,25 +238,26 @@ def test_two_readers_each_get_every_value(storage):
 # ---------------------------------------------------------------------------- images, histograms, texts
 
 
-def test_images_histograms_and_texts_reach_every_reader_once(storage):
+def test_images_histograms_and_texts_wait_for_writers(storage):
     storage.iter = 4
     image = torch.rand(3, 2, 2)
     storage.put_image("image", image)
     storage.put_histogram("hist", torch.tensor([0.0, 1.0, 1.0, 4.0]), bins=4)
     storage.put_text("text", "hello")
     image.zero_()
-    since = storage.rows()[1]
-    for _ in range(2):  # reading takes nothing away
-        ((iteration, name, kept),) = storage.images()
-        assert (iteration, name) == (4, "image")
-        assert kept.sum() > 0
-        ((iteration, hist),) = storage.histograms()
-        assert iteration == hist["global_step"] == 4
-        assert storage.texts() == [(4, "text", "hello")]
+    ((name, kept, iteration),) = storage._vis_data
+    assert (iteration, name) == (4, "image")
+    assert kept.sum() > 0
+    (hist,) = storage._histograms
+    assert hist["global_step"] == 4
+    assert list(storage._texts) == [("text", "hello", 4)]
     assert hist["bucket_counts"] == [1, 2, 0, 1]
     assert hist["bucket_limits"] == [1, 2, 3, 4]
     assert (hist["min"], hist["max"], hist["num"], hist["sum"], hist["sum_squares"]) == (0, 4, 4, 6, 18)
-    assert storage.images(since) == storage.histograms(since) == storage.texts(since) == []
+    storage.clear_media()
+    assert not storage._vis_data
+    assert not storage._histograms
+    assert not storage._texts
 
 
 def test_a_custom_writer_can_clear_images_and_histograms(storage):
@@ -265,7 +266,8 @@ def test_a_custom_writer_can_clear_images_and_histograms(storage):
     assert [(name, iteration) for name, _, iteration in storage._vis_data] == [("image", 0)]
     storage.clear_images()
     storage.clear_histograms()
-    assert storage.images() == storage.histograms() == storage._vis_data == []
+    assert not storage._vis_data
+    assert not storage._histograms
 
 
 # ---------------------------------------------------------------------------- state
@@ -281,13 +283,20 @@ def test_unwritten_values_are_kept_over_a_resume(storage):
         assert [iteration for iteration, _ in resumed.rows(since=taken)[0]] == [20, 24, 31]
 
 
-def test_a_state_has_as_many_values_as_the_longest_window_of_a_writer(storage):
-    writer = RowWriter(window_size=MeanWindow(3000))
-    writer.resume(0)
-    put_series(storage, "loss", range(3500), smoothing_hint=True)
-    with EventStorage(3500) as resumed:
+def test_a_state_has_as_many_values_as_the_longest_window(storage):
+    put_series(storage, "loss", range(10_500), smoothing_hint=True)
+    with EventStorage(10_500) as resumed:
         resumed.load_state_dict(storage.state_dict())
-        assert resumed.rows(MeanWindow(3000))[0] == [(3499, {"loss": 1999.5})]
+        assert resumed.rows(MeanWindow(10_000))[0] == [(10_499, {"loss": 5499.5})]
+
+
+def test_a_state_has_images_only_if_a_writer_takes_them(storage):
+    storage.put_image("image", torch.zeros(1, 2, 2))
+    assert "images" not in storage.state_dict()
+    storage.saves_media = True
+    with EventStorage() as resumed:
+        resumed.load_state_dict(storage.state_dict())
+        assert [(name, iteration) for name, _, iteration in resumed._vis_data] == [("image", 0)]
 
 
 # ---------------------------------------------------------------------------- memory
@@ -313,23 +322,18 @@ def test_memory_does_not_grow_with_the_length_of_a_run():
         for i in range(1000):
             storage.put_image("image", torch.zeros(1, 1, 1))
             storage.put_scalar("sparse", 1.0, smoothing_hint=False, cur_iter=3 * i)
-        assert len(storage.images()) <= 64
+        assert len(storage._vis_data) <= 64
 
 
-def test_replaced_values_are_read_and_checked():
+def test_replaced_values_are_read():
     with EventStorage() as storage:
         for iteration, loss in enumerate((1.0, float("nan"), 3.0)):
             storage.iter = iteration
             storage.put_scalar("loss", loss)
-        assert storage.latest_with_smoothing_hint()["loss"][0] != storage.latest_with_smoothing_hint()["loss"][0]
-        assert storage.nonfinite == {"loss": 1}
-        _, seen = storage.rows()
+        assert math.isnan(storage.latest_with_smoothing_hint()["loss"][0])
         storage.replace("loss", {0: 2.0, 1: 4.0, 2: 6.0})
         assert storage.latest_with_smoothing_hint()["loss"][0] == 4.0
-        assert storage.rows(since=seen)[0] == [(2, {"loss": 4.0})]
-        assert storage.nonfinite == {}
-        storage.replace("loss", {2: float("inf")})
-        assert storage.nonfinite == {"loss": 2}
+        assert storage.rows()[0] == [(2, {"loss": 4.0})]
 
 
 def test_replaced_values_without_smoothing_are_written():
@@ -377,7 +381,6 @@ def test_histories_by_prefix_and_reset():
     storage.reset("val/")
     assert list(storage.histories()) == ["train/loss"]
     assert storage.rows()[0] == [(0, {"train/loss": 1.0})]
-    assert not storage.nonfinite
     storage.put_scalar("val/loss", 2.0)
     assert storage.latest()["val/loss"] == (2.0, 0)
     storage.reset()
@@ -389,6 +392,69 @@ def test_a_histogram_leaves_out_values_that_are_not_finite(caplog):
     storage = EventStorage(0)
     for name, values in (("empty", []), ("some", [1.0, float("nan"), 3.0, float("inf")]), ("none", [float("nan")])):
         storage.put_histogram(name, torch.tensor(values), bins=2)
-    ((_, found),) = storage.histograms()
+    (found,) = storage._histograms
     assert (found["tag"], found["num"], found["max"], found["bucket_counts"]) == ("some", 2, 3.0, [1.0, 1.0])
     assert "some: 2 of 4 values are NaN or infinite" in caplog.text
+
+
+# ---------------------------------------------------------------------------- tables
+
+
+@pytest.fixture
+def filled():
+    storage = EventStorage()
+    for iteration in range(4):
+        storage.put_scalar("loss", 1.0 - iteration / 4, cur_iter=iteration)
+    storage.put_scalar("test/accuracy", 0.5, smoothing_hint=False, cur_iter=2)
+    storage.put_scalar("test/accuracy", 0.75, smoothing_hint=False, cur_iter=2)
+    return storage
+
+
+def test_a_history_as_arrays(filled):
+    iterations, values = filled.history("loss").arrays()
+    assert iterations.tolist() == [0, 1, 2, 3]
+    assert values.tolist() == [1.0, 0.75, 0.5, 0.25]
+
+
+def test_metrics_as_a_table(filled):
+    pytest.importorskip("pandas")
+    table = filled.to_pandas()
+    assert list(table.columns) == ["loss", "test/accuracy"]
+    assert (table.index.name, list(table.index)) == ("iteration", [0, 1, 2, 3])
+    assert table["loss"].tolist() == [1.0, 0.75, 0.5, 0.25]
+    assert table["test/accuracy"].dropna().to_dict() == {2: 0.75}
+    assert list(filled.to_pandas("test/").index) == [2]
+    assert len(EventStorage().to_pandas()) == 0
+
+
+# ---------------------------------------------------------------------------- outside of training
+
+
+class Puts(HookBase):
+    def __init__(self):
+        self.events = []
+
+    def put(self, event):
+        self.events.append(event)
+        self.trainer.storage.put_scalar("seen", 1.0)
+
+    def before_eval(self):
+        self.put("before_eval")
+
+    def after_eval(self, results):
+        self.put("after_eval")
+
+    def before_predict(self):
+        self.put("before_predict")
+
+    def after_predict(self, results):
+        self.put("after_predict")
+
+
+def test_hooks_may_put_metrics_in_an_evaluation_or_prediction_outside_of_training(tmp_path):
+    data = TensorDataset(torch.randn(4, 2), torch.randn(4, 1))
+    hook = Puts()
+    trainer = Trainer(nn.Linear(2, 1), test_data=data, loss=nn.MSELoss(), hooks=[hook], output_dir=tmp_path)
+    trainer.evaluate()
+    trainer.predict()
+    assert hook.events == ["before_eval", "after_eval", "before_predict", "after_predict"]

@@ -1,0 +1,309 @@
+"""``EventStorage``: how metrics get from steps and hooks to writers.
+
+Putting a metric appends it to a list. Values are copied from the GPU, smoothed and sorted only when they are read.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+
+from ..config.errors import loading, suggest
+from .history_buffer import OVER_RANKS, HistoryBuffer, MeanWindow, as_scalar, fetch_tensors
+from .media import MediaStorage
+
+__all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage", "scratch_storage"]
+
+Row = tuple[int, dict[str, float]]
+"""One line of metrics: the iteration, and the values by name."""
+
+_MAX_PENDING = 4096
+"""Values that wait to be read. More are read by themselves, to limit memory in a run without writers."""
+
+# The open storages. Not a context variable, so that threads of a run see its storage. The name is detectron2's.
+_CURRENT_STORAGE_STACK: list["EventStorage"] = []
+
+
+def get_event_storage() -> "EventStorage":
+    """Return the storage of the current run.
+
+    Raises:
+        RuntimeError: nothing is training: there is no ``with EventStorage(...)`` around this call.
+    """
+    if not _CURRENT_STORAGE_STACK:
+        raise RuntimeError("get_event_storage() works inside 'with EventStorage(...)', so while a trainer trains")
+    return _CURRENT_STORAGE_STACK[-1]
+
+
+def has_event_storage() -> bool:
+    """Return whether a run is in progress: False in an evaluation or prediction outside of training."""
+    return bool(_CURRENT_STORAGE_STACK) and _CURRENT_STORAGE_STACK[-1].of_run
+
+
+@contextmanager
+def scratch_storage(iteration: int) -> Iterator[None]:
+    """Open a storage that is then discarded, if none is open, for hooks that are called outside of training."""
+    if has_event_storage():
+        yield
+        return
+    with EventStorage(iteration) as storage:
+        storage.of_run = False
+        yield
+
+
+class EventStorage(MediaStorage):
+    """Collects the scalars, images, histograms and texts of a run, by name and iteration (:attr:`iter`).
+
+    Writers report a scalar that was put with ``smoothing_hint=True`` (a loss: noisy, put at every step) as its median
+    over a window, or as its mean over a :class:`MeanWindow`, and one with ``smoothing_hint=False`` (an accuracy, a
+    learning rate) as it is. Names may contain slashes. Writers group metrics by what comes before the first slash.
+
+    Args:
+        start_iter: the first iteration.
+    """
+
+    of_run = True  # False: opened for an evaluation or prediction outside of training
+
+    def __init__(self, start_iter: int = 0) -> None:
+        super().__init__(start_iter)
+        # Values that nobody has read yet: (iteration, values, smoothing hint), in the order they were put.
+        self._pending: list[tuple[int, dict[str, Any], bool]] = []
+        self._on_device = False  # whether some of them are tensors on a device
+        self._buffers: dict[str, HistoryBuffer] = {}
+        self._hints: dict[str, bool] = {}
+        self._number = 0  # how often pending values were read; see rows()
+        self._cache: dict[Any, Any] = {}  # what several writers ask for, until values change
+        self.over_ranks: dict[str, str] = {}
+        """How metrics are combined over ranks, by name; see :func:`combine`. Until :meth:`replace` they hold this
+        rank's values."""
+        self.shared_until = self.iter - 1
+        """The last iteration whose values are combined over ranks."""
+        self.evaluated: set[str] = set()
+        """Names of metrics that are results of evaluations."""
+        self.loaded = 0
+        """The number of the last value that :meth:`load_state_dict` loaded; see :meth:`rows`."""
+
+    # ------------------------------------------------------------------ put
+
+    def put_scalar(
+        self,
+        name: str,
+        value: Any,
+        smoothing_hint: bool = True,
+        cur_iter: int | None = None,
+        over_ranks: Literal["mean", "sum", "max", "min"] | None = None,
+    ) -> None:
+        """Add a scalar.
+
+        Args:
+            name: the metric's name. Active :meth:`name_scope` prefixes are added to it.
+            value: a number, or a tensor with one element. A tensor on a GPU stays there until it is read.
+            smoothing_hint: whether writers report the median over a window (True) or the value itself.
+            cur_iter: the iteration it belongs to. Default: the current one.
+            over_ranks: combine the ranks' values before metrics are written or saved, without a collective per step.
+                A rank that put none in an iteration does not count. Rank 0, which writes, must put one.
+
+        Raises:
+            TypeError: ``value`` is not one number.
+            ValueError: the name is "iteration".
+        """
+        if type(value) is not float:
+            value = as_scalar(name, value)
+            self._on_device |= isinstance(value, torch.Tensor)
+        if over_ranks is not None:
+            if over_ranks not in OVER_RANKS:
+                known = ", ".join(OVER_RANKS)
+                raise ValueError(f"metric {name!r}: over_ranks must be one of {known}, not {over_ranks!r}")
+            self.over_ranks[self._prefix + name] = over_ranks
+        self._append({name: value}, smoothing_hint, cur_iter)
+
+    def put_scalars(self, *, smoothing_hint: bool = True, cur_iter: int | None = None, **kwargs: Any) -> None:
+        """Add several scalars: ``storage.put_scalars(loss=loss, accuracy=0.5)``. See :meth:`put_scalar`."""
+        for name, value in kwargs.items():
+            if type(value) is not float:
+                kwargs[name] = as_scalar(name, value)
+                self._on_device |= isinstance(kwargs[name], torch.Tensor)
+        self._append(kwargs, smoothing_hint, cur_iter)
+
+    def _append(self, values: dict[str, Any], smoothing_hint: bool, cur_iter: int | None) -> None:
+        if self._prefix:
+            values = {self._prefix + name: value for name, value in values.items()}
+        elif "iteration" in values:
+            raise ValueError('a metric cannot be named "iteration", which is the number of its row: rename it')
+        self._pending.append((self.iter if cur_iter is None else int(cur_iter), values, smoothing_hint))
+        if len(self._pending) >= _MAX_PENDING:
+            self._read_pending()
+
+    # ------------------------------------------------------------------ read
+
+    def history(self, name: str) -> HistoryBuffer:
+        """Return the recent values of a metric.
+
+        Raises:
+            KeyError: there is no such metric.
+        """
+        histories = self.histories()
+        if name not in histories:
+            there = ", ".join(histories) or "none yet"
+            raise KeyError(f"no metric {name!r} among those put ({there}){suggest(name, histories)}")
+        return histories[name]
+
+    def histories(self, prefix: str = "") -> dict[str, HistoryBuffer]:
+        """Return the recent values of all metrics, by name; with ``prefix``, of those whose name begins with it."""
+        self._read_pending()
+        return {name: buffer for name, buffer in self._buffers.items() if name.startswith(prefix)}
+
+    def reset(self, prefix: str = "") -> None:
+        """Forget all metrics, or those whose name begins with ``prefix``. What was written stays written."""
+        for name in self.histories(prefix):
+            del self._buffers[name], self._hints[name]
+        self._cache.clear()
+
+    def latest(self) -> dict[str, tuple[float, int]]:
+        """Return the last value of every scalar, and its iteration."""
+        return {name: (history.latest(), history.latest_iter()) for name, history in self.histories().items()}
+
+    # Hooks of detectron2's projects read these private names.
+    _latest_scalars = property(latest)
+    _history = property(histories)
+
+    def latest_with_smoothing_hint(self, window_size: int = 20) -> dict[str, tuple[float, int]]:
+        """Like :meth:`latest`, but a smoothed scalar is the median of the last ``window_size`` iterations."""
+        histories = self.histories()
+        return {name: (self._reported(name, window_size), one.latest_iter()) for name, one in histories.items()}
+
+    def count_samples(self, name: str, window_size: int = 20) -> int:
+        """Return how many values of a metric were put in its last ``window_size`` iterations."""
+        history = self.history(name)
+        return history.count_since(history.latest_iter() - window_size)
+
+    def smoothing_hints(self) -> dict[str, bool]:
+        """Return the smoothing hint of every scalar."""
+        self._read_pending()
+        return dict(self._hints)
+
+    def rows(self, window_size: int = 20, since: int = 0) -> tuple[list[Row], int]:
+        """Return what is new since a reader's last call, as rows.
+
+        A smoothed metric appears once: its median, at the last iteration it was put at. Any other metric appears with
+        all its values. If it was put at every iteration, like a learning rate, only its last value appears.
+
+        Args:
+            window_size: number of iterations that medians cover.
+            since: the number that the reader's last call returned; 0 at first.
+
+        Returns:
+            The rows by ascending iteration, and the number to pass next time.
+        """
+        self._read_pending()
+        key = (type(window_size), window_size, since)
+        if key not in self._cache:
+            rows: dict[int, dict[str, float]] = {}
+            for name, history in self._buffers.items():
+                if not history.has_newer(since):
+                    continue
+                if self._hints[name]:
+                    rows.setdefault(history.latest_iter(), {})[name] = self._reported(name, window_size)
+                    continue
+                for (value, iteration), (_, following) in pairwise([*history.newer(since), (math.nan, -1)]):
+                    if following != iteration + 1:
+                        rows.setdefault(iteration, {})[name] = value
+            self._cache[key] = sorted(rows.items())
+        return self._cache[key], self._number
+
+    def to_pandas(self, prefix: str = "") -> Any:
+        """Return the kept values of all metrics, or of those whose name begins with ``prefix``, as a DataFrame.
+
+        Values are as they were put, not smoothed. The index is the iteration; NaN where a metric has no value.
+        """
+        import pandas
+
+        columns = {name: {it: value for value, it in one.values()} for name, one in self.histories(prefix).items()}
+        return pandas.DataFrame(columns).sort_index().rename_axis("iteration")
+
+    def _reported(self, name: str, window_size: int) -> float:
+        """Return the value for writers: the last one, or that over the last ``window_size`` iterations."""
+        history = self._buffers[name]
+        if not self._hints[name]:
+            return history.latest()
+        key = (name, type(window_size), window_size)
+        if key not in self._cache:
+            count = max(1, history.count_since(history.latest_iter() - window_size))
+            smooth = history.avg if isinstance(window_size, MeanWindow) else history.median
+            self._cache[key] = smooth(count)
+        return self._cache[key]
+
+    def _read_pending(self) -> None:
+        """Copy pending values from their devices, in one copy each, and add them to the histories."""
+        if not self._pending:
+            return
+        pending, self._pending = self._pending, []
+        if self._on_device:
+            self._on_device = False
+            fetch_tensors(pending)
+        self._cache.clear()
+        self._number += 1
+        series: dict[str, tuple[list[float], list[int]]] = {}
+        for iteration, values, smoothing_hint in pending:
+            for name, value in values.items():
+                if name not in series:
+                    series[name] = ([], [])
+                    self._hints[name] = smoothing_hint
+                series[name][0].append(value)
+                series[name][1].append(iteration)
+        for name, (numbers, iters) in series.items():
+            if name not in self._buffers:
+                self._buffers[name] = HistoryBuffer()
+            self._buffers[name].extend(numbers, iters, self._number)
+
+    def average_over_ranks(self, names: Iterable[str]) -> None:
+        """Replace the values of these losses by their means over ranks, when metrics are written or saved."""
+        self.over_ranks |= dict.fromkeys(names, "loss")
+
+    def replace(self, name: str, values: Mapping[int, float]) -> None:
+        """Replace the latest values of a metric, given by iteration.
+
+        Raises:
+            KeyError: there is no such metric.
+        """
+        self.history(name).replace(values)
+        self._cache.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the kept values, and the images, histograms and texts that writers have not taken yet."""
+        # Not eta_seconds: an interrupted run writes it once more than an uninterrupted one, so a resume would differ.
+        histories = {name: history for name, history in self.histories().items() if name != "eta_seconds"}
+        return {
+            "histories": {name: history.state_dict() for name, history in histories.items()},
+            "smoothing_hints": {name: self._hints[name] for name in histories},
+            "number": self._number,
+            "evaluated": sorted(self.evaluated),
+            **self.media_state(),
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ConfigError: ``state_dict`` is not the state of a storage.
+        """
+        with loading("the metrics in the checkpoint"):
+            for name, state in state_dict["histories"].items():
+                self._buffers[name] = HistoryBuffer()
+                self._buffers[name].load_state_dict(state)
+                self._hints[name] = state_dict["smoothing_hints"][name]
+            self._number = self.loaded = int(state_dict["number"])
+            self._cache.clear()
+            self.evaluated = set(state_dict["evaluated"])
+            self.load_media(state_dict)
+
+    def __enter__(self) -> "EventStorage":
+        _CURRENT_STORAGE_STACK.append(self)
+        return self
+
+    def __exit__(self, exc_type: Any, exc_val: Any, exc_tb: Any) -> None:
+        # The last entry that is this storage: runs may end in another order than they began.
+        del _CURRENT_STORAGE_STACK[max(i for i, one in enumerate(_CURRENT_STORAGE_STACK) if one is self)]

@@ -1,0 +1,185 @@
+"""``HistoryBuffer``: the recent values of one metric. How values are read from devices and combined over ranks."""
+
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from operator import add
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+import torch
+
+__all__ = ["OVER_RANKS", "HistoryBuffer", "MeanWindow", "as_scalar", "combine", "fetch_tensors"]
+
+OVER_RANKS = {"mean": fmean, "sum": math.fsum, "max": max, "min": min}
+
+
+class MeanWindow(int):
+    """A window, in iterations, over which smoothed scalars are reported as their mean; over an int, as the median."""
+
+
+class HistoryBuffer:
+    """The recent values of one scalar and their iterations, with fvcore's interface.
+
+    Stored in flat arrays, 24 bytes per value, so memory stays bounded in a long run.
+
+    Args:
+        max_length: number of values kept. Older values count only in :meth:`global_avg`.
+    """
+
+    __slots__ = ("_count", "_iters", "_max_length", "_numbers", "_total", "_values")
+
+    def __init__(self, max_length: int = 10_000) -> None:
+        self._max_length = max_length
+        self._values = array("d")
+        self._iters = array("q")
+        self._numbers = array("q")
+        self._count = 0
+        self._total = 0.0
+
+    def __len__(self) -> int:
+        return min(len(self._values), self._max_length)
+
+    def update(self, value: Any, iteration: float | None = None) -> None:
+        """Append ``value``, a number or a tensor of one, of ``iteration`` (default: the number of values so far)."""
+        self.extend([float(value)], [self._count if iteration is None else int(iteration)])
+
+    def extend(self, values: list[float], iters: list[int], number: int = 0) -> None:
+        """Append several values. ``number``: see :meth:`newer`; it never decreases."""
+        self._values.fromlist(values)
+        self._iters.fromlist(iters)
+        self._numbers.extend([number] * len(values))
+        self._count += len(values)
+        # Not sum(), which rounds differently: the mean must not depend on how many values are appended at once.
+        self._total = reduce(add, values, self._total)
+        # Cutting a whole window at a time keeps the average cost constant.
+        if len(self._values) >= 2 * self._max_length:
+            for one in (self._values, self._iters, self._numbers):
+                del one[: -self._max_length]
+
+    def replace(self, values: Mapping[int, float]) -> None:
+        """Replace the latest values, given by iteration."""
+        first = min(values, default=0)
+        for index in range(len(self._iters) - 1, -1, -1):
+            iteration = self._iters[index]
+            if iteration < first:
+                break
+            if iteration in values:
+                self._total += values[iteration] - self._values[index]
+                self._values[index] = values[iteration]
+
+    def latest(self) -> float:
+        """Return the last value."""
+        return self._values[-1]
+
+    def latest_iter(self) -> int:
+        """Return the iteration of the last value."""
+        return self._iters[-1]
+
+    def median(self, window_size: int) -> float:
+        """Return the median of the last ``window_size`` values; NaN if there are none, or any of them is NaN."""
+        window = self._values[-min(window_size, self._max_length) :]
+        return median(window) if window and not math.isnan(sum(window)) else math.nan
+
+    def avg(self, window_size: int) -> float:
+        """Return the mean of the last ``window_size`` values; NaN if there are none."""
+        window = self._values[-min(window_size, self._max_length) :]
+        return fmean(window) if window else math.nan
+
+    def global_avg(self) -> float:
+        """Return the mean of all values ever put, including those no longer kept."""
+        return self._total / max(self._count, 1)
+
+    def count_since(self, iteration: int) -> int:
+        """Return the number of values after ``iteration``."""
+        count = 0
+        for it in reversed(self._iters):
+            if it <= iteration:
+                break
+            count += 1
+        return count
+
+    def tail(self, count: int) -> list[tuple[float, int]]:
+        """Return the last ``count`` values, oldest first, each with its iteration."""
+        start = -min(count, self._max_length)
+        return list(zip(self._values[start:], self._iters[start:], strict=True)) if count else []
+
+    def has_newer(self, number: int) -> bool:
+        """Return whether the last value has a greater number (of :meth:`extend`)."""
+        return self._numbers[-1] > number
+
+    def newer(self, number: int) -> list[tuple[float, int]]:
+        """Return the values whose number (of :meth:`extend`) is greater, as :meth:`tail` does."""
+        return self.tail(len(self._numbers) - bisect_right(self._numbers, number))
+
+    def values(self) -> list[tuple[float, int]]:
+        """Return the kept values, oldest first, each with its iteration."""
+        return self.tail(self._max_length)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the iterations and the kept values as arrays, oldest first: ``plt.plot(*history.arrays())``."""
+        start = -self._max_length
+        return np.array(self._iters[start:]), np.array(self._values[start:])
+
+    # Hooks of detectron2's projects read fvcore's private list.
+    _data = property(values)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the kept values and what :meth:`global_avg` needs, as plain data."""
+        start = -self._max_length
+        # As tensors, since a checkpoint saves a tensor faster than a list.
+        arrays = {"values": self._values, "iters": self._iters, "numbers": self._numbers}
+        tensors = {name: torch.from_numpy(np.array(values[start:])) for name, values in arrays.items()}
+        return {**tensors, "count": self._count, "total": self._total}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        self._values = array("d", state_dict["values"].tolist())
+        self._iters = array("q", state_dict["iters"].tolist())
+        self._numbers = array("q", state_dict["numbers"].tolist())
+        self._count, self._total = int(state_dict["count"]), float(state_dict["total"])
+
+
+def combine(how: str, values: Sequence[float], ranks: int) -> float:
+    """Return the value of a metric over all ranks.
+
+    Args:
+        how: "mean", "sum", "max" or "min"; or "loss": a mean to which a rank without a value adds 0, like its gradient.
+        values: those of the ranks that have one, at least one.
+        ranks: number of ranks.
+    """
+    if any(map(math.isnan, values)):
+        return math.nan
+    return sum(values) / ranks if how == "loss" else OVER_RANKS[how](values)  # type: ignore[operator]
+
+
+def as_scalar(name: str, value: Any) -> Any:
+    """Return a float, or for a tensor on a device a copy of it that later in-place changes do not affect.
+
+    Raises:
+        TypeError: ``value`` is not one number.
+    """
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            raise TypeError(f"metric {name!r} must be one number, not a tensor of shape {tuple(value.shape)}")
+        return value.item() if value.device.type == "cpu" else value.detach().clone().reshape(())
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"metric {name!r} must be a number or a tensor with one element, not {value!r}") from error
+
+
+def fetch_tensors(pending: Iterable[tuple[int, dict[str, Any], bool]]) -> None:
+    """Replace tensors by floats, with one stack and one copy for each device and dtype."""
+    groups: dict[tuple[torch.device, torch.dtype], list[tuple[dict[str, Any], str]]] = {}
+    for _, values, _ in pending:
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                groups.setdefault((value.device, value.dtype), []).append((values, name))
+    for places in groups.values():
+        numbers = torch.stack([values[name] for values, name in places]).tolist()
+        for (values, name), number in zip(places, numbers, strict=True):
+            values[name] = float(number)

@@ -1,1 +1,0 @@
-"""EventStorage and its histories: the metrics of a run."""

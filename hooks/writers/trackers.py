@@ -1,0 +1,473 @@
+"""Experiment trackers: Weights & Biases, MLflow, and what writers to trackers have in common."""
+
+import errno
+import html
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import re
+import sys
+import time
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+
+from ...config import ConfigError
+from ...config.errors import first_line
+from ...config.files.atomic import WriteError, replace_text
+from ...config.files.run_folder import claim, is_in_run_folder
+from ..common.rng import preserve_rng
+from ..event_storage import Row
+from .base import WRITER_REGISTRY, EndOfRun, MediaWriter, Medium
+from .files import back_up
+from .tensorboard import flatten, plain
+
+__all__ = ["MLflowWriter", "TrackerError", "TrackerWriter", "WandbWriter"]
+
+logger = logging.getLogger(__name__)
+
+_OFFLINE = '; to train without an account, set mode: "offline" or the environment variable WANDB_MODE=offline'
+_MLFLOW_STATUS = {"completed": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
+# Limits of MLflow's servers: characters of a parameter, and parameters in one request.
+_LONGEST_VALUE = 6000
+_MOST_PARAMETERS = 100
+
+
+class TrackerError(WriteError):
+    """A tracker could not be written to."""
+
+    def __init__(self, writer: "TrackerWriter", cause: BaseException) -> None:
+        super().__init__(errno.EIO, f"{type(cause).__name__}: {first_line(cause)}", type(writer).__name__)
+
+    def __str__(self) -> str:
+        return f"{self.filename}: {self.strerror} (metrics.json is not affected; see CHECKPOINT.ON_ERROR)"
+
+
+class TrackerWriter(MediaWriter):
+    """Writes a run to an experiment tracker. A subclass defines :meth:`start`, :meth:`log` and :meth:`end`.
+
+    It sends on the writers' background thread. Any error of the tracker is handled like that of a file that cannot be
+    written: rows wait in memory, are retried, and then ``CHECKPOINT.ON_ERROR`` decides.
+
+    A resumed run continues the tracker's run. Its id is in a file in the run's folder, with the last iteration that the
+    tracker has; that and earlier ones are not sent again.
+
+    Args:
+        cfg: the config, or any dict of hyperparameters.
+        output_dir: the run's folder.
+        window_size: see :class:`RowWriter`.
+        groups: see :class:`MediaWriter`.
+        run_id: id of the tracker's run. Default: that of the run that is resumed, or a new one.
+        upload_best: upload the best checkpoint (``CHECKPOINT.BEST``) at the end of the run.
+
+    Raises:
+        ConfigError: a package is not installed; or ``upload_best`` is set, and the config keeps no best checkpoint.
+    """
+
+    packages: tuple[str, ...] = ()
+    """Modules that must be installed."""
+    extra = ""
+    """Name of hookline's extra that installs them."""
+
+    def __init__(
+        self,
+        cfg: Mapping[str, Any] | None = None,
+        output_dir: str = ".",
+        window_size: int = 20,
+        groups: bool = True,
+        run_id: str | None = None,
+        upload_best: bool = False,
+    ) -> None:
+        super().__init__(window_size, groups)
+        for package in self.packages:
+            if importlib.util.find_spec(package) is None:
+                install = f"pip install 'hookline[{self.extra}]'"
+                raise ConfigError(f"{type(self).__name__} needs {package}, which is not installed: {install}")
+        self.config = plain(cfg or {})
+        self.output_dir = output_dir
+        # Names the tracker's run if no name is given.
+        self._folder_name = os.path.basename(os.path.abspath(output_dir)) if output_dir != "." else None
+        if upload_best and not self.config.get("CHECKPOINT", {"BEST": {"METRIC": "any"}})["BEST"]["METRIC"]:
+            raise ConfigError(f"upload_best of {type(self).__name__} needs CHECKPOINT.BEST.METRIC, which is empty")
+        self._upload_best = upload_best
+        self._given_id = run_id
+        self.run_id: str | None = run_id
+        self._started = False
+        self._record = ""  # as written
+        self._sent = self._skip_until = -1  # the last iteration that the tracker has, and has from an earlier process
+
+    # ------------------------------------------------------------------ for subclasses
+
+    @abstractmethod
+    def start(self, run_id: str | None) -> str:
+        """Start a run of the tracker, or continue ``run_id``, and write :attr:`config` as its hyperparameters.
+
+        Returns:
+            The run's id.
+        """
+
+    @abstractmethod
+    def log(self, iteration: int, values: Mapping[str, float]) -> None:
+        """Send the metrics of one iteration."""
+
+    def log_image(self, iteration: int, name: str, image: Any) -> None:
+        """Send an image: a uint8 array of shape (H, W, 3) or (H, W)."""
+
+    def log_histogram(self, iteration: int, name: str, counts: Sequence[float], edges: Sequence[float]) -> None:
+        """Send a histogram: ``edges`` has one entry more than ``counts``."""
+
+    def log_text(self, iteration: int, name: str, text: str) -> None:
+        """Send a text."""
+
+    def upload(self, path: str) -> None:
+        """Send the best checkpoint, a file or a folder."""
+
+    @abstractmethod
+    def end(self, how: EndOfRun) -> None:
+        """End the tracker's run."""
+
+    # ------------------------------------------------------------------ the run
+
+    def resume(self, start_iter: int) -> None:
+        super().resume(start_iter)
+        # At 0 outside of a run's folder: a new run. In one: a run that was killed before its first checkpoint.
+        record = self._read_record()
+        if not start_iter and not is_in_run_folder(self._record_path):
+            record = {}
+        self.run_id = self._given_id or record.get("run_id")
+        self._sent = self._skip_until = record.get("sent", -1)
+        self._record = ""
+        with preserve_rng():
+            self._start()
+
+    def _start(self) -> None:
+        if not self._started:
+            with self._errors():
+                self.run_id = self.start(self.run_id)
+            self._started = True
+            self._write_record()
+
+    def job(self, rows: list[Row], media: Sequence[Medium]) -> Callable[[], None]:
+        left: list[Row | Medium] = [*rows, *media]
+
+        def send() -> None:
+            self._start()
+            try:
+                while left:
+                    with self._errors():
+                        self._send(left[0])
+                    left.pop(0)
+            finally:
+                self._write_record()
+
+        return send
+
+    def _send(self, entry: Row | Medium) -> None:
+        iteration = entry.iteration if isinstance(entry, Medium) else entry[0]
+        if iteration <= self._skip_until:
+            return
+        if not isinstance(entry, Medium):
+            self.log(*entry)
+        elif entry.kind == "image":
+            self.log_image(iteration, entry.name, _pixels(entry.data))
+        elif entry.kind == "histogram":
+            self.log_histogram(iteration, entry.name, *_bins(entry.data))
+        else:
+            self.log_text(iteration, entry.name, entry.data)
+        self._sent = max(self._sent, iteration)
+
+    def finish(self, how: EndOfRun) -> None:
+        if not self._started:
+            return
+        self._started = False
+        with self._errors():
+            if self._upload_best and how != "interrupted":
+                paths = [os.path.join(self.output_dir, name) for name in ("model_best.pth", "model_best")]
+                if path := next(filter(os.path.exists, paths), ""):
+                    self.upload(path)
+                else:
+                    logger.warning("%s: there is no best checkpoint in %s to upload", self.extra, self.output_dir)
+            self.end(how)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Turn any error of the tracker into a :class:`TrackerError`."""
+        try:
+            yield
+        except (ConfigError, WriteError):
+            raise
+        except Exception as error:
+            raise TrackerError(self, error) from error
+
+    @property
+    def _record_path(self) -> str:
+        return os.path.join(self.output_dir, f"{self.extra or type(self).__name__}_run.json")
+
+    def _read_record(self) -> dict[str, Any]:
+        """Return what :meth:`_write_record` wrote; empty if there is none, or it is of another run."""
+        try:
+            with open(self._record_path, encoding="utf-8") as file:
+                record = json.load(file)
+            if self._given_id in (None, record["run_id"]):
+                return {"run_id": record["run_id"], "sent": int(record["sent"])}
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError):
+            logger.warning("%s is no record of a run. It is now %s", self._record_path, back_up(self._record_path))
+        return {}
+
+    def _write_record(self) -> None:
+        record = json.dumps({"run_id": self.run_id, "sent": self._sent}) + "\n"
+        if record != self._record:
+            claim(self._record_path)
+            os.makedirs(self.output_dir, exist_ok=True)
+            replace_text(self._record_path, record)
+            self._record = record
+
+
+def _pixels(image: Any) -> Any:
+    """Return a (3, H, W) or (1, H, W) tensor, uint8 or float in [0, 1], as an array; see ``log_image``."""
+    image = image.cpu()
+    if image.dtype.is_floating_point:
+        image = (image.float().clamp(0, 1) * 255).round()
+    array = image.byte().numpy()
+    return array[0] if array.shape[0] == 1 else array.transpose(1, 2, 0)
+
+
+def _bins(data: Mapping[str, Any], most: int = 500) -> tuple[list[float], list[float]]:
+    """Return counts and edges of a histogram, with at most ``most`` bins: neighbours are added up."""
+    counts, edges = list(data["bucket_counts"]), [data["min"], *data["bucket_limits"]]
+    together = -(-len(counts) // most)
+    sums = [sum(counts[i : i + together]) for i in range(0, len(counts), together)]
+    return sums, [*edges[:-1:together], edges[-1]]
+
+
+@WRITER_REGISTRY.register()
+class WandbWriter(TrackerWriter):
+    """Writes a run to Weights & Biases (https://wandb.ai): metrics, images, histograms, texts and the config.
+
+    The horizontal axis of charts is ``iteration``. If a run of wandb is active when training begins, it is used, and
+    not finished at the end. ``wandb.run`` is the run, for code of your own.
+
+    Args:
+        project: the project. Default: the environment variable ``WANDB_PROJECT``, or wandb's default.
+        name: name of the run. Default: that of its folder.
+        mode: "online", "offline" (writes to ``<output_dir>/wandb``, for ``wandb sync``) or "disabled". Default: the
+            environment variable ``WANDB_MODE``, or "online".
+        entity: the user or team.
+        group: name for runs that belong together.
+        job_type: kind of the run, such as "train".
+        tags: tags of the run.
+        notes: a longer description.
+        settings: further settings: arguments of ``wandb.Settings``.
+        run_id, upload_best, groups, cfg, output_dir, window_size: see :class:`TrackerWriter`.
+
+    Raises:
+        ConfigError: wandb or Pillow is not installed; or wandb has no API key and no terminal to ask for one. When
+            training begins: wandb refuses an argument.
+    """
+
+    packages = ("wandb", "PIL")
+    extra = "wandb"
+
+    def __init__(
+        self,
+        project: str | None = None,
+        name: str | None = None,
+        mode: Literal["online", "offline", "disabled"] | None = None,
+        entity: str | None = None,
+        group: str | None = None,
+        job_type: str | None = None,
+        tags: Sequence[str] = (),
+        notes: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        upload_best: bool = False,
+        groups: bool = True,
+        cfg: Mapping[str, Any] | None = None,
+        output_dir: str = ".",
+        window_size: int = 20,
+    ) -> None:
+        super().__init__(cfg, output_dir, window_size, groups, run_id, upload_best)
+        if mode not in (None, "online", "offline", "disabled"):
+            raise ConfigError(f'WandbWriter: mode must be "online", "offline" or "disabled", not {mode!r}')
+        mode = mode or os.environ.get("WANDB_MODE", "online")  # type: ignore[assignment]
+        if mode == "online" and _has_no_key():
+            raise ConfigError(f"WandbWriter: no API key is configured: run `wandb login`{_OFFLINE}")
+        self._options = {
+            "project": project,
+            "name": name or self._folder_name,
+            "entity": entity,
+            "group": group,
+            "job_type": job_type,
+            "tags": list(tags) or None,
+            "notes": notes,
+            "mode": mode,
+        }
+        self._settings = dict(settings or {})
+        self._wandb: Any = None
+        self._run: Any = None
+        self._is_ours = True
+
+    def start(self, run_id: str | None) -> str:
+        self._wandb = wandb = importlib.import_module("wandb")
+        self._is_ours = wandb.run is None
+        if self._is_ours:
+            os.makedirs(self.output_dir, exist_ok=True)
+            if not os.path.exists(folder := os.path.join(self.output_dir, "wandb")):
+                claim(folder)
+            # An offline run continues by its id alone.
+            resume = "allow" if run_id and self._options["mode"] == "online" else None
+            try:
+                settings = wandb.Settings(**self._settings)
+                wandb.init(**self._options, id=run_id, resume=resume, dir=self.output_dir, settings=settings)
+            except (wandb.errors.UsageError, TypeError, ValueError) as error:
+                raise ConfigError(f"WandbWriter: {str(error).rstrip('.')}{_OFFLINE}") from error
+        self._run = wandb.run
+        self._run.config.update(self.config, allow_val_change=True)
+        self._run.define_metric("iteration", hidden=True)
+        self._run.define_metric("*", step_metric="iteration")
+        return str(self._run.id)
+
+    def log(self, iteration: int, values: Mapping[str, float]) -> None:
+        self._run.log({"iteration": iteration, **values})
+
+    def log_image(self, iteration: int, name: str, image: Any) -> None:
+        self._run.log({"iteration": iteration, name: self._wandb.Image(image)})
+
+    def log_histogram(self, iteration: int, name: str, counts: Sequence[float], edges: Sequence[float]) -> None:
+        histogram = self._wandb.Histogram(np_histogram=(np.asarray(counts), np.asarray(edges)))
+        self._run.log({"iteration": iteration, name: histogram})
+
+    def log_text(self, iteration: int, name: str, text: str) -> None:
+        self._run.log({"iteration": iteration, name: self._wandb.Html(f"<pre>{html.escape(text)}</pre>")})
+
+    def upload(self, path: str) -> None:
+        artifact = self._wandb.Artifact(f"model-{self.run_id}", type="model")
+        (artifact.add_dir if os.path.isdir(path) else artifact.add_file)(path)
+        self._run.log_artifact(artifact, aliases=["best"])
+
+    def end(self, how: EndOfRun) -> None:
+        if not self._is_ours:
+            return
+        if how == "interrupted":
+            self._run.mark_preempting()  # the page shows "preempted"
+        self._run.finish(exit_code=0 if how in ("completed", "stopped") else 1)
+
+
+def _has_no_key() -> bool:
+    """Whether it is certain, without asking wandb, that no API key is configured."""
+    if "wandb" in sys.modules or "ipykernel" in sys.modules or (sys.stdin and sys.stdin.isatty()):
+        return False  # a script may have logged in; a notebook or terminal asks
+    places = ("~/.netrc", "~/_netrc", "~/.config/wandb", "secrets.env", os.environ.get("NETRC", ""))
+    if any(os.path.exists(os.path.expanduser(place)) for place in places):
+        return False
+    return not any(os.environ.get(name) for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
+
+
+@WRITER_REGISTRY.register()
+class MLflowWriter(TrackerWriter):
+    """Writes a run to MLflow (https://mlflow.org): metrics, images, texts and the config. Histograms are left out.
+
+    If a run of MLflow is active when training begins, it is used, and not ended. Otherwise the writer's run is the
+    active one during training, for calls like ``mlflow.log_metric`` of your own.
+
+    MLflow does not let a parameter change. If a resumed run has another value of a key, that is the tag
+    ``resumed.<key>``.
+
+    Args:
+        experiment: name of the experiment. Default: the environment variable ``MLFLOW_EXPERIMENT_NAME``, or "Default".
+        name: name of the run. Default: that of its folder.
+        tracking_uri: a server (``http://host:5000``), a database (``sqlite:///mlflow.db``) or a folder. Default: the
+            environment variable ``MLFLOW_TRACKING_URI``, or MLflow's default.
+        tags: tags of the run.
+        run_id, upload_best, groups, cfg, output_dir, window_size: see :class:`TrackerWriter`.
+
+    Raises:
+        ConfigError: MLflow or Pillow is not installed.
+    """
+
+    packages = ("mlflow", "PIL")
+    extra = "mlflow"
+
+    def __init__(
+        self,
+        experiment: str | None = None,
+        name: str | None = None,
+        tracking_uri: str | None = None,
+        tags: Mapping[str, str] | None = None,
+        run_id: str | None = None,
+        upload_best: bool = False,
+        groups: bool = True,
+        cfg: Mapping[str, Any] | None = None,
+        output_dir: str = ".",
+        window_size: int = 20,
+    ) -> None:
+        super().__init__(cfg, output_dir, window_size, groups, run_id, upload_best)
+        self._experiment = experiment
+        self._name = name or self._folder_name
+        self._uri = tracking_uri
+        self._tags = {key: str(value) for key, value in (tags or {}).items()}
+        self._mlflow: Any = None
+        self._client: Any = None
+        self._is_ours = True
+
+    def start(self, run_id: str | None) -> str:
+        self._mlflow = mlflow = importlib.import_module("mlflow")
+        if self._uri is not None:
+            mlflow.set_tracking_uri(self._uri)
+        run = mlflow.active_run()
+        self._is_ours = run is None
+        if run is None:
+            if self._experiment is not None:
+                mlflow.set_experiment(self._experiment)
+            run = mlflow.start_run(run_id=run_id, run_name=None if run_id else self._name, tags=self._tags or None)
+        self._client = mlflow.MlflowClient()
+        self._log_config(run.info.run_id)
+        return str(run.info.run_id)
+
+    def _log_config(self, run_id: str) -> None:
+        new = {_valid(key): str(value)[:_LONGEST_VALUE] for key, value in flatten(self.config).items()}
+        there = self._client.get_run(run_id).data.params
+        params = [self._mlflow.entities.Param(key, value) for key, value in new.items() if key not in there]
+        for first in range(0, len(params), _MOST_PARAMETERS):
+            self._client.log_batch(run_id, params=params[first : first + _MOST_PARAMETERS])
+        for key in new.keys() & there.keys():
+            if new[key] != there[key]:
+                self._client.set_tag(run_id, f"resumed.{key}", new[key])
+
+    def log(self, iteration: int, values: Mapping[str, float]) -> None:
+        metric, now = self._mlflow.entities.Metric, int(time.time() * 1000)
+        metrics = [metric(_valid(name), value, now, iteration) for name, value in values.items()]
+        self._client.log_batch(self.run_id, metrics=metrics)
+
+    def log_image(self, iteration: int, name: str, image: Any) -> None:
+        self._client.log_image(self.run_id, image, key=_valid(name), step=iteration)
+
+    def log_text(self, iteration: int, name: str, text: str) -> None:
+        self._client.log_text(self.run_id, text, f"texts/{_valid(name)}/{iteration:07d}.txt")
+
+    def upload(self, path: str) -> None:
+        if os.path.isdir(path):
+            self._client.log_artifacts(self.run_id, path, os.path.basename(path))
+        else:
+            self._client.log_artifact(self.run_id, path)
+
+    def end(self, how: EndOfRun) -> None:
+        if not self._is_ours:
+            return
+        active = self._mlflow.active_run()
+        if active is not None and active.info.run_id == self.run_id:
+            self._mlflow.end_run(_MLFLOW_STATUS[how])
+        else:  # started on another thread, or ended by other code
+            self._client.set_terminated(self.run_id, _MLFLOW_STATUS[how])
+
+
+def _valid(name: str) -> str:
+    """Return a name with only the characters that MLflow allows."""
+    return re.sub(r"[^\w\-. :/]", "_", name)
