@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 
 from ..config.errors import loading, suggest
-from .history_buffer import OVER_RANKS, HistoryBuffer, MeanWindow, as_scalar, fetch_tensors
+from .history_buffer import OVER_RANKS, HistoryBuffer, as_scalar, by_name
 from .media import MediaStorage
 
 __all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage", "scratch_storage"]
@@ -20,8 +20,7 @@ __all__ = ["EventStorage", "Row", "get_event_storage", "has_event_storage", "scr
 Row = tuple[int, dict[str, float]]
 """One line of metrics: the iteration, and the values by name."""
 
-_MAX_PENDING = 4096
-"""Values that wait to be read. More are read by themselves, to limit memory in a run without writers."""
+_MAX_PENDING = 4096  # more values are read by themselves, to limit memory in a run without writers
 
 # The open storages. Not a context variable, so that threads of a run see its storage. The name is detectron2's.
 _CURRENT_STORAGE_STACK: list["EventStorage"] = []
@@ -58,8 +57,7 @@ class EventStorage(MediaStorage):
     """Collects the scalars, images, histograms and texts of a run, by name and iteration (:attr:`iter`).
 
     Writers report a scalar that was put with ``smoothing_hint=True`` (a loss: noisy, put at every step) as its median
-    over a window, or as its mean over a :class:`MeanWindow`, and one with ``smoothing_hint=False`` (an accuracy, a
-    learning rate) as it is. Names may contain slashes. Writers group metrics by what comes before the first slash.
+    over a window, or its mean over a ``MeanWindow``, and one with ``smoothing_hint=False`` (an accuracy) as it is.
 
     Args:
         start_iter: the first iteration.
@@ -85,8 +83,6 @@ class EventStorage(MediaStorage):
         """Names of metrics that are results of evaluations."""
         self.loaded = 0
         """The number of the last value that :meth:`load_state_dict` loaded; see :meth:`rows`."""
-
-    # ------------------------------------------------------------------ put
 
     def put_scalar(
         self,
@@ -137,8 +133,6 @@ class EventStorage(MediaStorage):
         if len(self._pending) >= _MAX_PENDING:
             self._read_pending()
 
-    # ------------------------------------------------------------------ read
-
     def history(self, name: str) -> HistoryBuffer:
         """Return the recent values of a metric.
 
@@ -147,8 +141,7 @@ class EventStorage(MediaStorage):
         """
         histories = self.histories()
         if name not in histories:
-            there = ", ".join(histories) or "none yet"
-            raise KeyError(f"no metric {name!r} among those put ({there}){suggest(name, histories)}")
+            raise KeyError(f"no metric {name!r} among those put: {', '.join(histories)}{suggest(name, histories)}")
         return histories[name]
 
     def histories(self, prefix: str = "") -> dict[str, HistoryBuffer]:
@@ -217,7 +210,7 @@ class EventStorage(MediaStorage):
     def to_pandas(self, prefix: str = "") -> Any:
         """Return the kept values of all metrics, or of those whose name begins with ``prefix``, as a DataFrame.
 
-        Values are as they were put, not smoothed. The index is the iteration; NaN where a metric has no value.
+        The index is the iteration; NaN where a metric has no value.
         """
         import pandas
 
@@ -231,9 +224,7 @@ class EventStorage(MediaStorage):
             return history.latest()
         key = (name, type(window_size), window_size)
         if key not in self._cache:
-            count = max(1, history.count_since(history.latest_iter() - window_size))
-            smooth = history.avg if isinstance(window_size, MeanWindow) else history.median
-            self._cache[key] = smooth(count)
+            self._cache[key] = history.smoothed(window_size)
         return self._cache[key]
 
     def _read_pending(self) -> None:
@@ -241,23 +232,14 @@ class EventStorage(MediaStorage):
         if not self._pending:
             return
         pending, self._pending = self._pending, []
-        if self._on_device:
-            self._on_device = False
-            fetch_tensors(pending)
         self._cache.clear()
         self._number += 1
-        series: dict[str, tuple[list[float], list[int]]] = {}
-        for iteration, values, smoothing_hint in pending:
-            for name, value in values.items():
-                if name not in series:
-                    series[name] = ([], [])
-                    self._hints[name] = smoothing_hint
-                series[name][0].append(value)
-                series[name][1].append(iteration)
-        for name, (numbers, iters) in series.items():
+        for name, (values, iters, smoothing_hint) in by_name(pending, self._on_device).items():
             if name not in self._buffers:
                 self._buffers[name] = HistoryBuffer()
-            self._buffers[name].extend(numbers, iters, self._number)
+            self._buffers[name].extend(values, iters, self._number)
+            self._hints[name] = smoothing_hint
+        self._on_device = False
 
     def average_over_ranks(self, names: Iterable[str]) -> None:
         """Replace the values of these losses by their means over ranks, when metrics are written or saved."""

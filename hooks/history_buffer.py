@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["OVER_RANKS", "HistoryBuffer", "MeanWindow", "as_scalar", "combine", "fetch_tensors"]
+__all__ = ["OVER_RANKS", "HistoryBuffer", "MeanWindow", "as_scalar", "by_name", "combine", "fetch_tensors"]
 
 OVER_RANKS = {"mean": fmean, "sum": math.fsum, "max": max, "min": min}
 
@@ -127,6 +127,11 @@ class HistoryBuffer:
     # Hooks of detectron2's projects read fvcore's private list.
     _data = property(values)
 
+    def smoothed(self, window_size: int) -> float:
+        """Return the median over the last ``window_size`` iterations; the mean if it is a :class:`MeanWindow`."""
+        count = max(1, self.count_since(self.latest_iter() - window_size))
+        return self.avg(count) if isinstance(window_size, MeanWindow) else self.median(count)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the kept values and what :meth:`global_avg` needs, as plain data."""
         start = -self._max_length
@@ -183,3 +188,24 @@ def fetch_tensors(pending: Iterable[tuple[int, dict[str, Any], bool]]) -> None:
         numbers = torch.stack([values[name] for values, name in places]).tolist()
         for (values, name), number in zip(places, numbers, strict=True):
             values[name] = float(number)
+
+
+def by_name(
+    pending: Iterable[tuple[int, dict[str, Any], bool]], on_device: bool
+) -> dict[str, tuple[list[float], list[int], bool]]:
+    """Return the values, iterations and smoothing hint of each metric.
+
+    Args:
+        pending: (iteration, values by name, smoothing hint), in the order they were put.
+        on_device: some values are tensors on a device.
+    """
+    if on_device:
+        fetch_tensors(pending)
+    series: dict[str, tuple[list[float], list[int], bool]] = {}
+    for iteration, values, smoothing_hint in pending:
+        for name, value in values.items():
+            if name not in series:
+                series[name] = ([], [], smoothing_hint)
+            series[name][0].append(value)
+            series[name][1].append(iteration)
+    return series

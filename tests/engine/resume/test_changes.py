@@ -364,25 +364,6 @@ def test_resuming_a_complete_run_returns_its_results_and_writes_nothing(make, tm
     assert again.train().iteration == 44
 
 
-@pytest.mark.parametrize("stop", [[], stopping()])
-def test_resuming_a_complete_run_warns_about_missing_rows(make, tmp_path, log, stop):
-    arguments = [*STOPPED, "SOLVER.MAX_ITER", 13, *stop]
-    make(*arguments).train()
-    make(*arguments, resume=True).train()
-    assert "missing" not in log.text
-    metrics = tmp_path / "metrics.json"
-    for left, says in (
-        (metrics.read_bytes()[:60], "the rows "),
-        (b"", "the rows of all iterations up to"),
-        (None, "the rows of all iterations up to"),
-    ):
-        metrics.unlink() if left is None else metrics.write_bytes(left)
-        before = content(tmp_path)
-        make(*arguments, resume=True).train()
-        assert f"metrics.json: {says}" in log.text
-        assert content(tmp_path) == before
-
-
 @pytest.mark.parametrize("period", [20, 1])
 @pytest.mark.parametrize("resumes", [True, False])
 def test_a_continued_run_keeps_the_row_of_its_former_final_evaluation(make, tmp_path, resumes, period):

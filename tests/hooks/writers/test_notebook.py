@@ -56,7 +56,7 @@ def test_a_notebook_has_a_bar(capsys):
     first, *_, last = capsys.readouterr().out.strip("\r\n").split("\r")
     assert first.startswith("  0%|")
     assert last.startswith("100%|")
-    assert last.endswith(", loss 0.1833, lr 0.1]")  # the median of 1, 1/2, to 1/10
+    assert last.rstrip().endswith(", loss 0.1833, lr 0.1]")  # the median of 1, 1/2, to 1/10
     assert not bar_is_shown()
 
 
