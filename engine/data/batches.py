@@ -1,6 +1,7 @@
 """Batches: made from samples, split into micro-batches, moved to a device."""
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import default_collate
 
 from ...config import Registry
-from ...hooks.common.tensors import convert, fields_of, is_samples, samples_in, with_fields
+from ...hooks.common.tensors import convert, is_samples, samples_in
 
 _END: Any = object()
 
@@ -78,27 +79,18 @@ def split_batch(batch: Any, parts: int, *, exact: bool = False) -> Iterator[tupl
     size = batch_size_of(batch)
     for part in range(min(parts, size)):
         start, end = size * part // min(parts, size), size * (part + 1) // min(parts, size)
-        piece = _cut(batch, start, end, size)
+        piece = convert(batch, partial(_rows, start, end, size))
         yield piece, (end - start) / size
     if exact and size:
         for _ in range(parts - size):
             yield piece, 0.0
 
 
-def _cut(batch: Any, start: int, end: int, size: int) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch[start:end] if batch.ndim and batch.shape[0] == size else batch
-    if (named := fields_of(batch)) is not None:
-        return with_fields(batch, {name: _cut(value, start, end, size) for name, value in named.items()})
-    if isinstance(batch, Mapping):
-        return {key: _cut(value, start, end, size) for key, value in batch.items()}
-    if is_samples(batch):
-        return batch[start:end]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_cut(value, start, end, size) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_cut(value, start, end, size) for value in batch)
-    return batch
+def _rows(start: int, end: int, size: int, part: Any) -> Any:
+    """Rows of a tensor over all samples, or samples of a list; None for another part of a batch."""
+    if isinstance(part, torch.Tensor):
+        return part[start:end] if part.ndim and part.shape[0] == size else part
+    return part[start:end] if is_samples(part) else None
 
 
 def move_to_device(batch: Any, device: torch.device | str) -> Any:

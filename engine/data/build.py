@@ -210,8 +210,6 @@ def build_batch_data_loader(
     num_workers: int = 0,
     collate_fn: Callable[[Any], Any] | None = None,
     drop_last: bool = True,
-    pin_memory: bool = False,
-    prefetch_factor: int | None = None,
     seed: int | None = None,
     **options: Any,
 ) -> Any:
@@ -227,11 +225,9 @@ def build_batch_data_loader(
         collate_fn: makes a batch from samples. Default: the data set's ``collate_fn``, or
             :func:`trivial_batch_collator`.
         drop_last: drop the last batch if it is not full.
-        pin_memory: use memory from which copies to CUDA overlap with computing.
-        prefetch_factor: batches that each worker reads ahead.
         seed: seed of the samples' random numbers, the same on all ranks. Default: a random seed shared by the ranks,
             drawn from numpy's generator.
-        **options: others of torch's DataLoader.
+        **options: others of torch's DataLoader, such as ``pin_memory`` and ``prefetch_factor``.
 
     Raises:
         ValueError: ``total_batch_size`` is not a positive multiple of the number of ranks, or a map-style data set has
@@ -242,26 +238,22 @@ def build_batch_data_loader(
         raise ValueError(
             f"total_batch_size must be a positive multiple of {world_size} rank(s), not {total_batch_size}"
         )
-    options |= {
-        "collate_fn": collate_fn or own_collate_fn(dataset) or trivial_batch_collator,
-        "num_workers": num_workers,
-        "pin_memory": pin_memory,
-        "prefetch_factor": prefetch_factor,
-        "seed": (seed := comm.shared_random_seed() if seed is None else seed),
-    }
     if sampler is None and not isinstance(dataset, IterableDataset):
         raise ValueError("a map-style data set needs a sampler, such as TrainingSampler(len(dataset))")
-    if aspect_ratio_grouping:
-        collate, options["collate_fn"] = collate_fn, itemgetter(0)
+    own_seed = comm.shared_random_seed() if seed is None else seed
+    options |= {"num_workers": num_workers, "seed": own_seed}
+    options["collate_fn"] = collate_fn or own_collate_fn(dataset) or trivial_batch_collator
+
+    def batches(size: int, drop_last: bool) -> Any:
         if isinstance(dataset, IterableDataset):
-            singles: Any = _stream(dataset, world_size, **options)
-        else:
-            singles = _loader(dataset, RankBatchSampler(sampler, world_size, seed=seed), **options)
-        groups = AspectRatioGroupedDataset(singles, total_batch_size // world_size)
-        return groups if collate is None else MapDataset(groups, collate)
-    if isinstance(dataset, IterableDataset):
-        return _stream(dataset, total_batch_size, drop_last=drop_last, **options)
-    return _loader(dataset, RankBatchSampler(sampler, total_batch_size, drop_last, seed=seed), **options)
+            return _stream(dataset, size, drop_last=drop_last, **options)
+        return _loader(dataset, RankBatchSampler(sampler, size, drop_last, seed=own_seed), **options)
+
+    if not aspect_ratio_grouping:
+        return batches(total_batch_size, drop_last)
+    options["collate_fn"] = itemgetter(0)
+    groups = AspectRatioGroupedDataset(batches(world_size, False), total_batch_size // world_size)
+    return groups if collate_fn is None else MapDataset(groups, collate_fn)
 
 
 def worker_init_reset_seed(worker_id: int) -> None:

@@ -5,7 +5,6 @@ import functools
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -257,12 +256,10 @@ class ToIterableDataset(IterableDataset[Any]):
         self.shard_chunk_size = shard_chunk_size
 
     def __iter__(self) -> Iterator[Any]:
-        indices: Iterable[int] = self.sampler
-        worker = get_worker_info()
-        if self.shard_sampler and worker is not None:
-            indices = _every_nth_chunk(indices, worker.id, worker.num_workers, self.shard_chunk_size)
-        for index in indices:
-            yield self.dataset[index]
+        worker = get_worker_info() if self.shard_sampler else None
+        for number, index in enumerate(self.sampler):
+            if worker is None or number // self.shard_chunk_size % worker.num_workers == worker.id:
+                yield self.dataset[index]
 
 
 class AspectRatioGroupedDataset(IterableDataset[list[Any]]):
@@ -288,9 +285,3 @@ class AspectRatioGroupedDataset(IterableDataset[list[Any]]):
                 batch = bucket[:]
                 bucket.clear()  # before the yield: a reader may stop here
                 yield batch
-
-
-def _every_nth_chunk(indices: Iterable[int], first: int, step: int, size: int) -> Iterator[int]:
-    stream = iter(indices)
-    while chunks := list(islice(stream, step * size)):
-        yield from chunks[first * size : (first + 1) * size]

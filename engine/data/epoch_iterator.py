@@ -51,7 +51,7 @@ class EpochIterator:
         # A loader with its own state may start in the middle of a pass.
         self._exact = None if self._stateful else exact_length(loader)
         # Epochs are only counted; passes over the loader are numbered separately.
-        self._endless = own is None and (length is not None or self._sampler not in (None, loader))
+        self._endless = own is None and length is not None
         # Unused batches at the end of each pass.
         self._cut = 0 if own is None or self.length is None else own - self.length
         self._pass = 0
@@ -228,7 +228,7 @@ class EpochIterator:
 
     def _start(self) -> Iterator[Any]:
         sampler, number = self._sampler, self._pass if self._endless else self.epoch
-        if self._origin and not self._read and not self._stateful:
+        if self._origin:
             sampler.set_epoch(number, start=self._origin)
         elif sampler is not None:
             sampler.set_epoch(number)
@@ -259,8 +259,6 @@ class EpochIterator:
         """The loader has ended: start the next pass and read its first batch."""
         if self._exact is not None and self.position:
             raise ended_early(self.position, self._exact)
-        if self._endless and self.length is None:
-            self._endless = False
         if self._endless:
             self._pass += 1
             self._origin = self._read = 0

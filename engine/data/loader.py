@@ -129,7 +129,7 @@ class _BatchReader(Dataset[Any]):
 
     def _read_isolated(self, indices: Sequence[int]) -> tuple[Any, set[int]]:
         """Return a batch, and the generators it drew from. They are restored, since the model draws from them too."""
-        before = [generator.get() for generator in GENERATORS]
+        before: list[Any] = [generator.get() for generator in GENERATORS]
         drawn: set[int] = set()
         try:
             batch = self._read(indices, [GENERATORS[number] for number in self._drawn])

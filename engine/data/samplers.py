@@ -89,8 +89,8 @@ class LengthGroupedSampler(EpochSampler):
                 f"DATALOADER.SAMPLER_ARGS: LengthGroupedSampler needs {self.size} lengths, one per sample, not "
                 f"{found}: give the data set an attribute lengths"
             )
-        if group < 1 or batch_size < 1:
-            raise ConfigError("DATALOADER.SAMPLER_ARGS: group and batch_size must be at least 1")
+        if group < 1:
+            raise ConfigError("DATALOADER.SAMPLER_ARGS: group must be at least 1")
         self.lengths = torch.as_tensor(lengths)
         self.batch_size = batch_size
         self.group = group

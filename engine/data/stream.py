@@ -228,7 +228,8 @@ class _BatchStream(IterableDataset[Any]):
             # A DataLoader reads its first item from worker 0. Empty items advance it to the worker whose turn it is.
             if worker <= self.position["last"]:
                 yield None, shard, None, None
-        reader = self.reader = _StreamReader(source, stamp, *self.position["shards"][shard], self.seeks)
+        read, state = self.position["shards"][shard]
+        reader = self.reader = _StreamReader(source, stamp, read, state, self.seeks)
         for number in count():
             # The model draws from the global generators too, but not in a worker.
             with preserve_rng() if get_worker_info() is None else nullcontext():
