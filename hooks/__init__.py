@@ -17,7 +17,7 @@ from .event_storage import EventStorage, get_event_storage, has_event_storage
 from .every import Every
 from .functions import CallbackHook, FunctionHook, off, on
 from .history_buffer import HistoryBuffer
-from .order import HookOrderError, check_hooks
+from .hook_list import HookOrderError, check_hooks
 from .watching.timing import ForwardTimer, IterationTimer
 from .writers.bars import LivePlot, ProgressBar
 from .writers.base import WRITER_REGISTRY, EventWriter, RowWriter

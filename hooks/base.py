@@ -1,10 +1,12 @@
 """``HookBase``: the events of a run, and what a hook may use of the trainer."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..config import Registry
-from .trainer_view import TrainerView
+
+if TYPE_CHECKING:
+    from ..engine.defaults import DefaultTrainer
 
 __all__ = ["EVENTS", "HOOK_REGISTRY", "STEP_EVENTS", "HookBase", "StopTraining"]
 
@@ -62,7 +64,7 @@ class HookBase:
     from ``before_step`` to ``after_step`` is logged as the step's time.
 
     Attributes:
-        trainer: a weak reference to the trainer, set at registration. :class:`TrainerView` lists what a hook may use.
+        trainer: a weak reference to the trainer, set at registration.
         after, before: hook classes (or their names) that must be earlier, or later, in the trainer's list.
         single: whether a trainer may have only one hook of this class.
         uses_outputs: whether the hook reads ``trainer.batch`` and ``trainer.outputs``, which are kept only then.
@@ -70,7 +72,7 @@ class HookBase:
         state_key: the key of the hook's state in a checkpoint. Default: the class name, then ``Name#2``, ``Name#3``.
     """
 
-    trainer: TrainerView = None  # type: ignore[assignment]  # set at registration
+    trainer: "DefaultTrainer" = None  # type: ignore[assignment]  # set at registration
     after: tuple[type | str, ...] = ()
     before: tuple[type | str, ...] = ()
     single: bool = False

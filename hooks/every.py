@@ -3,7 +3,6 @@
 from typing import Any
 
 from ..config import ConfigError, Duration
-from .trainer_view import TrainerView
 
 __all__ = ["Every", "Period"]
 
@@ -30,7 +29,7 @@ class Every:
         self._last: float | None = None
         self._epoch: int | None = None
 
-    def __call__(self, trainer: TrainerView) -> bool:
+    def __call__(self, trainer: Any) -> bool:
         """Return whether the current step ends a period."""
         done = trainer.iter + 1
         iters = self._iters
@@ -54,7 +53,7 @@ class Every:
         self._last = now
         return True
 
-    def _epochs_ended(self, trainer: TrainerView, epochs: float) -> bool:
+    def _epochs_ended(self, trainer: Any, epochs: float) -> bool:
         if epochs == int(epochs) and trainer.iters_per_epoch:
             return trainer.epoch_ended and (trainer.epoch + 1) % epochs == 0
         if epochs == int(epochs):  # without a length, the end of an epoch is seen when the next one has begun

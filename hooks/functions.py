@@ -8,7 +8,6 @@ from ..config import ConfigError, Duration, suggest
 from ..config.registry import is_again
 from .base import EVENTS, HookBase
 from .every import Every
-from .trainer_view import TrainerView
 
 __all__ = ["CallbackHook", "FunctionHook", "off", "on"]
 
@@ -122,7 +121,7 @@ class FunctionHook(HookBase):
         self._done = True
         self.function(trainer, *args, **kwargs)
 
-    def _due(self, trainer: TrainerView) -> bool:
+    def _due(self, trainer: Any) -> bool:
         every = self._every
         assert every is not None
         if self.event == "before_epoch" and every.period.unit == "ep":  # counted where epochs begin
