@@ -188,6 +188,9 @@ def _child(
     elif "OMP_NUM_THREADS" not in os.environ:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         torch.set_num_threads(max(1, cores // int(place["LOCAL_WORLD_SIZE"])))
+    for number in _SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # a fork has the launcher's handlers
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # blocked in _start()
         address = place["MASTER_ADDR"], int(place["MASTER_PORT"])

@@ -1,9 +1,11 @@
 """Ranks of ``launch()``: collectives, and how ranks end together."""
 
+import signal
+import time
 from pathlib import Path
 
 import pytest
-from ranks import SYNTHETIC, run_ranks
+from ranks import SYNTHETIC, finish, run_ranks, start_ranks
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -60,6 +62,19 @@ def test_a_config_error_of_one_rank_is_raised_by_the_launcher(tmp_path):
 def test_the_launcher_exits_with_the_exit_code_of_all_ranks(tmp_path):
     code, output, _ = end("stops", tmp_path)
     assert (code, output) == (75, "")
+
+
+@pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGTERM, 75), (signal.SIGHUP, 129)])
+def test_a_signal_outside_of_training_ends_all_ranks_with_its_exit_code(number, exit_code, tmp_path):
+    process = start_ranks("failures:sleeps", 2, tmp_path / "run")
+    files = [tmp_path / "run" / f"{rank}.json" for rank in range(2)]
+    while not all(file.exists() and file.read_text() for file in files):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.send_signal(number)
+    code, output = finish(process)
+    assert code == exit_code, output
+    assert_gone([int(file.read_text()) for file in files])
 
 
 def test_a_rank_that_is_done_waits_for_the_others(tmp_path):

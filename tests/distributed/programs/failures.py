@@ -42,6 +42,11 @@ def sleep_forever():
     time.sleep(FOREVER)
 
 
+def sleeps(folder):
+    write_result(folder, os.getpid())
+    sleep_forever()
+
+
 def hangs(folder, how):
     process._GRACE = 0.2
     comm.synchronize()
