@@ -133,14 +133,12 @@ def set_data_ranks(rank: int, size: int) -> None:
     global _set_data_ranks
     pairs: list[tuple[int, int]] = all_gather((rank, size))
     shares = [share for share, _ in pairs]
-    per_share = len(shares) // size if size > 0 else 0
-    if {one for _, one in pairs} != {size} or sorted(shares) != sorted([*range(size)] * per_share):
+    same_size = {one for _, one in pairs} == {size} and len(set(Counter(shares).values())) == 1
+    if not same_size or list(dict.fromkeys(shares)) != list(range(size)):  # the order that predictions are written in
         raise ConfigError(
-            f"data ranks of the strategy: the ranks' (data_rank, data_size) are {pairs}; data_size must be the "
-            "same on all, and each data_rank below it must have the same number of ranks"
+            f"data ranks of the strategy: the ranks' (data_rank, data_size) are {pairs}; data_size must be the same on "
+            "all, and each data_rank below it, in the order of their first ranks, must have the same number of ranks"
         )
-    if list(dict.fromkeys(shares)) != list(range(size)):  # predictions are written in the order of ranks
-        raise ConfigError(f"data ranks of the strategy: {shares} must be numbered in the order of their first ranks")
     if _initialized():
         _set_data_ranks = dist.group.WORLD, _DataRanks(rank, size, shares.index(rank) == get_rank())
 

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 from urllib.parse import urlparse
 
-import torch
 import torch.distributed as dist
 
 from ..config import ConfigError
@@ -86,12 +85,7 @@ def launch(
         check_alone()
     if world_size == 1:
         return main_func(*args)
-    cuda = uses_gpus(device)
-    if cuda and num_gpus_per_machine > torch.cuda.device_count():
-        raise ConfigError(
-            f"--num-gpus {num_gpus_per_machine}: this machine has {torch.cuda.device_count()} GPU(s); "
-            "to train on its CPU cores set MODEL.DEVICE to cpu"
-        )
+    cuda = uses_gpus(device, num_gpus_per_machine, "--num-gpus")
     from .ranks.local_ranks import run_local_ranks
 
     address, port = _address(dist_url, num_machines)

@@ -81,20 +81,29 @@ def check_alone() -> None:
             )
 
 
-def uses_gpus(device: str) -> bool:
+def uses_gpus(device: str, processes: int, option: str) -> bool:
     """Whether each of several ranks has a GPU.
 
     Args:
         device: ``MODEL.DEVICE``.
+        processes: the number of ranks on this machine.
+        option: what has set it, for messages.
 
     Raises:
-        ConfigError: the device works in a single process only.
+        ConfigError: the device works in a single process only, or there are too few GPUs.
     """
     if device.startswith("mps"):
         raise ConfigError("MODEL.DEVICE: mps works in one process only; use --num-gpus 1, or the device cpu")
     if device.startswith("cuda:"):
         raise ConfigError(f"MODEL.DEVICE: each process has its own GPU; use cuda instead of {device}")
-    return device in ("auto", "cuda") and torch.cuda.is_available()
+    if device not in ("auto", "cuda") or not torch.cuda.is_available():
+        return False
+    if processes > torch.cuda.device_count():
+        raise ConfigError(
+            f"{option} {processes}: this machine has {torch.cuda.device_count()} GPU(s); "
+            "to train on its CPU cores set MODEL.DEVICE to cpu"
+        )
+    return True
 
 
 def check_same_config(cfg: CfgNode, options: Mapping[str, Any]) -> None:

@@ -209,11 +209,7 @@ def join_torchrun(
         watch_parent(os.getppid())
     if world_size == 1:
         return main_func(*args)
-    cuda = uses_gpus(device)
-    if cuda and local_size > torch.cuda.device_count():
-        raise ConfigError(
-            f"torchrun --nproc-per-node {local_size}: this machine has {torch.cuda.device_count()} GPU(s)"
-        )
+    cuda = uses_gpus(device, local_size, "torchrun --nproc-per-node")
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     # torchrun's agent keeps the store, or else rank 0.
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"

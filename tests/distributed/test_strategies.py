@@ -78,6 +78,9 @@ def test_samplers_and_predictions_use_the_data_ranks(tmp_path):
         assert "splits each batch into 2 parts, and the data_size of the strategy Shared is 1" in errors[0]
         assert "(data_rank, data_size) are [(0, 2), (0, 2)]" in errors[1]
         assert "[(0, 1), (1, 2)]" in errors[2]
-        assert "[1, 0] must be numbered in the order of their first ranks" in errors[3]
+        assert (
+            "[(1, 2), (0, 2)]; data_size must be the same on all, and each data_rank below it, in the order"
+            in errors[3]
+        )
         assert "[(0, 0), (0, 0)]" in errors[4]
         assert shared == [[[0, 1, 2, 3], [4, 5]], [0, 1, 2, 3, 4], 0, 3]
