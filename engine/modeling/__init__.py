@@ -14,9 +14,8 @@ from .build import (
     model_summary,
     resolve_device,
 )
-from .gpt import GPT, TransformerBlock
+from .gpt import GPT, SampleText, TransformerBlock
 from .losses import CrossEntropyLoss, TokenCrossEntropyLoss
-from .sampling import SampleText
 from .zoo import MLP, ConvNet, ResNet
 
 __all__ = [

@@ -36,7 +36,6 @@ class _Call:
 
     Attributes:
         own_step: ``run`` is the model's ``train_step`` or ``predict_step``.
-        pair: batches are ``(x, y)``, ``run`` is ``model(x)``, and the target is ``y``.
     """
 
     model: Any
@@ -44,7 +43,6 @@ class _Call:
     run: Callable[[Any], Any]
     target: Callable[[Any], Any] | None = None
     own_step: bool = False
-    pair: bool = False
 
 
 class ModelAdapter:
@@ -159,18 +157,15 @@ class ModelAdapter:
         call = self._training
         if call is None or call.model is not model or call.form != _form(batch):
             call = self._training = self._call(model, batch, training=True)
-        if call.pair:  # fast path
-            output, target = model(batch[0]), batch[1]
-        else:
-            try:
-                output = call.run(batch)
-            except (AttributeError, TypeError) as error:
-                self._note_missing_loss(error, batch)
-                raise
-            if call.target is None:
-                return self._own_losses(output)
-            target = call.target(batch)
+        try:
+            output = call.run(batch)
+        except (AttributeError, TypeError) as error:
+            self._note_missing_loss(error, batch)
+            raise
+        if call.target is None:
+            return self._own_losses(output)
         assert self.loss is not None
+        target = call.target(batch)
         if self.output_mapping:
             return terms_of(self.loss(**self._renamed(output, self.output_mapping), **{self._target_parameter: target}))
         if type(output) is not Tensor and self._takes_tensor:
@@ -319,7 +314,7 @@ class ModelAdapter:
             function = self._output_functions[training]
             if function is not None:
                 run = call.run
-                call.run, call.pair = lambda batch: function(run(batch)), False
+                call.run = lambda batch: function(run(batch))
             self._calls[key] = call
             text = f"A batch of {'training' if training else 'evaluation or prediction'} is used as {text}"
             if text not in self._logged:
@@ -332,6 +327,12 @@ class ModelAdapter:
         module, name = unwrap_model(model), self._steps[training]
         step = getattr(module, name, None)
         if callable(step):
+            needed = _required_positions(what_it_takes(step) or Taken())
+            if len(needed) > 1:
+                raise MismatchError(
+                    f"{_STEP_KEYS[training]}: {name}() needs {', '.join(needed)}, but it is called with the batch "
+                    f"alone, as {name}(batch); give a default to {', '.join(needed[1:])}"
+                )
             wrapper = getattr(model, "_orig_mod", model)
             if training and isinstance(wrapper, nn.DataParallel):
                 raise MismatchError(f"{type(module).__name__}.{name} would bypass {type(wrapper).__name__}")
@@ -367,14 +368,13 @@ class ModelAdapter:
             run = lambda batch: model(*read(batch))  # noqa: E731
             text = f"model({source})" if read is _all_but_last else f"model(*{source})"
         else:
-            get = _read_entry if fields is None else getattr
+            get = _item if fields is None else getattr
             run = lambda batch: model(**{name: get(read(batch), entry) for name, entry in passed.items()})  # noqa: E731
             text = f"model({', '.join(f'{name}={entry}' for name, entry in passed.items())})"
         if not training or self.loss is None:
             return _Call(model, form, run), text
         read_target, target_text = self._target_reader(batch)
-        pair = passed is None and read is _first and len(entries) == 2
-        return _Call(model, form, run, read_target, pair=pair), f"{text}, loss(output, {target_text})"
+        return _Call(model, form, run, read_target), f"{text}, loss(output, {target_text})"
 
     def _lacks_target(self, batch: Sequence[Any], taken: Taken | None) -> bool:
         """Return whether the model needs every entry of a tuple or list, so that none is left for a target."""
@@ -475,7 +475,7 @@ class ModelAdapter:
         fields = fields_of(batch)
         if fields is not None or isinstance(batch, Mapping):
             name: Any = self._target_name(batch if fields is None else fields)
-            get = _read_entry if fields is None else getattr
+            get = _item if fields is None else getattr
             return (lambda batch: get(batch, name)), name
         raise MismatchError(
             f"expected a batch (x, y) or a dict, got {describe(batch)}. MODEL.LOSS and targets need such batches; "
@@ -542,20 +542,15 @@ def _same(batch: Any) -> Any:
     return batch
 
 
-def _first(batch: Any) -> Any:
-    return batch[0]
+def _entry(key: Any) -> Callable[[Any], Any]:
+    return lambda batch: batch[key]
 
 
-def _last(batch: Any) -> Any:
-    return batch[-1]
-
-
-def _all_but_last(batch: Any) -> Any:
-    return batch[:-1]
-
-
-def _read_entry(batch: Any, name: Any) -> Any:
+def _item(batch: Any, name: Any) -> Any:
     return batch[name]
+
+
+_first, _last, _all_but_last = _entry(0), _entry(-1), _entry(slice(0, -1))
 
 
 def _through_forward(model: Any, module: Any, step: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -1,5 +1,6 @@
 """A decoder-only transformer for language models: GPT-2's by default, Llama's by arguments."""
 
+import logging
 from functools import partial
 from typing import Any, Literal
 
@@ -7,9 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ...hooks.base import HOOK_REGISTRY, HookBase
+from ...hooks.common.models import unwrap_model
 from .build import MODEL_REGISTRY
 
-__all__ = ["GPT", "TransformerBlock"]
+__all__ = ["GPT", "SampleText", "TransformerBlock"]
+
+logger = logging.getLogger(__name__)
 
 # (cosines, sines) of shape (T, head size), or None.
 _Rotation = tuple[torch.Tensor, torch.Tensor] | None
@@ -68,8 +73,12 @@ class GPT(nn.Module):
         tie_weights: bool = False,
     ) -> None:
         super().__init__()
-        _check("width", width, heads=heads)
-        _check("heads", heads, kv_heads=heads if kv_heads is None else kv_heads)
+        for name, size, divisor, value in (
+            ("width", width, "heads", heads),
+            ("heads", heads, "kv_heads", heads if kv_heads is None else kv_heads),
+        ):
+            if value < 1 or size % value:
+                raise ValueError(f"{name} must be a multiple of {divisor}, {value}, not {size}")
         if positions == "rotary" and width // heads % 2:
             raise ValueError(f"rotary positions need an even width / heads, not {width // heads}")
         for name, given, known in (
@@ -79,10 +88,8 @@ class GPT(nn.Module):
         ):
             if given not in known:
                 raise ValueError(f'{name} must be "{known[0]}" or "{known[1]}", not {given!r}')
-        self.vocab_size, self.block_size, self.width, self.depth = vocab_size, block_size, width, depth
-        self.heads, self.kv_heads = heads, kv_heads or heads
-        self.mlp_width, self.gated = mlp_width or 4 * width, mlp == "swiglu"
-        self.separate, self.rotary_base = kv_heads is not None, rotary_base
+        self.block_size, self.head_size, self.rotary_base = block_size, width // heads, rotary_base
+        self.gated, self.separate = mlp == "swiglu", kv_heads is not None
         self.tokens = nn.Embedding(vocab_size, width)
         self.positions = nn.Embedding(block_size, width) if positions == "learned" else None
         self.dropout = nn.Dropout(dropout)
@@ -125,7 +132,7 @@ class GPT(nn.Module):
         if self.positions is not None:
             x = x + self.positions(places)
         else:
-            rotation = _rotation(places, self.width // self.heads, self.rotary_base)
+            rotation = _rotation(places, self.head_size, self.rotary_base)
         x = self.dropout(x)
         for block in self.blocks:
             x = block(x, rotation)
@@ -167,7 +174,6 @@ class TransformerBlock(nn.Module):
         self.norm1 = _NORMS[norm](width)
         self.qkv = nn.Linear(width, 3 * width, bias) if kv_heads is None else None
         if kv_heads is not None:
-            self.heads, self.kv_heads = heads, kv_heads
             self.query = nn.Linear(width, width, bias)
             self.key = nn.Linear(width, kv_heads * self.head_size, bias)
             self.value = nn.Linear(width, kv_heads * self.head_size, bias)
@@ -206,17 +212,7 @@ def _reset(layer: Any, std: float) -> None:
     nn.init.normal_(layer.weight, std=std)
 
 
-def _rms_norm(width: int) -> nn.Module:
-    return nn.RMSNorm(width, eps=1e-5)
-
-
-_NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": _rms_norm}
-
-
-def _check(name: str, size: int, **divisors: int) -> None:
-    for divisor, value in divisors.items():
-        if value < 1 or size % value:
-            raise ValueError(f"{name} must be a multiple of {divisor}, {value}, not {size}")
+_NORMS: dict[str, Any] = {"layer": nn.LayerNorm, "rms": partial(nn.RMSNorm, eps=1e-5)}
 
 
 def _rotation(places: torch.Tensor, size: int, base: float) -> _Rotation:
@@ -231,3 +227,36 @@ def _rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torc
     """Rotate the pairs (i, i + size / 2) of each head, as in Hugging Face's Llama."""
     first, second = x.chunk(2, dim=-1)
     return (x * cosines + torch.cat((-second, first), dim=-1) * sines).to(x.dtype)
+
+
+@HOOK_REGISTRY.register()
+class SampleText(HookBase):
+    """Lets a :class:`GPT` on bytes continue a prompt after each evaluation.
+
+    Logs the text, and puts it into the storage as "sample".
+
+    Args:
+        prompt: the beginning.
+        length: bytes to add.
+        temperature: below 1, likelier bytes are preferred.
+        seed: of the drawing; other random numbers do not change.
+    """
+
+    def __init__(self, prompt: str, length: int = 120, temperature: float = 0.7, seed: int = 0) -> None:
+        self._prompt, self._length, self._temperature, self._seed = prompt, length, temperature, seed
+
+    @torch.no_grad()
+    def after_eval(self, results: Any) -> None:
+        model: Any = unwrap_model(self.trainer.model)
+        device, training = next(model.parameters()).device, model.training
+        generator = torch.Generator(device).manual_seed(self._seed)
+        tokens = torch.tensor([list(self._prompt.encode())], device=device)
+        model.eval()
+        for _ in range(self._length):
+            scores = model(tokens[:, -model.block_size :])[0, :, -1] / self._temperature
+            drawn = torch.multinomial(scores.softmax(0), 1, generator=generator)
+            tokens = torch.cat([tokens, drawn[None]], dim=1)
+        model.train(training)
+        text = bytes(tokens[0].tolist()).decode(errors="replace")
+        logger.info("Sample: %s", text)
+        self.trainer.storage.put_text("sample", text)
