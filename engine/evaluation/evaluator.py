@@ -1,7 +1,5 @@
 """Run a model over a data set and evaluate its outputs."""
 
-import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice, repeat
@@ -25,8 +23,6 @@ __all__ = [
     "inference_on_dataset",
     "outputs_of",
 ]
-
-logger = logging.getLogger(__name__)
 
 
 class DatasetEvaluator:
@@ -122,7 +118,6 @@ def inference_on_dataset(
 
     emit, max_batches = _CONTEXTS[-1] if _CONTEXTS else (_nothing, None)
     evaluator.reset()
-    start, compute_time, batches = time.perf_counter(), 0.0, 0
     # Not inference_mode: tensors that outlive it (a metric's sums, a module's cache) could not be used in training.
     with inference_context(model), torch.no_grad():
         call["on_start"]()
@@ -135,26 +130,14 @@ def inference_on_dataset(
                 continue
             emit("before_eval_step", batch)
             call["before_inference"]()
-            compute_start = time.perf_counter()
             outputs = model(batch) if predict is None else predict(model, batch)
-            compute_time += time.perf_counter() - compute_start
             call["after_inference"]()
             evaluator.process(batch, outputs)
             emit("after_eval_step", batch, outputs)
-            batches += 1
         call["on_end"]()
     if max_batches is not None and not evaluator.works_on_parts:
         return {}
-    results = evaluator.evaluate()
-    total_time = time.perf_counter() - start
-    logger.debug(
-        "Inference on %d batches took %.2f s (%.1f batches/s; %.2f s in the model)",
-        batches,
-        total_time,
-        batches / total_time,
-        compute_time,
-    )
-    return {} if results is None else results
+    return evaluator.evaluate() or {}
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from ..checkpoint.weights import choose_weights, find_checkpoint, read_checkpoin
 from ..data import build_test_loader, build_train_loader
 from ..data.batches import move_to_device
 from ..modeling import build_adapter, resolve_device
+from .inspection import part_of
 from .predictor import load_trained
 
 __all__ = ["FORMATS", "Exported", "export_program", "export_weights"]
@@ -130,18 +131,13 @@ def check_format(output: str, format: str, source: str, choices: tuple[str, ...]
 
 def origin(checkpoint: Mapping[str, Any]) -> dict[str, str]:
     """Return the model's name and the iteration of a checkpoint, as far as it holds them."""
-    found = {}
-    trainer = checkpoint.get("trainer")
-    trainer = trainer if isinstance(trainer, Mapping) else {}
-    iteration = trainer.get("iteration", checkpoint.get("iteration"))
-    if isinstance(iteration, int):
-        found["iteration"] = str(iteration)
-    run = trainer.get("run")
-    if isinstance(run, Mapping) and isinstance(run.get("config"), str):
-        with suppress(ConfigError):
-            model = CfgNode.load_cfg(run["config"]).get("MODEL")
-            if isinstance(model, Mapping) and model.get("NAME"):
-                found["model"] = printable(str(model["NAME"]))
+    found: dict[str, str] = {}
+    for iteration in (checkpoint.get("iteration"), part_of(checkpoint, "trainer", "iteration")):
+        if isinstance(iteration, int):
+            found["iteration"] = str(iteration)
+    with suppress(ConfigError, TypeError):
+        if name := part_of(CfgNode.load_cfg(part_of(checkpoint, "trainer", "run", "config")), "MODEL", "NAME"):
+            found["model"] = printable(str(name))
     return found
 
 

@@ -16,7 +16,6 @@ from ..checkpoint.weights import averaged_weights, choose_weights, find_checkpoi
 
 __all__ = ["compare_checkpoints", "hash_weights", "inspect_checkpoint", "report"]
 
-_MEGABYTE = 1e6
 _SHOWN = 20  # lines of each list
 
 
@@ -61,25 +60,43 @@ def inspect_checkpoint(path: str) -> dict[str, Any]:
     """
     path = find_checkpoint(path)
     checkpoint = read_checkpoint(path, mmap=os.path.isfile(path))
-    trainer = checkpoint.get("trainer")
-    trainer = trainer if isinstance(trainer, Mapping) else {}
-    averaged = averaged_weights(checkpoint)
-    data, hooks = trainer.get("data"), trainer.get("hooks")
-    cfg = _config(checkpoint, path)
+    averaged, cfg = averaged_weights(checkpoint), _config(checkpoint, path)
+    size = os.path.getsize(path) if os.path.isfile(path) else sum(e.stat().st_size for e in os.scandir(path))
+    iteration, epoch = part_of(checkpoint, "trainer", "iteration"), part_of(checkpoint, "trainer", "data", "epoch")
+    if iteration is None:
+        iteration = checkpoint.get("iteration")
+    hooks = part_of(checkpoint, "trainer", "hooks")
+    optimizer: Any = part_of(checkpoint, "trainer", "optimizer") or checkpoint.get("optimizer")
+    if isinstance(optimizer, Mapping):
+        states = [one.get("state", {}) for one in optimizer.get("optimizers", [optimizer])]
+        tensors = [value for value in tree_leaves(states) if isinstance(value, torch.Tensor)]
+        kind = part_of(cfg, "SOLVER", "OPTIMIZER", "NAME") or part_of(cfg, "SOLVER", "OPTIMIZER")
+        if "names" in optimizer:  # an OptimizerList
+            kind = " and ".join(optimizer["names"])
+        optimizer = {"kind": kind, "tensors": len(tensors), "megabytes": _megabytes(tensors)}
+    else:
+        optimizer = None
     return {
         "file": path,
-        "megabytes": _size(path) / _MEGABYTE,
-        "iteration": _number(trainer.get("iteration", checkpoint.get("iteration"))),
-        "epoch": _number(data.get("epoch")) if isinstance(data, Mapping) else None,
+        "megabytes": size / 1e6,
+        "iteration": iteration if type(iteration) is int else None,
+        "epoch": epoch if type(epoch) is int else None,
         "weights": _describe_weights(_tensors(path, checkpoint["model"])),
         "averaged": _describe_weights(_tensors(path, averaged)) if averaged else None,
-        "optimizer": _describe_optimizer(trainer.get("optimizer", checkpoint.get("optimizer")), cfg),
+        "optimizer": optimizer,
         "hooks": {
             str(key): sorted(map(str, state)) if isinstance(state, Mapping) else []
             for key, state in (hooks.items() if isinstance(hooks, Mapping) else ())
         },
         "config": {} if cfg is None else _pairs(cfg.diff(get_cfg())),
     }
+
+
+def part_of(value: Any, *keys: str) -> Any:
+    """Return a value inside nested mappings; None if it is not there."""
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def _tensors(path: str, weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
@@ -99,47 +116,27 @@ def _tensors(path: str, weights: Mapping[str, Any]) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _number(value: Any) -> int | None:
-    return value if type(value) is int else None
-
-
-def _size(path: str) -> int:
-    if os.path.isfile(path):
-        return os.path.getsize(path)
-    return sum(entry.stat().st_size for entry in os.scandir(path) if entry.is_file())
-
-
 def _describe_weights(tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return {
         "count": len(tensors),
         "elements": sum(value.numel() for value in tensors.values()),
         "megabytes": _megabytes(tensors.values()),
-        "dtypes": sorted({str(value.dtype).removeprefix("torch.") for value in tensors.values()}),
+        "dtypes": sorted({_dtype(value) for value in tensors.values()}),
         "sha256": hash_weights(tensors),
     }
 
 
 def _megabytes(tensors: Any) -> float:
-    return sum(value.nbytes for value in tensors) / _MEGABYTE
+    return sum(value.nbytes for value in tensors) / 1e6
 
 
-def _describe_optimizer(state: Any, config: CfgNode | None) -> dict[str, Any] | None:
-    if not isinstance(state, Mapping):
-        return None
-    states = [one.get("state", {}) for one in state.get("optimizers", [state])]
-    tensors = [value for value in tree_leaves(states) if isinstance(value, torch.Tensor)]
-    kind = None if config is None else config.SOLVER.OPTIMIZER
-    kind = kind.NAME if isinstance(kind, CfgNode) else kind
-    if "names" in state:  # an OptimizerList
-        kind = " and ".join(state["names"])
-    return {"kind": kind, "tensors": len(tensors), "megabytes": _megabytes(tensors)}
+def _dtype(value: torch.Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
 
 
 def _config(checkpoint: Mapping[str, Any], path: str) -> CfgNode | None:
     """Return the config in a run's checkpoint; keys that it does not have get their defaults."""
-    trainer = checkpoint.get("trainer")
-    run = trainer.get("run") if isinstance(trainer, Mapping) else None
-    text = run.get("config") if isinstance(run, Mapping) else None
+    text = part_of(checkpoint, "trainer", "run", "config")
     if not isinstance(text, str):
         return None
     cfg = get_cfg()
@@ -152,11 +149,11 @@ def _config(checkpoint: Mapping[str, Any], path: str) -> CfgNode | None:
 
 
 def _pairs(differences: Mapping[str, Any]) -> dict[str, list[Any]]:
-    return {key: [_plain(before), _plain(after)] for key, (before, after) in differences.items()}
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    plain = (str, int, float, bool, type(None))
+    return {
+        key: [value if isinstance(value, plain) else str(value) for value in values]
+        for key, values in differences.items()
+    }
 
 
 # ---------------------------------------------------------------------------- comparison
@@ -194,11 +191,13 @@ def compare_checkpoints(path: str, other: str, *, weights_from: str = "model") -
         if a.shape != b.shape:
             found["shapes"][name] = [list(a.shape), list(b.shape)]
         elif a.dtype != b.dtype:
-            found["dtypes"][name] = [str(value.dtype).removeprefix("torch.") for value in (a, b)]
+            found["dtypes"][name] = [_dtype(a), _dtype(b)]
         elif torch.equal(_bits(a), _bits(b)):
             found["same"] += 1
         else:
-            changed.append([name, *_distance(a, b)])
+            wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
+            difference = (a.to(wide) - b.to(wide)).abs()
+            changed.append([name, float(difference.max()), float(difference.mean())])
     # NaN counts as the largest difference.
     found["changed"] = sorted(changed, key=lambda one: -one[1] if one[1] == one[1] else float("-inf"))
     found["equal"] = not any(found[key] for key in ("added", "missing", "shapes", "dtypes", "changed"))
@@ -215,15 +214,6 @@ def _read(path: str, weights_from: str) -> dict[str, Any]:
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return {**checkpoint, "model": _tensors(path, weights)}
-
-
-def _distance(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
-    """Return the largest and mean absolute difference of two tensors of the same shape."""
-    if not a.numel():
-        return 0.0, 0.0
-    wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
-    difference = (a.to(wide) - b.to(wide)).abs()
-    return float(difference.max()), float(difference.mean())
 
 
 # ---------------------------------------------------------------------------- text
