@@ -86,18 +86,11 @@ def is_in_run_folder(path: str) -> bool:
 
 
 def _find(path: str) -> tuple["RunFolder | None", str]:
-    """The open folder that a path is in, and its name there."""
-    if "://" in path:
-        return None, ""
-    path = os.path.abspath(path)
-    parent = os.path.dirname(path)
-    while True:
-        folder = _folders.get(parent)
-        if folder is not None and folder.is_open:
-            return folder, os.path.relpath(path, parent)
-        if parent == os.path.dirname(parent):
-            return None, ""
-        parent = os.path.dirname(parent)
+    """The innermost open folder that a path is in, and its name there."""
+    absolute = "" if "://" in path else os.path.abspath(path)
+    around = [one for one in _folders.values() if one.is_open and absolute.startswith(os.path.join(one.path, ""))]
+    folder = max(around, key=lambda one: len(one.path), default=None)
+    return folder, os.path.relpath(absolute, folder.path) if folder else ""
 
 
 class RunFolder:
@@ -129,12 +122,8 @@ class RunFolder:
 
     def __contains__(self, name: str) -> bool:
         """Whether a name is a file of the run, or in a folder of the run."""
-        name = os.path.normpath(name)
-        while name not in ("", os.sep):
-            if name in self._names:
-                return True
-            name = os.path.dirname(name)
-        return False
+        parts = os.path.normpath(name).split(os.sep)
+        return any(os.sep.join(parts[:end]) in self._names for end in range(1, len(parts) + 1))
 
     # ------------------------------------------------------------------ the list
 
@@ -262,7 +251,7 @@ class RunFolder:
             number += 1
         try:
             for name in [*names, os.path.join(RECORDS, "files")]:
-                _move(self.path, self._own("moving"), name)
+                os.renames(os.path.join(self.path, name), os.path.join(self._own("moving"), name))
             sync_directory(self._own("moving"))
             os.rename(self._own("moving"), target)
         except BaseException:
@@ -289,12 +278,11 @@ class RunFolder:
         if not os.path.isdir(self._own("")):
             return put_back(self.path)
         with self._mutex:
-            held = self._lock.held
-            self._lock.acquire()
+            acquired = self._lock.acquire()
             try:
                 return self._recover()
             finally:
-                if not held:
+                if acquired:
                     self.release()
 
     def _recover(self) -> list[str]:
@@ -311,18 +299,6 @@ def _is_inside(name: str) -> bool:
     """Whether a name is inside of a run's folder, and not one of its records."""
     parts = os.path.normpath(name).split(os.sep)
     return bool(name) and not os.path.isabs(name) and parts[0] not in (os.pardir, os.curdir, RECORDS)
-
-
-def _move(source: str, target: str, name: str) -> None:
-    """Move a file or folder to another folder, and remove parents that are empty afterwards."""
-    old, new = os.path.join(source, name), os.path.join(target, name)
-    os.makedirs(os.path.dirname(new), exist_ok=True)
-    os.rename(old, new)
-    parent = os.path.dirname(name)
-    while parent and parent != RECORDS:
-        with suppress(OSError):
-            os.rmdir(os.path.join(source, parent))
-        parent = os.path.dirname(parent)
 
 
 def _move_back(source: str, target: str) -> None:
@@ -348,22 +324,17 @@ class _Lock:
         self._path = path
         self._folder = folder
         self._warned = False
-        self.descriptor = -1
+        self._descriptor = -1
 
-    @property
-    def held(self) -> bool:
-        """Whether this process has the lock."""
-        return self.descriptor >= 0
-
-    def acquire(self) -> None:
-        """Acquire the lock, if this process does not hold it already.
+    def acquire(self) -> bool:
+        """Acquire the lock. Returns False if this process holds it already.
 
         Raises:
             ConfigError: another process holds it.
             OSError: the file cannot be opened or written.
         """
-        if self.held:
-            return
+        if self._descriptor >= 0:
+            return False
         check_regular(self._path)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
         try:
@@ -377,32 +348,28 @@ class _Lock:
             ) from None
         except OSError as error:
             if not self._warned:
-                logger.warning(
-                    "%s cannot be locked (%s): start no second run in its folder", self._path, error.strerror
-                )
+                why = error.strerror
+                logger.warning("%s cannot be locked (%s): start no second run in its folder", self._path, why)
             self._warned = True
-        self.descriptor = descriptor
+        self._descriptor = descriptor
         with suppress(OSError):  # only for messages
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        return True
 
-    def release(self) -> None:
-        """Release the lock, if this process has it."""
-        if self.held:
+    def release(self, forked: bool = False) -> None:
+        """Release the lock, if this process has it. In a forked process, the parent keeps it."""
+        if self._descriptor >= 0:
             with suppress(OSError):
-                os.ftruncate(self.descriptor, 0)
-            self.forget()
-
-    def forget(self) -> None:
-        """Close the file. In a forked process, the parent keeps the lock."""
-        if self.held:
-            os.close(self.descriptor)
-            self.descriptor = -1
+                if not forked:
+                    os.ftruncate(self._descriptor, 0)
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
 def _forget_locks() -> None:
     for folder in _folders.values():
-        folder._lock.forget()
+        folder._lock.release(forked=True)
 
 
 if hasattr(os, "register_at_fork"):
