@@ -41,9 +41,8 @@ class Duration:
     def __post_init__(self) -> None:
         if self.unit not in ("it", "ep", "s"):
             raise ConfigError(f"a duration's unit is 'it', 'ep' or 's', not {self.unit!r}")
-        if isinstance(self.value, bool) or not isinstance(self.value, Real):
-            raise ConfigError(f"a duration needs a finite number, not {self.value!r}")
-        if isinstance(self.value, float) and not math.isfinite(self.value):
+        is_number = isinstance(self.value, Real) and not isinstance(self.value, bool)
+        if not is_number or (isinstance(self.value, float) and not math.isfinite(self.value)):
             raise ConfigError(f"a duration needs a finite number, not {self.value!r}")
         if self.value < 0:
             raise ConfigError(f"a duration cannot be negative: {self.value!r}; 0 means never")
@@ -146,13 +145,9 @@ class Duration:
         if x is None or x == "":
             return cls(0)
         number: int | float
-        problem = f"{x!r} is not a duration; write {forms}"
-        if isinstance(x, bool):
-            raise ConfigError(problem)
-        if isinstance(x, Integral):
-            number, spelling = int(x), ""
-        elif isinstance(x, Real):
-            number, spelling = float(x), ""
+        problem, spelling = f"{x!r} is not a duration; write {forms}", ""
+        if isinstance(x, Real) and not isinstance(x, bool):
+            number = int(x) if isinstance(x, Integral) else float(x)
         elif isinstance(x, str) and (match := _PATTERN.fullmatch(x)) and match[2].lower() in SPELLINGS:
             number, spelling = float(match[1].replace("_", "")), match[2].lower()
         else:

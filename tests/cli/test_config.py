@@ -49,16 +49,6 @@ def test_diff_of_files_and_runs(command, tmp_path):
     assert command("diff", "a.yaml", "b.yaml")[2].startswith("error: b.yaml: cannot read this config file")
 
 
-def test_lines_of_a_diff_fit_the_screen(command, tmp_path):
-    (tmp_path / "a.yaml").write_text("TEST: {METRICS: [Accuracy, Loss]}")
-    (tmp_path / "b.yaml").write_text(
-        "TEST: {METRICS: [{NAME: Accuracy, ARGS: {top_k: 5}}, {NAME: Accuracy}, mine:error]}"
-    )
-    out = command("diff", "a.yaml", "b.yaml")[1]
-    assert out.startswith("TEST.METRICS:\n  ['Accuracy', 'Loss']\n  → [{'NAME': 'Accuracy'")
-    assert max(map(len, out.splitlines())) <= 80
-
-
 def test_check_refuses_what_a_run_refuses_and_writes_nothing(command, tmp_path):
     assert command("check", "synthetic/mlp.yaml") == (0, "synthetic/mlp.yaml: valid\n", "")
     code, _, err = command("check", "synthetic/mlp.yaml", "MODEL.NAME", "MPL")

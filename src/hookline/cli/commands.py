@@ -318,7 +318,7 @@ def config(args: argparse.Namespace) -> None:
     if args.tool == "diff":
         from hookline.config.compare import differences, resolved
 
-        print(differences(resolved(args.old), resolved(args.new), width) or "The configs are equal.")
+        print(differences(resolved(args.old), resolved(args.new)) or "The configs are equal.")
     elif args.tool == "check":
         _check_config(args)
     else:
