@@ -18,7 +18,7 @@ from .every import Every
 from .functions import CallbackHook, FunctionHook, off, on
 from .history_buffer import HistoryBuffer
 from .hook_list import HookOrderError, check_hooks
-from .watching.timing import ForwardTimer, IterationTimer
+from .watching.timing import IterationTimer, Throughput
 from .writers.bars import LivePlot, ProgressBar
 from .writers.base import WRITER_REGISTRY, EventWriter, RowWriter
 from .writers.console import CommonMetricPrinter
@@ -31,11 +31,9 @@ if TYPE_CHECKING:
     from .control.early_stopping import EarlyStopping
     from .control.loss_spike import LossSpike
     from .watching.flops import FlopsCounter
-    from .watching.garbage import GarbageCollection
-    from .watching.memory import MemoryMonitor, MemorySnapshot, TorchMemoryStats
+    from .watching.memory import GarbageCollection, MemoryMonitor, MemorySnapshot, TorchMemoryStats
     from .watching.profilers import AutogradProfiler, TorchProfiler
     from .watching.samples import SamplePredictions
-    from .watching.throughput import Throughput
     from .weights.averaging import EMA, EMAHook, WeightAveraging
     from .weights.freezing import ModelFreezer
     from .weights.precise_bn import PreciseBN
@@ -63,7 +61,6 @@ __all__ = [
     "Every",
     "ExceptionCheckpointer",
     "FlopsCounter",
-    "ForwardTimer",
     "FunctionHook",
     "GarbageCollection",
     "GradientAccumulationScheduler",
@@ -113,7 +110,7 @@ __getattr__ = imported_when_used(
         "EMAHook": ".weights.averaging",
         "EarlyStopping": ".control.early_stopping",
         "FlopsCounter": ".watching.flops",
-        "GarbageCollection": ".watching.garbage",
+        "GarbageCollection": ".watching.memory",
         "GradientAccumulationScheduler": ".control.accumulation",
         "LossSpike": ".control.loss_spike",
         "MLflowWriter": ".writers.trackers",
@@ -123,7 +120,6 @@ __getattr__ = imported_when_used(
         "PreciseBN": ".weights.precise_bn",
         "SWA": ".weights.swa",
         "SamplePredictions": ".watching.samples",
-        "Throughput": ".watching.throughput",
         "TorchMemoryStats": ".watching.memory",
         "TorchProfiler": ".watching.profilers",
         "TrackerWriter": ".writers.trackers",

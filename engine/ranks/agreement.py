@@ -244,7 +244,7 @@ def share_metrics(storage: EventStorage, iteration: int) -> None:
     the sum or maximum, as ``put_scalar(..., over_ranks=...)`` says.
 
     Every rank must call it at the same step. It also puts ``slowest_rank``, the rank that spent the most time on its
-    data, and with a ``ForwardTimer`` on its forward passes. In the backward pass a rank waits for the others.
+    data. In the backward pass a rank waits for the others.
 
     Args:
         storage: its ``over_ranks`` has the names of the losses and other metrics.
@@ -258,7 +258,7 @@ def share_metrics(storage: EventStorage, iteration: int) -> None:
         return {} if history is None else {it: value for value, it in history.tail(history.count_since(until))}
 
     mine = {name: since(name) for name in sorted(storage.over_ranks)}
-    seconds = [*since("data_time").values(), *since("forward_time").values()]
+    seconds = list(since("data_time").values())
     parts: list[tuple[dict[str, dict[int, float]], float]] = comm.all_gather((mine, sum(seconds)))
     for name, own in mine.items():
         there = [part.get(name, {}) for part, _ in parts]

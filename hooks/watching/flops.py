@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,7 +13,6 @@ from torch import nn
 from ..base import HOOK_REGISTRY, HookBase
 from ..common.rng import gpus_of, preserve_rng
 from ..event_storage import EventStorage
-from .throughput import Window
 
 __all__ = ["FlopsCounter", "known_peak"]
 
@@ -41,7 +41,7 @@ _PEAK_FLOPS = (
 class FlopsCounter(HookBase):
     """Puts the floating-point operations per second of this process, and their share of the device's peak (MFU).
 
-    The operations of a step are counted once, in a forward pass of the first (micro-)batch, by torch's
+    The operations of a step are counted once in a run, in a forward pass of the first (micro-)batch, by torch's
     ``FlopCounterMode``: matrix products, convolutions and attention; a multiply-add is two operations. The backward
     pass counts as two forward passes, so frozen layers are overcounted. If the forward pass fails, nothing is counted.
     Recomputed activations do not count (Chowdhery et al., "PaLM", 2022, appendix B). All batches are assumed to have
@@ -51,12 +51,10 @@ class FlopsCounter(HookBase):
 
     Acts in the first ``before_forward``, then when metrics are written. Puts ``flops_per_s`` (over wall-clock time,
     like :class:`Throughput`), ``total_flops`` (of all ranks since the run began, also after a resume) and, if the peak
-    is known, ``mfu`` between 0 and 1. Saves the iteration of its last report, the total, and the operations of a step,
-    which a resume counts again only if the length of an epoch or the number of ranks has changed.
+    is known, ``mfu`` between 0 and 1. Saves the total.
 
     Args:
         peak_flops: peak operations per second of one device. None: the dense bfloat16 peak, known for common GPUs.
-        period: minimum number of steps between two reports.
 
     Attributes:
         flops: operations per step of this process; None before the first step, or if they cannot be counted.
@@ -64,28 +62,18 @@ class FlopsCounter(HookBase):
 
     single = True
 
-    def __init__(self, peak_flops: float | None = None, period: int = 20) -> None:
+    def __init__(self, peak_flops: float | None = None) -> None:
         self._given_peak = peak_flops
-        self._window = Window(period)
         self._counted = False
-        self._counted_for: list[int | None] = []  # iterations of an epoch, and ranks
         self.flops: float | None = None
-        self._total = 0.0  # of all ranks, before iteration _since
-        self._since: int | None = None  # None: no step has been counted since the total was loaded
+        self._before = 0.0  # the total of all ranks before iteration _since
+        self._since = 0
 
     def before_train(self) -> None:
-        trainer: Any = self.trainer
-        self._peak = self._given_peak or known_peak(_device(trainer.model))
-        self._window.begin(trainer.start_iter)
-        setting = [trainer.iters_per_epoch, trainer.comm.get_data_size()]
-        self._counted = self._counted and setting == self._counted_for
-        self._counted_for = setting
-        self._total, self._since = self._total_before(trainer.start_iter), trainer.start_iter
-
-    def _total_before(self, iteration: int) -> float:
-        if self.flops is None or self._since is None:
-            return self._total
-        return self._total + self.flops * self.trainer.comm.get_data_size() * max(iteration - self._since, 0)
+        model = self.trainer.model
+        parameter = next(model.parameters(), None)
+        self._peak = self._given_peak or known_peak(torch.device("cpu") if parameter is None else parameter.device)
+        self._counted, self.flops, self._since = False, None, self.trainer.start_iter
 
     def before_forward(self, batch: Any) -> None:
         if self._counted:
@@ -93,47 +81,45 @@ class FlopsCounter(HookBase):
         self._counted = True
         trainer: Any = self.trainer
         forward = getattr(trainer, "forward", trainer.model)
-        parts = getattr(trainer, "accumulation_steps", 1)
         with _restored(trainer.model), EventStorage(trainer.iter):
             count = _count_forward(lambda: forward(batch))
-        self._window.start(trainer.iter)  # the window does not include the counting
+        self._first, self._start = trainer.iter, time.perf_counter()
         if count is None:
             return
         trained = any(parameter.requires_grad for parameter in trainer.model.parameters())
-        self.flops = count * (3 if trained else 1) * parts
+        self.flops = count * (3 if trained else 1) * getattr(trainer, "accumulation_steps", 1)
         peak = f"peak of the device: {self._peak:.3g}/s" if self._peak else "no MFU: give peak_flops"
         logger.info("One step takes %.4g FLOPs (%s)", self.flops, peak)
 
     def before_write(self) -> None:
-        if self.flops is None:
+        done = self.trainer.finished_iter + 1
+        if self.flops is None or done <= self._first:
             return
-        steps, seconds = self._window.end(self.trainer)
-        if not steps:
-            return
-        total = self._total_before(self.trainer.finished_iter + 1)
-        values = {"flops_per_s": self.flops * steps / seconds, "total_flops": total}
+        now = time.perf_counter()
+        rate = self.flops * (done - self._first) / max(now - self._start, 1e-9)
+        self._first, self._start = done, now
+        values = {"flops_per_s": rate, "total_flops": self._total()}
         if self._peak:
-            values["mfu"] = values["flops_per_s"] / self._peak
-        self.trainer.storage.put_scalars(smoothing_hint=False, cur_iter=self.trainer.finished_iter, **values)
+            values["mfu"] = rate / self._peak
+        self.trainer.storage.put_scalars(smoothing_hint=False, cur_iter=done - 1, **values)
+
+    def _total(self) -> float:
+        if self.flops is None:
+            return self._before
+        steps = max(self.trainer.finished_iter + 1 - self._since, 0)
+        return self._before + self.flops * steps * self.trainer.comm.get_data_size()
+
+    def after_run(self) -> None:
+        self._before, self._since = self._total(), self.trainer.finished_iter + 1
 
     def state_dict(self) -> dict[str, Any]:
-        total = self._total if self._since is None else self._total_before(self.trainer.finished_iter + 1)
-        counted = {"flops": self.flops, "counted_for": self._counted_for} if self._counted else {}
-        return {**self._window.state_dict(), "total": total, **counted}
+        return {"total": self._total()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._window.load_state_dict(state_dict)
-        self._total, self._since = state_dict.get("total", 0.0), None
-        self._counted_for, self.flops = state_dict.get("counted_for", []), state_dict.get("flops")
-        self._counted = bool(self._counted_for)
+        self._before, self.flops = state_dict["total"], None
 
     def reset_state(self) -> None:
-        self._total, self._since = 0.0, None
-
-
-def _device(model: nn.Module) -> torch.device:
-    parameter = next(model.parameters(), None)
-    return torch.device("cpu") if parameter is None else parameter.device
+        self._before, self.flops = 0.0, None
 
 
 def known_peak(device: torch.device) -> float | None:

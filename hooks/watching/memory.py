@@ -1,7 +1,9 @@
-"""Memory statistics."""
+"""Memory: statistics, a record of allocations, and garbage collection between steps."""
 
+import gc
 import logging
 import os
+from contextlib import suppress
 
 import torch
 
@@ -9,9 +11,12 @@ from ...config import Duration
 from ..base import HOOK_REGISTRY, HookBase
 from ..every import Every, Period
 
-__all__ = ["MemoryMonitor", "MemorySnapshot", "TorchMemoryStats"]
+__all__ = ["GarbageCollection", "MemoryMonitor", "MemorySnapshot", "TorchMemoryStats"]
 
 logger = logging.getLogger(__name__)
+
+_FULL = 10
+"""Every tenth collection covers all generations. Frozen objects are left out, so it is fast."""
 
 
 @HOOK_REGISTRY.register()
@@ -33,22 +38,12 @@ class MemoryMonitor(HookBase):
             return
         self._last = trainer.finished_iter
         values: dict[str, float] = {}
-        resident = _resident_memory()
-        if resident is not None:
-            values["rss_mem"] = resident / 2**20
+        with suppress(OSError), open("/proc/self/statm") as file:
+            values["rss_mem"] = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             values["max_mem"] = torch.cuda.max_memory_allocated() / 2**20
             values["reserved_mem"] = torch.cuda.memory_reserved() / 2**20
         trainer.storage.put_scalars(smoothing_hint=False, cur_iter=self._last, **values)
-
-
-def _resident_memory() -> int | None:
-    """Return the resident memory of this process in bytes; None if the system does not provide it."""
-    try:
-        with open("/proc/self/statm") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return None
 
 
 @HOOK_REGISTRY.register()
@@ -82,18 +77,11 @@ class TorchMemoryStats(HookBase):
             return
         self._runs += 1
         cuda = torch.cuda
+        amounts = cuda.memory_allocated, cuda.max_memory_allocated, cuda.memory_reserved, cuda.max_memory_reserved
         logger.info(
             "GPU memory at iteration %d, in MiB: allocated %.0f (peak %.0f), reserved %.0f (peak %.0f)",
             self.trainer.iter,
-            *(
-                amount() / 2**20
-                for amount in (
-                    cuda.memory_allocated,
-                    cuda.max_memory_allocated,
-                    cuda.memory_reserved,
-                    cuda.max_memory_reserved,
-                )
-            ),
+            *(amount() / 2**20 for amount in amounts),
         )
         if self._runs == 1:
             logger.info("\n%s", cuda.memory_summary())
@@ -149,3 +137,50 @@ class MemorySnapshot(HookBase):
         torch.cuda.memory._dump_snapshot(path)
         torch.cuda.memory._record_memory_history(enabled=None)
         logger.info("GPU memory of iterations %d to %d: %s", self._start, self.trainer.iter, path)
+
+
+@HOOK_REGISTRY.register()
+class GarbageCollection(HookBase):
+    """Collects Python's garbage between steps, after the same steps on all ranks.
+
+    Automatic collections make steps longer, and all ranks wait for the slowest. This hook collects once at the start,
+    freezes the remaining objects (collections skip them) and turns automatic collection off. In ``after_step`` it
+    collects young objects every ``period``, and all objects every tenth time. ``after_train`` restores the
+    collector. Puts and saves nothing.
+
+    Args:
+        period: a duration.
+        freeze: whether to freeze objects that exist at the start.
+    """
+
+    single = True
+
+    def __init__(self, period: "Duration | int | str" = 100, freeze: bool = True) -> None:
+        self._every = Every(period)
+        self._freeze = freeze
+        self._collections = 0
+        self._started = self._was_enabled = self._unfreeze = False
+
+    def before_train(self) -> None:
+        self._every.start()
+        self._collections = 0
+        self._started, self._was_enabled = True, gc.isenabled()
+        gc.collect()
+        self._unfreeze = self._freeze and gc.get_freeze_count() == 0
+        if self._freeze:
+            gc.freeze()
+        gc.disable()
+
+    def after_step(self) -> None:
+        if self._every(self.trainer):
+            self._collections += 1
+            gc.collect(1 if self._collections % _FULL else 2)
+
+    def after_train(self) -> None:
+        if not self._started:
+            return
+        self._started = False
+        if self._unfreeze:  # objects that were frozen before stay frozen
+            gc.unfreeze()
+        if self._was_enabled:
+            gc.enable()

@@ -1,15 +1,18 @@
-"""Time per step and cost of hooks."""
+"""Time per step, cost of hooks, and throughput."""
 
 import datetime
 import logging
+import math
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-import torch
-
 from ..base import HOOK_REGISTRY, HookBase
+from ..common.tensors import samples_in
+from ..event_storage import has_event_storage
 
-__all__ = ["ForwardTimer", "IterationTimer"]
+__all__ = ["IterationTimer", "Throughput", "format_seconds"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,27 +64,19 @@ class IterationTimer(HookBase):
         self._ending = True
 
     def before_write(self) -> None:
-        if self._ending and self._steps:  # after after_train of all hooks
-            self._report()
-
-    def _report(self) -> None:
-        total = time.perf_counter() - self._counted_from
-        logger.info(
-            "Overall training speed: %d iterations in %s (%.4g s / it)",
-            self._steps,
-            _duration(self._steps_time),
-            self._steps_time / self._steps,
-        )
-        rest = max(total - self._steps_time, 0.0)
-        logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(rest))
-        self._report_hooks(time.perf_counter() - self._start)
-
-    def _report_hooks(self, total: float) -> None:
-        costs = {name: cost for name, cost in self.trainer.hook_costs().items() if cost[1]}
+        if not self._ending or not self._steps:  # before the last metrics, which follow after_train of all hooks
+            return
+        now, steps = time.perf_counter(), self._steps_time
+        each = steps / self._steps
+        logger.info("Overall training speed: %d iterations in %s (%.4g s / it)", self._steps, _duration(steps), each)
+        total = now - self._counted_from
+        logger.info("Total training time: %s (%s on hooks)", _duration(total), _duration(max(total - steps, 0.0)))
         lines = []
-        for name, (seconds, calls) in costs.items():
-            line = f"  {name:<28} {format_seconds(seconds):>10} {format_seconds(seconds / calls):>10}"
-            lines.append((seconds / total, f"{line} {seconds / total:>7.1%}"))
+        for name, (seconds, calls) in self.trainer.hook_costs().items():
+            if calls:
+                share = seconds / (now - self._start)
+                line = f"  {name:<28} {format_seconds(seconds):>10} {format_seconds(seconds / calls):>10} {share:>7.1%}"
+                lines.append((share, line))
         title = f"  {'hook':<28} {'total':>10} {'per call':>10} {'share':>7}"
         large = [line for share, line in lines if share > _LARGE]
         if large:
@@ -91,45 +86,113 @@ class IterationTimer(HookBase):
 
 
 @HOOK_REGISTRY.register()
-class ForwardTimer(HookBase):
-    """Puts the seconds of each step's forward passes as ``forward_time``.
+class Throughput(HookBase):
+    """Puts the throughput over all ranks when metrics are written.
 
-    With several ranks, ``slowest_rank`` then counts forward passes too. On a GPU the time is that between two CUDA
-    events, which are read one step later and only if they are complete, so no step waits. With FSDP2 the forward pass
-    includes waiting for other ranks' shards.
+    It uses wall-clock time between two writes, including evaluations, checkpoints and waiting for data. Puts
+    ``samples_per_s``, ``epoch`` (passes over the data as a fraction), ``items_per_s`` if items are counted, and
+    ``time_p95`` and ``time_max`` of the step times that :class:`IterationTimer` put since the last write. After each
+    evaluation it puts ``eval_time`` (seconds) and ``eval_samples_per_s``. Reads ``num_items`` and ``time``. Saves
+    nothing.
+
+    Args:
+        batch_size: samples per step over all ranks. None: from the trainer's loader (the mean over an epoch, whose
+            last batch may be smaller). If the loader has no batch size, each batch is counted: the first dimension of
+            its first tensor, or the length of a list of samples.
+        items_of: counts items such as tokens: a function from a batch to a number, or the name of a tensor in dict
+            batches, whose elements are counted. None: ``num_items`` from the storage, if it is there.
     """
 
     single = True
 
+    def __init__(self, batch_size: int | None = None, items_of: "Callable[[Any], float] | str | None" = None) -> None:
+        self._batch_size = batch_size
+        name = items_of
+        self._items_of = (lambda batch: batch[name].numel()) if isinstance(items_of, str) else items_of
+        if self._items_of is not None:
+            # Set on the instance, so that the event costs nothing if batches are not counted.
+            self.after_fetch = self._count  # type: ignore[method-assign]
+
+    def on_registered(self) -> None:
+        if self._batch_size is None and self._samples_per_step() is None:
+            self.after_fetch = self._count  # type: ignore[method-assign]
+
     def before_train(self) -> None:
-        self._cuda = next((p.device for p in self.trainer.model.parameters() if p.is_cuda), None)
-        self._seconds, self._start = 0.0, 0.0
-        self._events: list[tuple[Any, Any]] = []
-        self._earlier: list[tuple[Any, Any]] = []
+        first, length = self.trainer.iter, self.trainer.iters_per_epoch
+        self._epoch_start = first - first % length if length else first
+        self._begin_window()
 
-    def before_forward(self, batch: Any) -> None:
-        if self._cuda is None:
-            self._start = time.perf_counter()
+    def before_epoch(self) -> None:
+        if self.trainer.iter == self.trainer.start_iter:
+            self._begin_window()  # excludes before_train of other hooks
         else:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record(torch.cuda.current_stream(self._cuda))
-            self._events.append((begin, end))
+            self._epoch_start = self.trainer.iter
 
-    def before_backward(self, losses: torch.Tensor) -> None:
-        if self._cuda is None:
-            self._seconds += time.perf_counter() - self._start
-        else:
-            self._events[-1][1].record(torch.cuda.current_stream(self._cuda))
+    def _begin_window(self) -> None:
+        self._first, self._since = self.trainer.finished_iter + 1, time.perf_counter()
+        self._samples, self._items = 0, 0.0
 
-    def after_step(self) -> None:
-        if self._cuda is None:
-            self.trainer.storage.put_scalar("forward_time", self._seconds)
-            self._seconds = 0.0
+    def _count(self, batch: Any) -> None:
+        self._samples += samples_in(batch) or 0
+        if self._items_of is not None:
+            self._items += self._items_of(batch)
+
+    def before_write(self) -> None:
+        trainer = self.trainer
+        steps, seconds = trainer.finished_iter + 1 - self._first, max(time.perf_counter() - self._since, 1e-9)
+        if steps <= 0:
             return
-        if self._earlier and all(end.query() for _, end in self._earlier):
-            milliseconds = sum(begin.elapsed_time(end) for begin, end in self._earlier)
-            self.trainer.storage.put_scalar("forward_time", milliseconds / 1000)
-        self._earlier, self._events = self._events, []
+        epoch = float(trainer.epoch)
+        if trainer.iters_per_epoch:
+            epoch += min((trainer.finished_iter + 1 - self._epoch_start) / trainer.iters_per_epoch, 1.0)
+        values = {"epoch": epoch}
+        samples, data_size = self._batch_size or self._samples_per_step(), trainer.comm.get_data_size()
+        if samples is not None:
+            values["samples_per_s"] = samples * steps / seconds
+        elif self._samples:
+            values["samples_per_s"] = self._samples * data_size / seconds
+        histories = trainer.storage.histories()
+        counts = {
+            name: histories[name].count_since(self._first - 1) for name in ("num_items", "time") if name in histories
+        }
+        if self._items_of is not None:
+            values["items_per_s"] = self._items * data_size / seconds
+        elif count := counts.get("num_items"):
+            values["items_per_s"] = histories["num_items"].avg(count) * steps / seconds
+        if count := counts.get("time"):
+            times = sorted(value for value, _ in histories["time"].tail(count))
+            values["time_p95"] = times[math.ceil(0.95 * count) - 1]
+            values["time_max"] = times[-1]
+        trainer.storage.put_scalars(smoothing_hint=False, cur_iter=trainer.finished_iter, **values)
+        self._begin_window()
+
+    def before_eval(self) -> None:
+        self._eval_samples, self._eval_since = 0, time.perf_counter()
+
+    def after_eval_step(self, batch: Any, outputs: Any) -> None:
+        self._eval_samples += samples_in(batch) or 0
+
+    def after_eval(self, results: Any) -> None:
+        if not has_event_storage():  # an evaluation without training
+            return
+        values = {"eval_time": max(time.perf_counter() - self._eval_since, 1e-9)}
+        if self._eval_samples:
+            samples = self._eval_samples * self.trainer.comm.get_data_size()
+            values["eval_samples_per_s"] = samples / values["eval_time"]
+        self.trainer.storage.put_scalars(smoothing_hint=False, **values)
+
+    def _samples_per_step(self) -> float | None:
+        """Return the mean number of samples per step over all ranks; None if the loader has no batch size."""
+        loader = getattr(self.trainer, "data_loader", None)
+        batches: Any = getattr(loader, "batch_sampler", None)
+        size = getattr(batches, "batch_size", None) or getattr(loader, "batch_size", None)
+        if not isinstance(size, int):
+            return None
+        mean: float = size
+        with suppress(AttributeError, TypeError, ZeroDivisionError):  # an infinite sampler
+            mean = min(size, len(batches.sampler) / len(batches))
+        # The batch size of hookline's samplers is over all ranks, that of torch's is per rank.
+        return mean if hasattr(batches, "world_size") else mean * self.trainer.comm.get_data_size()
 
 
 def format_seconds(seconds: float) -> str:

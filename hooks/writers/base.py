@@ -184,7 +184,7 @@ class MediaWriter(RowWriter):
 
 
 _PERFORMANCE = {
-    *("time", "data_time", "forward_time", "time_p95", "time_max", "samples_per_s", "items_per_s", "flops_per_s"),
+    *("time", "data_time", "time_p95", "time_max", "samples_per_s", "items_per_s", "flops_per_s"),
     *("mfu", "total_flops", "eval_time", "eval_samples_per_s", "rss_mem", "max_mem", "reserved_mem", "grad_scale"),
 }
 

@@ -36,7 +36,7 @@ _KEPT = re.compile(
     r"config\.yaml|metrics\.(json|csv)|last_checkpoint|(rolling_\d{7,}|model_(\d{7,}|final|exception|best\w*))\.pth"
 )
 _MEASURED = {  # those that hookline puts: a project's own "time_to_event" or "aux_mem" may be a result
-    *("time", "data_time", "forward_time", "time_p95", "time_max", "samples_per_s", "items_per_s", "flops_per_s"),
+    *("time", "data_time", "time_p95", "time_max", "samples_per_s", "items_per_s", "flops_per_s"),
     *("mfu", "eval_time", "eval_samples_per_s", "rss_mem", "max_mem", "reserved_mem", "eta_seconds"),
     "slowest_rank",
 }

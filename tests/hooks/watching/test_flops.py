@@ -83,7 +83,7 @@ def test_attention_is_counted():
 
 
 def test_flops_and_mfu_are_put_when_metrics_are_written():
-    trainer = make(Linear(), [torch.randn(8, 16)], FlopsCounter(peak_flops=1e12, period=1))
+    trainer = make(Linear(), [torch.randn(8, 16)], FlopsCounter(peak_flops=1e12))
     trainer.train(0, 20)
     latest = trainer.storage.latest()
     assert latest["flops_per_s"][1] == 19
@@ -93,7 +93,7 @@ def test_flops_and_mfu_are_put_when_metrics_are_written():
 
 def test_the_total_continues_after_a_resume_and_in_a_second_training():
     def start(state=None):
-        trainer = make(Linear(), [torch.randn(8, 16)], FlopsCounter(period=1))
+        trainer = make(Linear(), [torch.randn(8, 16)], FlopsCounter())
         if state:
             trainer.load_state_dict(state)
         return trainer
@@ -115,7 +115,7 @@ def test_the_total_continues_after_a_resume_and_in_a_second_training():
 
 
 def test_without_a_known_peak_there_is_no_mfu_and_one_log_line(log):
-    trainer = make(Linear(), [torch.randn(8, 16)], FlopsCounter(period=1))
+    trainer = make(Linear(), [torch.randn(8, 16)], FlopsCounter())
     trainer.train(0, 20)
     assert "mfu" not in trainer.storage.latest()
     assert log.text.count("no MFU: give peak_flops") == 1
@@ -165,7 +165,7 @@ def test_a_model_that_cannot_be_counted_is_trained(log):
                 raise ValueError("needs gradients")
             return super().forward(batch)
 
-    trainer = make(Once(), [torch.randn(8, 16)], FlopsCounter(peak_flops=1e12, period=1))
+    trainer = make(Once(), [torch.randn(8, 16)], FlopsCounter(peak_flops=1e12))
     assert trainer.train(0, 5).reason == "completed"
     assert "flops_per_s" not in trainer.storage.latest()
     assert log.text.count("The model's FLOPs cannot be counted: ValueError: needs gradients") == 1

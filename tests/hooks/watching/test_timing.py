@@ -1,9 +1,7 @@
 import pytest
-import torch
-from torch import nn
 
-from hookline.engine import SimpleTrainer, TrainerBase
-from hookline.hooks import ForwardTimer, HookBase, IterationTimer
+from hookline.engine import TrainerBase
+from hookline.hooks import HookBase, IterationTimer
 
 
 class Idle(TrainerBase):
@@ -77,24 +75,3 @@ def test_a_second_run_starts_new_timings():
     trainer.train(0, 3)
     trainer.train(0, 4)
     assert times(trainer) == [0, 1, 2, 3]
-
-
-def test_the_time_of_the_forward_passes_of_a_step_is_put(monkeypatch):
-    clock = [0.0]
-    monkeypatch.setattr("hookline.hooks.watching.timing.time.perf_counter", lambda: clock[0])
-
-    class Model(nn.Linear):
-        def forward(self, x):
-            clock[0] += 0.5
-            return {"loss": super().forward(x).sum()}
-
-    class Slow(HookBase):
-        def after_backward(self):
-            clock[0] += 10.0
-
-    model = Model(2, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = SimpleTrainer(model, [torch.ones(4, 2)] * 3, optimizer, accumulation_steps=2)
-    trainer.register_hooks([ForwardTimer(), Slow()])
-    trainer.train(0, 3)
-    assert trainer.storage.history("forward_time").values() == [(1.0, 0), (1.0, 1), (1.0, 2)]

@@ -8,7 +8,6 @@ from torch.nn import functional as F
 
 from hookline.config import ConfigError
 from hookline.engine import SimpleTrainer
-from hookline.engine.modeling import ModelAdapter
 from hookline.hooks import CallbackHook, EvalHook, ModelFreezer
 
 
@@ -146,46 +145,3 @@ def test_a_part_that_is_unfrozen_has_the_rate_of_its_group():
     trainer.register_hooks([ModelFreezer("body", until=2), CallbackHook(after_optimizer_step=note)])
     trainer.train(0, 4)
     assert rates == pytest.approx([0.01, 0.01], rel=1e-3)
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
-def test_the_rate_of_an_unfrozen_part_rises_as_in_a_group_of_its_own(optimizer):
-    def run(ramped):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
-        groups = [{"params": list(part.parameters())} for part in model]
-        momentum = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
-        made = optimizer(groups if not ramped else model.parameters(), lr=0.1, weight_decay=0.1, **momentum)
-        data = [(torch.randn(6, 3), torch.arange(6) % 2) for _ in range(4)]
-        trainer = SimpleTrainer(model, data, made, adapter=ModelAdapter(nn.CrossEntropyLoss()))
-        if ramped:
-            trainer.register_hooks([ModelFreezer("0", until=2, ramp="1ep", ramp_start=0.2)])
-        else:
-
-            def rate(trainer):  # the same by hand
-                made.param_groups[0]["lr"] = 0.1 * min(1.0, 0.2 + 0.8 * (trainer.iter - 2) / 4)
-
-            trainer.register_hooks([ModelFreezer("0", until=2), CallbackHook(before_step=rate)])
-        trainer.train(0, 8)
-        return model.state_dict()
-
-    expected, ramped = run(False), run(True)
-    for name, value in expected.items():
-        torch.testing.assert_close(ramped[name], value, rtol=1e-5, atol=1e-6)
-
-
-def test_without_a_ramp_no_event_comes_inside_the_step():
-    assert not trainer_of(ModelFreezer("body", until=2)).listens("before_optimizer_step")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"ramp": 3}, "ramp needs until"),
-        ({"until": 2, "ramp": 2, "ramp_start": 2.0}, "ramp_start is a fraction"),
-        ({"until": 2, "ramp": [1, 2]}, "ramp has 2 durations for 1 layers"),
-    ],
-)
-def test_wrong_ramps_are_refused(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        ModelFreezer("body", **arguments)
