@@ -47,14 +47,14 @@ def diverge(
                 raise ConfigError(f"{one}: there is no run to compare (it has no {name})")
     cls = named_trainer(trainer)
     configs = [resolved(one) for one in runs]
-    for config in configs:
-        config.OUTPUT_DIR = ""
+    for own in configs:
+        own.OUTPUT_DIR = ""
     curves = [curves_of(one) for one in runs]
     metrics = compare_curves(curves[0], curves[1], 0, 1 << 62)
     if not metrics["values"]:
         raise ConfigError(f"{run} and {other} have nothing to compare: no iteration is in the metrics.json of both")
-    config, ranks = differences(*configs), [ranks_of(one, find_checkpoint(one, 1 << 62)) for one in runs]
-    lines = ["Config: different", indent(config, "  ")] if config else ["Config: the same"]
+    changes, ranks = differences(*configs), [ranks_of(one, find_checkpoint(one, 1 << 62)) for one in runs]
+    lines = ["Config: different", indent(changes, "  ")] if changes else ["Config: the same"]
     lines += _pair("Versions", [environment_of(one) for one in runs]) + _pair("Ranks", ranks)
     found = metrics["first_difference"]
     if found is None:

@@ -160,7 +160,8 @@ def name_replay(trainer: Any, error: BaseException) -> None:
 
 def replay_command(trainer: Any, iteration: int) -> str:
     """Return the command that repeats a step; empty if the run has no such step, or was not started by ``run()``."""
-    args, cfg = getattr(trainer._start, "args", None), trainer.cfg
+    args: Any = getattr(trainer._start, "args", None)
+    cfg = trainer.cfg
     if not getattr(args, "handled", False) or iteration >= trainer.max_iter or cfg.FAST_DEV_RUN:
         return ""
     if hasattr(args, "trainer"):  # the command hookline

@@ -39,9 +39,10 @@ def saved_seed(folder: str) -> int:
     """Return the seed of the run in a folder; negative if there is none."""
     path = os.path.join(folder, "config.yaml")
     if os.path.isfile(path):
-        return CfgNode.load_yaml_with_base(path).get("SEED", -1)
-    saved = saved_config(folder)
-    return CfgNode.load_cfg(saved).get("SEED", -1) if saved else -1
+        saved: Any = CfgNode.load_yaml_with_base(path)
+    else:
+        saved = CfgNode.load_cfg(saved_config(folder) or "{}")
+    return int(saved.get("SEED", -1))
 
 
 def set_seed(cfg: CfgNode, seed: int) -> None:
