@@ -191,11 +191,11 @@ def find_batch_size(
             raise ConfigError(
                 "find_batch_size: on the CPU, limit the memory of the process first: ulimit -v KILOBYTES in the shell"
             )
-        if most is None:
-            try:
-                most = len(getattr(trial.data_loader, "dataset", None))  # type: ignore[arg-type]
-            except TypeError:  # None, or an iterable data set
-                most = 2**20
+        try:
+            samples = len(getattr(trial.data_loader, "dataset", None))  # type: ignore[arg-type]
+        except TypeError:  # None, or an iterable data set
+            samples = 2**20
+        most = samples if most is None else min(most, samples)
         fits, fails = 0, most + 1
         size = min(cfg.DATALOADER.BATCH_SIZE, most)
         while fails - fits > max(1, fits // 16):

@@ -129,6 +129,8 @@ def test_the_largest_batch_fits_into_the_memory_and_a_larger_one_does_not(tmp_pa
     assert find_batch_size(cfg, most=40) == 13
     assert "A batch of 20 samples does not fit: MemoryError" in log.text
     assert find_batch_size(cfg, most=12) == 12
+    cfg.MODEL.NAME = f"{__name__}:Quadratic"
+    assert find_batch_size(cfg, most=1000) == 70  # all samples
     assert list(tmp_path.iterdir()) == []
 
 
@@ -137,7 +139,8 @@ def test_the_largest_batch_fits_into_the_memory_and_a_larger_one_does_not(tmp_pa
 def test_on_the_cpu_the_limit_of_the_process_counts(tmp_path):
     options = (
         'MODEL.NAME MLP MODEL.ARGS \'{"in_features": 8, "num_classes": 4, "hidden": [100000]}\' '
-        "MODEL.LOSS.NAME CrossEntropyLoss DATASETS.TRAIN \"('synthetic',)\" DATALOADER.BATCH_SIZE 4 MODEL.DEVICE cpu"
+        "MODEL.LOSS.NAME CrossEntropyLoss MODEL.DEVICE cpu DATALOADER.BATCH_SIZE 4 "
+        'DATASETS.TRAIN \'[{"NAME": "synthetic", "ARGS": {"size": 100000}}]\''
     )
     command = f"ulimit -v 8000000; {sys.executable} -m hookline find-batch-size --max-size 100000 {options}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True)
