@@ -13,12 +13,11 @@ from torch.nn.parameter import is_lazy
 from ...config import ConfigError
 from ...config.files.run_folder import run_folder
 from .. import comm
-from .files import is_local, read_tag, verify_checkpoint
+from .files import STATE_FILE, is_local, verify_checkpoint
 from .state import plain_name
 from .torch_files import load_torch_file
 
 __all__ = [
-    "OtherModelError",
     "check_resumable",
     "config_in",
     "find_resumable",
@@ -30,10 +29,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-
-class OtherModelError(ConfigError):
-    """A checkpoint is undamaged, but of another model."""
 
 
 def find_resumable(checkpointer: Any) -> str:
@@ -66,7 +61,6 @@ def _find_resumable(checkpointer: Any) -> str:
     with suppress(OSError, NotImplementedError):  # no folder, or a handler that cannot list one
         files = checkpointer.get_all_checkpoint_files()
     others = newest_first(path for path in files if path != last)
-    other_model = False
     for candidate in [last, *others] if last else others:
         try:
             # The last checkpoint is this run's even if the model has changed. Others may have been copied there.
@@ -74,18 +68,15 @@ def _find_resumable(checkpointer: Any) -> str:
             check_resumable(checkpointer.fetch(candidate), needed, name=candidate, model=model)
         except ConfigError as error:
             logger.warning("%s; trying the checkpoint before it", error)
-            other_model |= isinstance(error, OtherModelError)
             continue
         if candidate != last:
             logger.warning("Resuming from %s, the newest undamaged checkpoint", candidate)
         return candidate
-    if tagged and other_model:
-        raise ConfigError(
-            f"{folder}: there is no undamaged checkpoint of this model; resume with the run's MODEL, or start without "
-            "--resume, from its weights (MODEL.WEIGHTS) if you like"
-        )
     if tagged:
-        raise ConfigError(f"{folder}: there is no undamaged checkpoint; start without --resume")
+        raise ConfigError(
+            f"{folder}: there is no undamaged checkpoint of this run and model; start without --resume, from weights "
+            "(MODEL.WEIGHTS) if you like"
+        )
     return ""
 
 
@@ -145,8 +136,6 @@ def iterations(content: Any) -> list[int]:
 
 def _state_file(path: str) -> str:
     """Return the ``torch.save`` file of a checkpoint, which may be a sharded one's folder."""
-    from .sharded import STATE_FILE
-
     return os.path.join(path, STATE_FILE) if os.path.isdir(path) else path
 
 
@@ -160,7 +149,7 @@ def check_resumable(path: str, needed: Collection[str], name: str = "", model: n
         model: the weights must be this model's, if it is given. Weights in folders are not compared.
 
     Raises:
-        ConfigError: it cannot be resumed from; the message says why. An OtherModelError if only the model differs.
+        ConfigError: it cannot be resumed from; the message says why.
     """
     try:
         if os.path.isdir(path):
@@ -175,14 +164,12 @@ def check_resumable(path: str, needed: Collection[str], name: str = "", model: n
         missing = {"model", *needed} - content.keys()
         if missing:
             raise ConfigError(f"{path} cannot be resumed from: it has no {', '.join(sorted(missing))}")
-        try:
-            iterations(content)
-        except ConfigError as error:
-            raise ConfigError(f"{path} cannot be resumed from: {error}") from None
+        iterations(content)
         if model is not None and not os.path.isdir(path) and not _fits(content["model"], model):
-            raise OtherModelError(f"{path} is a checkpoint of another model")
+            raise ConfigError(f"{path} is a checkpoint of another model")
     except ConfigError as error:
-        raise type(error)(str(error).replace(path, name or path)) from None
+        text = str(error) if path in str(error) else f"{path} cannot be resumed from: {error}"
+        raise ConfigError(text.replace(path, name or path)) from None
 
 
 def _fits(weights: Any, model: nn.Module) -> bool:
@@ -195,7 +182,7 @@ def _fits(weights: Any, model: nn.Module) -> bool:
 
 
 def saved_config(folder: str) -> str:
-    """Return the config in a run's last checkpoint, or in the newest undamaged one that has a config.
+    """Return the config in a run's newest undamaged checkpoint that has one.
 
     Args:
         folder: a run's local folder.
@@ -203,12 +190,9 @@ def saved_config(folder: str) -> str:
     Returns:
         The dump of the config; empty if no checkpoint has one.
     """
-    paths = []
+    paths: list[str] = []
     with suppress(OSError):
         paths = newest_first(os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".pth"))
-    with suppress(OSError):
-        if name := read_tag(folder):
-            paths.insert(0, os.path.join(folder, name))
     for path in paths:
         with suppress(ConfigError, OSError):
             verify_checkpoint(_state_file(path))

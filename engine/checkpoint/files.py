@@ -30,6 +30,7 @@ from ...config.files.atomic import (
 from ...config.files.run_folder import claim, is_claimed
 
 __all__ = [
+    "STATE_FILE",
     "CheckpointError",
     "CheckpointFolder",
     "OnError",
@@ -43,6 +44,9 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
+
+STATE_FILE = "state.pth"
+"""The file of ``torch.save`` in the folder of a sharded checkpoint."""
 
 # Longest content of last_checkpoint that is read.
 _MAX_NAME = 4096

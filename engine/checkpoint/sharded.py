@@ -32,12 +32,11 @@ from ...config.files.atomic import displaced, replace_file, replace_text, sync_d
 from ...config.files.run_folder import claim
 from .. import comm
 from .distributed_files import empty_tensor, load_tensors, read_metadata, tensor_places
-from .files import disk_errors, verify_checkpoint, write_checkpoint
+from .files import STATE_FILE, disk_errors, verify_checkpoint, write_checkpoint
 from .shards import SHARD, Keys, Like, is_mark, nested, walk
 from .torch_files import load_torch_file
 
 __all__ = [
-    "STATE_FILE",
     "checksums",
     "complete_folder",
     "fail_together",
@@ -48,7 +47,6 @@ __all__ = [
     "write_parts",
 ]
 
-STATE_FILE = "state.pth"
 _CHECKSUMS = "checksums.json"
 _BLOCK = 1 << 22
 

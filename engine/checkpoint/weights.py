@@ -36,6 +36,9 @@ _HUGGING_FACE = (
 # Keys of the model's weights: hookline, detectron2 and fvcore; Lightning; torch's tutorial; DeepSpeed.
 _MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module")
 
+# Keys of averaged weights in other projects' checkpoints.
+_AVERAGED_KEYS = ("model_ema", "ema_state_dict", "state_dict_ema", "ema_model", "ema")
+
 
 def find_checkpoint(path: str) -> str:
     """Return the checkpoint file that a path refers to.
@@ -212,6 +215,7 @@ def _find_averaged(checkpoint: Mapping[str, Any]) -> tuple[str, dict[str, Any], 
         for key, state in hooks.items()
         if isinstance(state, Mapping) and _is_state_dict(state.get("averaged_model")) and state["averaged_model"]
     ]
+    found += [(key, dict(value), False) for key in _AVERAGED_KEYS if _is_state_dict(value := checkpoint.get(key))]
     for key, weights, _ in found:
         _check_names(f"the state of {printable(key)}", weights)
     return max(found, key=lambda one: one[2], default=None)  # evaluated ones first

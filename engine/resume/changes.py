@@ -133,23 +133,18 @@ def check_changes(trainer: Any, run: Mapping[str, Any]) -> None:
             f"MODEL: the weights in {path} do not fit {trainer.cfg.MODEL.NAME} with these MODEL.ARGS; to resume, "
             f"change them back. {instead}.\n" + "\n".join(report.differences())
         )
-    if saved.get("optimizer", present["optimizer"]) != present["optimizer"]:
-        raise ConfigError(
-            f"SOLVER.OPTIMIZER.NAME: {path} holds the state of {saved['optimizer']}, which {present['optimizer']} "
-            f"cannot load; to resume, change it back to {saved['optimizer']}. {instead}"
-        )
+    for kind, key in (("optimizer", "SOLVER.OPTIMIZER.NAME"), ("scheduler", "SOLVER.LR_SCHEDULER_NAME")):
+        if saved.get(kind, present[kind]) != present[kind]:
+            raise ConfigError(
+                f"{key}: {path} holds the state of {saved[kind]}, which {present[kind]} cannot load; to resume, change "
+                f"it back to {saved[kind]}. {instead}"
+            )
     before, now = saved.get("groups", present["groups"]), present["groups"]
     if before != now and sorted(chain(*before)) == sorted(chain(*now)):  # torch assigns states by position
         raise ConfigError(
             f"SOLVER.PARAM_GROUPS: {path} holds the optimizer's state of parameters in other groups; to resume, change "
             "back what groups them (PARAM_GROUPS, LAYER_DECAY, OPTIMIZERS, a factor or decay of biases and norms, or "
             f"build_optimizer). {instead}"
-        )
-    if saved.get("scheduler", present["scheduler"]) != present["scheduler"]:
-        raise ConfigError(
-            f"SOLVER.LR_SCHEDULER_NAME: {path} holds the state of {saved['scheduler']}, which "
-            f"{present['scheduler']} cannot load; to resume, change it back. A resume can change between any two of "
-            f"hookline's own schedules. {instead}"
         )
 
 

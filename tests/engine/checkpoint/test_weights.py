@@ -268,9 +268,16 @@ def test_averaged_weights_of_a_runs_hook_are_found():
     assert averaged_weights({"model": STATE}) is None
 
 
+@pytest.mark.parametrize("key", ["model_ema", "ema_state_dict", "state_dict_ema", "ema"])
+def test_averaged_weights_of_other_tools_are_found(key):
+    assert same(averaged_weights({"model": STATE, key: AVERAGED}), AVERAGED)
+
+
 @pytest.mark.parametrize(
     ("checkpoint", "source", "averaged"),
     [
+        ({"model": STATE, "ema": AVERAGED}, "auto", False),  # nobody knows what was evaluated
+        ({"model": STATE, "ema": AVERAGED}, "averaged", True),
         (run_of(), "auto", True),
         (run_of(evaluate=False), "auto", False),
         (run_of(evaluate=False), "averaged", True),
