@@ -31,7 +31,7 @@ from ...config.errors import ConfigError, first_line
 if TYPE_CHECKING:
     from .shards import Like
 
-__all__ = ["empty_tensor", "load_tensors", "read_metadata", "read_tensors", "tensor_places"]
+__all__ = ["read_metadata", "read_tensors"]
 
 
 def read_metadata(path: str) -> Metadata:
@@ -58,27 +58,33 @@ def read_metadata(path: str) -> Metadata:
     return metadata
 
 
-def tensor_places(metadata: Metadata) -> dict[tuple[str, ...], tuple[str, TensorStorageMetadata]]:
-    """Return DCP's name and record for each tensor, by the keys under which it was saved."""
-    places = metadata.planner_data or {}
-    return {
-        tuple(map(str, places.get(name, (name,)))): (name, entry)
-        for name, entry in metadata.state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-    }
-
-
-def load_tensors(path: str, metadata: Metadata, tensors: dict[str, Any]) -> None:
-    """Read tensors in place. All ranks call this together.
+def read_tensors(
+    path: str, wanted: Callable[[tuple[str, ...]], bool], like: "Like | None" = None
+) -> dict[tuple[str, ...], torch.Tensor]:
+    """Read tensors that any number of processes wrote. All ranks call this together.
 
     Args:
         path: the folder.
-        metadata: what :func:`read_metadata` returned for it.
-        tensors: tensors of the right shapes, in nested dicts or by DCP's names.
+        wanted: whether to read a tensor, given the keys under which it was saved, such as ``("model", "fc.weight")``.
+        like: how tensors are sharded in this run; by default they are read whole, on the CPU.
+
+    Returns:
+        Tensors by their keys.
 
     Raises:
         ConfigError: the folder is damaged.
     """
+    metadata = read_metadata(path)
+    places = metadata.planner_data or {}
+    tensors: dict[str, Any] = {}
+    found: dict[tuple[str, ...], torch.Tensor] = {}
+    for name, entry in metadata.state_dict_metadata.items():
+        keys = tuple(map(str, places.get(name, (name,))))
+        if isinstance(entry, TensorStorageMetadata) and wanted(keys):
+            one = like(keys, entry.size) if like is not None else None
+            memory = torch.empty(entry.size, dtype=entry.properties.dtype) if one is None else torch.empty_like(one)
+            memory = memory.detach().to(entry.properties.dtype)
+            tensors[name] = found[keys] = memory
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is")  # a single process is fine
@@ -88,41 +94,7 @@ def load_tensors(path: str, metadata: Metadata, tensors: dict[str, Any]) -> None
         raise ConfigError(f"{path} is damaged ({first_line(cause)})") from error
     except Exception as error:  # damaged bytes can cause any error
         raise ConfigError(f"{path} is damaged ({first_line(error)})") from error
-
-
-def read_tensors(path: str, wanted: Callable[[tuple[str, ...]], bool], like: "Like | None" = None) -> dict[str, Any]:
-    """Read tensors that any number of processes wrote. All ranks call this together.
-
-    Args:
-        path: the folder.
-        wanted: whether to read a tensor, given the keys under which it was saved, such as ``("model", "fc.weight")``.
-        like: how tensors are sharded in this run; by default they are read whole, on the CPU.
-
-    Returns:
-        Tensors in dicts as they were saved.
-
-    Raises:
-        ConfigError: the folder is damaged.
-    """
-    metadata = read_metadata(path)
-    places = {keys: place for keys, place in tensor_places(metadata).items() if wanted(keys)}
-    tensors = {name: empty_tensor(keys, entry, like) for keys, (name, entry) in places.items()}
-    load_tensors(path, metadata, tensors)
-    content: dict[str, Any] = {}
-    for (*parents, last), (name, _) in places.items():
-        place = content
-        for parent in parents:
-            place = place.setdefault(parent, {})
-            if not isinstance(place, dict):
-                raise ConfigError(f"{path} is damaged (it has a tensor and a dict under '{parent}')")
-        place[last] = tensors[name]
-    return content
-
-
-def empty_tensor(keys: tuple[str, ...], entry: TensorStorageMetadata, like: "Like | None") -> torch.Tensor:
-    """Return memory for a tensor, sharded as in this run."""
-    one, dtype = None if like is None else like(keys, entry.size), entry.properties.dtype
-    return torch.empty(entry.size, dtype=dtype) if one is None else torch.empty_like(one, dtype=dtype).detach()
+    return found
 
 
 class _Reader(dcp.FileSystemReader):

@@ -324,7 +324,8 @@ class Saver:
         done: Future[None] = Future()
         self.pending = done, path, then
         try:
-            done.set_result(write_twice())
+            write_twice()
+            done.set_result(None)
         except BaseException as error:
             done.set_exception(error)
         self.wait()

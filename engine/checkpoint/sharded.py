@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import CheckpointException  # which is no Exception
@@ -31,7 +30,7 @@ from ...config.errors import ConfigError, first_line
 from ...config.files.atomic import displaced, replace_file, replace_text, sync_directory, temporary_path
 from ...config.files.run_folder import claim
 from .. import comm
-from .distributed_files import empty_tensor, load_tensors, read_metadata, tensor_places
+from .distributed_files import read_metadata, read_tensors
 from .files import STATE_FILE, disk_errors, verify_checkpoint, write_checkpoint
 from .shards import SHARD, Keys, Like, is_mark, nested, walk
 from .torch_files import load_torch_file
@@ -206,22 +205,18 @@ def read_folder(path: str, like: Like | None = None, wanted: Callable[[Keys], bo
     """
     comm.on_main_process(lambda: verify_folder(path))
     state = load_torch_file(os.path.join(path, STATE_FILE))
-    metadata = read_metadata(path)
-    there = tensor_places(metadata)
-    tensors: dict[Keys, torch.Tensor] = {}
+    tensors = read_tensors(path, wanted or (lambda keys: True), like)
 
-    def place(keys: Keys, value: Any) -> Any:
-        if not is_mark(value) or not (wanted is None or wanted(keys)):
+    def restored(keys: Keys, value: Any) -> Any:
+        if not is_mark(value):
             return value
-        entry = there[keys][1] if keys in there else None
-        if entry is None or list(entry.size) != value[SHARD]:
+        if keys not in tensors and wanted is not None and not wanted(keys):
+            return None
+        if keys not in tensors or list(tensors[keys].shape) != value[SHARD]:
             raise ConfigError(f"{path} is damaged: its files do not hold {'.'.join(keys)} as {STATE_FILE} says")
-        tensors[keys] = empty_tensor(keys, entry, like)
-        return value
+        return tensors[keys]
 
-    walk(state, place)
-    load_tensors(path, metadata, nested(tensors))
-    return walk(state, lambda keys, value: tensors.get(keys) if is_mark(value) else value)
+    return walk(state, restored)
 
 
 # ---------------------------------------------------------------------------- helpers

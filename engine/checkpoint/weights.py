@@ -312,12 +312,16 @@ def is_place_of_weights(keys: tuple[Any, ...]) -> bool:
 def _read_distributed(path: str, like: "Like | None") -> dict[str, Any]:
     """Read the weights and averaged weights in a folder of torch.distributed.checkpoint."""
     from .distributed_files import read_tensors
+    from .shards import nested
 
-    content = read_tensors(path, is_place_of_weights, like)
+    try:
+        content = nested(read_tensors(path, is_place_of_weights, like))
+    except (AttributeError, TypeError):
+        raise ConfigError(f"{path} is damaged (it has a tensor and a dict under one name)") from None
     for key in _MODEL_KEYS:
         if _is_state_dict(content.get(key)):
             return {"model": content.pop(key), **content}
-    content = read_tensors(path, lambda keys: len(keys) == 1, like)  # a plain state dict
+    content = nested(read_tensors(path, lambda keys: len(keys) == 1, like))  # a plain state dict
     if not content:
         raise ConfigError(f"{path} is not a checkpoint of a model: it holds no tensors under 'model'")
     return {"model": content}
