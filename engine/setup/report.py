@@ -186,7 +186,7 @@ def draw_at_end(cfg: CfgNode, seconds: float) -> None:
     if setting == "auto" and os.environ.get("CI"):
         logger.info('LOG.CURVES: curves.png is not drawn, since the environment variable CI is set ("auto")')
         return
-    from ...runs.figure import NO_MATPLOTLIB, draw_curves
+    from ...runs.figure import NO_MATPLOTLIB, write_curves
     from ...runs.reading import read_run
 
     if find_spec("matplotlib") is None:
@@ -196,7 +196,7 @@ def draw_at_end(cfg: CfgNode, seconds: float) -> None:
     try:
         run = read_run(folder)
         claim(path)
-        draw_curves([run], path)
+        write_curves([run], path)
     except Exception as error:
         logger.warning("LOG.CURVES: curves.png is not drawn: %s", first_line(error))
     else:

@@ -181,7 +181,7 @@ def inspect(args: argparse.Namespace) -> int:
     'hookline plot output/digits_convnet --metrics loss "*/accuracy"',
     _arg("runs", nargs="*", metavar="RUN", help=_RUNS),
     _arg("--metrics", nargs="+", default=[], metavar="NAME", help="names or patterns (default: all)"),
-    _arg("--x", choices=("iteration", "epoch", "time"), default="iteration", help="the x axis"),
+    _arg("--x", choices=("iteration", "epoch"), default="iteration", help="the x axis"),
     _arg("--smoothing", type=float, default=0.0, metavar="W", help="weight of a running average, 0 to 1"),
     _arg("--log", action="store_true", help="logarithmic scale of the values"),
     _arg("--out", default="", metavar="FILE", help="an image, such as FILE.png (default: RUN/curves.png)"),

@@ -1,7 +1,7 @@
 """Finished and running runs: read their folders, draw and compare them. Does not import torch."""
 
 from .comparison import Comparison, compare_runs
-from .figure import draw_curves, write_curves
+from .figure import write_curves
 from .reading import Curve, Run, read_run, read_runs, select_metrics
 
 __all__ = [
@@ -9,7 +9,6 @@ __all__ = [
     "Curve",
     "Run",
     "compare_runs",
-    "draw_curves",
     "read_run",
     "read_runs",
     "select_metrics",

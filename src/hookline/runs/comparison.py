@@ -3,7 +3,7 @@
 import csv
 import io
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -54,9 +54,8 @@ class Comparison:
         widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
         out = ""
         for row in (head, ["-" * width for width in widths], *rows):
-            cells = zip(row, widths, strict=True)
-            padded = [c.ljust(width) if i <= self.keys else c.rjust(width) for i, (c, width) in enumerate(cells)]
-            out += "  ".join(padded).rstrip() + "\n"
+            cells = [f"{cell:{'<' if i <= self.keys else '>'}{widths[i]}}" for i, cell in enumerate(row)]
+            out += "  ".join(cells).rstrip() + "\n"
         return out
 
     def _cells(self) -> list[list[str]]:
@@ -82,36 +81,29 @@ def compare_runs(runs: Sequence[Run], metrics: Iterable[str] = (), sort: str = "
     Raises:
         ConfigError: a pattern or ``sort`` matches nothing.
     """
-    names = select_metrics(runs, metrics) if metrics else _results(runs)
-    keys = _different_keys(runs)
+    if metrics:
+        names = select_metrics(runs, metrics)
+    else:
+        found = [name for name in select_metrics(runs) if not name.startswith(("train/", "ranks/", "lr/"))]
+        names = [name for name in found if "/" in name]
+        names += [name for name in ("loss", "total_loss") if name in found][:1]
+    configs = [run.config for run in runs if run.config]
+    keys = dict.fromkeys(key for config in configs for key in config if key != "OUTPUT_DIR")
+    different = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
     best = {str(run.config.get("CHECKPOINT.BEST.METRIC", "")) for run in runs}
     if not sort and len(best) == 1 and any(run.curves.keys() & best for run in runs):
         (sort,) = best
-    columns = ["run", *keys, "iterations"]
+    columns = ["run", *different, "iterations"]
     for name in names:
         columns += [name, f"{name} best", f"{name} best at"]
     rows = []
     for run in sorted(runs, key=_order(runs, sort)) if sort else runs:
         iterations = run.last_iteration + 1
-        row = [run.name, *map(run.config.get, keys), min(iterations, run.max_iter or iterations)]
+        row = [run.name, *map(run.config.get, different), min(iterations, run.max_iter or iterations)]
         for name in names:
             row += _final_and_best(run, name, _lower_is_better(runs, name))
         rows.append(row)
-    return Comparison(columns, rows, len(keys))
-
-
-def _results(runs: Sequence[Run]) -> list[str]:
-    names = [name for name in select_metrics(runs) if not name.startswith(("train/", "ranks/", "lr/"))]
-    results = [name for name in names if "/" in name]
-    loss = [name for name in ("loss", "total_loss") if name in names][:1]
-    return results + loss
-
-
-def _different_keys(runs: Sequence[Run]) -> list[str]:
-    """The keys whose values are not the same in all runs that have a config."""
-    configs = [run.config for run in runs if run.config]
-    keys = dict.fromkeys(key for config in configs for key in config if key != "OUTPUT_DIR")
-    return [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1]
+    return Comparison(columns, rows, len(different))
 
 
 def _lower_is_better(runs: Sequence[Run], name: str) -> bool:
@@ -132,26 +124,22 @@ def _final_and_best(run: Run, name: str, lower: bool) -> list[Any]:
     return [last if math.isfinite(last) else None, float(curve.values[best]), int(curve.iterations[best])]
 
 
-def _order(runs: Sequence[Run], sort: str) -> Any:
+def _order(runs: Sequence[Run], sort: str) -> Callable[[Run], Any]:
     """Return the sort key of a run."""
     names = sorted({name for run in runs for name in run.curves})
     if sort in names:
         low = _lower_is_better(runs, sort)
-
-        def place(run: Run) -> float:
-            best = _final_and_best(run, sort, low)[1]
-            return math.inf if best is None else best if low else -best
-
-        return place
+        bests = {run.path: _final_and_best(run, sort, low)[1] for run in runs}
+        return lambda run: math.inf if (best := bests[run.path]) is None else best if low else -best
     keys = sorted({key for run in runs for key in run.config})
     found = [key for key in keys if key == sort or key.endswith(f".{sort}")]
     if len(found) > 1:
         raise ConfigError(f"--sort: {sort!r} is one of {', '.join(found)}; give the full key")
     if not found:
         raise ConfigError(f"--sort: there is no metric or key {sort!r}{suggest(sort, [*names, *keys])}")
-    values = [run.config.get(found[0]) for run in runs]
-    numbers = all(type(value) in (int, float) for value in values)
-    return lambda run: run.config.get(found[0]) if numbers else str(run.config.get(found[0]))
+    values = {run.path: run.config.get(found[0]) for run in runs}
+    numbers = all(type(value) in (int, float) for value in values.values())
+    return lambda run: values[run.path] if numbers else str(values[run.path])
 
 
 def _cell(value: Any) -> str:

@@ -17,7 +17,6 @@ from ..config.files.run_folder import RECORDS, run_folder
 from ..config.yaml_files import load_text
 
 __all__ = [
-    "AXES",
     "Curve",
     "Run",
     "check_output",
@@ -27,9 +26,6 @@ __all__ = [
     "read_runs",
     "select_metrics",
 ]
-
-AXES = ("iteration", "epoch", "time")
-"""What curves can be drawn over. "time" is the time of training steps, in seconds, without evaluations."""
 
 # The files that a run reads again when it is resumed.
 _KEPT = re.compile(
@@ -94,7 +90,6 @@ class Run:
         config: the values of ``config.yaml`` by full key; empty without the file.
         epoch_length: iterations per epoch; None if the log does not say.
         max_iter: the length of the run in iterations; None if the log does not say.
-        best_checkpoint: the file of the best weights; empty if there is none.
     """
 
     path: str
@@ -103,29 +98,24 @@ class Run:
     config: Mapping[str, Any] = field(default_factory=dict)
     epoch_length: float | None = None
     max_iter: int | None = None
-    best_checkpoint: str = ""
 
     @property
     def last_iteration(self) -> int:
         """The last iteration with a metric; -1 if there is none."""
         return max((int(curve.iterations[-1]) for curve in self.curves.values()), default=-1)
 
-    def has_axis(self, axis: str) -> bool:
-        """Whether the run's curves can be drawn over one of :data:`AXES`."""
-        return axis == "iteration" or (self.epoch_length is not None if axis == "epoch" else "time" in self.curves)
+    def epochs(self, iterations: np.ndarray) -> np.ndarray:
+        """Convert iterations to epochs.
 
-    def along(self, axis: str, iterations: np.ndarray) -> np.ndarray:
-        """Convert iterations to a position on one of :data:`AXES`."""
-        if axis == "iteration":
-            return iterations.astype(float)
-        if axis == "epoch":
-            assert self.epoch_length
-            done = iterations + 1 if self.max_iter is None else np.minimum(iterations + 1, self.max_iter)
-            return np.asarray(done / self.epoch_length)
-        time = self.curves["time"]
-        steps = np.diff(time.iterations, prepend=-1)
-        seconds = np.cumsum(np.nan_to_num(time.values) * steps)
-        return np.interp(iterations, np.concatenate([[-1], time.iterations]), np.concatenate([[0.0], seconds]))
+        Raises:
+            ConfigError: the log does not say how long an epoch is.
+        """
+        if self.epoch_length is None:
+            raise ConfigError(
+                f"{self.path} cannot be drawn by epoch: the length of an epoch is not in log.txt; draw it by iteration"
+            )
+        done = iterations + 1 if self.max_iter is None else np.minimum(iterations + 1, self.max_iter)
+        return np.asarray(done / self.epoch_length)
 
 
 def read_runs(paths: Iterable[str]) -> list[Run]:
@@ -162,15 +152,13 @@ def read_run(path: str, name: str | None = None) -> Run:
         ConfigError: see :func:`read_runs`.
     """
     (path,) = _folders(path, below=False)
-    best = os.path.join(path, "model_best.pth")
     try:
         curves = _read_metrics(os.path.join(path, "metrics.json"))
         config = _read_config(os.path.join(path, "config.yaml"))
         length, max_iter = _lengths(os.path.join(path, "log.txt"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
-    name = name or os.path.basename(os.path.abspath(path))
-    return Run(path, name, curves, config, length, max_iter, best if os.path.exists(best) else "")
+    return Run(path, name or os.path.basename(os.path.abspath(path)), curves, config, length, max_iter)
 
 
 def is_measured(name: str) -> bool:
@@ -229,11 +217,11 @@ def _folders(path: str, below: bool = True) -> list[str]:
         if not any(file.startswith(run + os.sep) for run in found):  # such as previous_001 of a run
             found.append(os.path.dirname(file))
     if not found:
-        what = "no run, since no metrics.json, is in it or below it" if below else "it has no metrics.json"
-        hint = ""
-        if os.path.isfile(os.path.join(path, "config.yaml")):
-            hint = "; a run writes the file at its first LOG.PERIOD, if LOG.WRITERS has JSONWriter"
-        raise ConfigError(f"{path}: {what}{hint}")
+        where = "in it or below it" if below else "in it"
+        raise ConfigError(
+            f"{path}: no run, since no metrics.json, is {where}; a run writes the file at its first LOG.PERIOD, if "
+            "LOG.WRITERS has JSONWriter"
+        )
     return found
 
 
@@ -254,23 +242,16 @@ def _read_metrics(path: str) -> dict[str, Curve]:
                 iteration = row.pop("iteration")
                 if type(iteration) is not int or abs(iteration) >> 62:
                     raise ValueError(f"iteration is {iteration!r}")
-                numbers = {name: _number(value) for name, value in row.items() if _is_number(value)}
+                for name, value in row.items():
+                    if value is None or type(value) in (int, float):
+                        number = math.nan if value is None else float(value)
+                        points.setdefault(name, {})[iteration] = number if math.isfinite(number) else math.nan
             except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
                 raise ConfigError(
                     f"{path}: line {line_number} is damaged: {line[:60]!r} is not a row of metrics, such as "
                     '{"iteration": 19, "loss": 0.5}; remove the line'
                 ) from None
-            for name, number in numbers.items():
-                points.setdefault(name, {})[iteration] = number
     return {name: Curve(*map(np.array, zip(*sorted(rows.items()), strict=True))) for name, rows in points.items()}
-
-
-def _is_number(value: Any) -> bool:
-    return value is None or type(value) in (int, float)
-
-
-def _number(value: float | None) -> float:
-    return float(value) if value is not None and math.isfinite(value) else math.nan
 
 
 def _read_config(path: str) -> dict[str, Any]:
