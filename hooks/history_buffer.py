@@ -3,7 +3,7 @@
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
 from statistics import fmean, median
@@ -14,7 +14,7 @@ import torch
 
 __all__ = ["OVER_RANKS", "HistoryBuffer", "MeanWindow", "as_scalar", "by_name", "combine", "fetch_tensors"]
 
-OVER_RANKS = {"mean": fmean, "sum": math.fsum, "max": max, "min": min}
+OVER_RANKS: dict[str, Callable[[Sequence[float]], float]] = {"mean": fmean, "sum": math.fsum, "max": max, "min": min}
 
 
 class MeanWindow(int):
@@ -158,7 +158,7 @@ def combine(how: str, values: Sequence[float], ranks: int) -> float:
     """
     if any(map(math.isnan, values)):
         return math.nan
-    return sum(values) / ranks if how == "loss" else OVER_RANKS[how](values)  # type: ignore[operator]
+    return sum(values) / ranks if how == "loss" else OVER_RANKS[how](values)
 
 
 def as_scalar(name: str, value: Any) -> Any:

@@ -89,7 +89,7 @@ class PeriodicWriter(HookBase):
             try:
                 writer.resume(self.trainer.start_iter)
             except OSError as error:
-                if self._on_error == "stop" or getattr(writer, "path", ""):
+                if self._on_error == "stop" or bool(getattr(writer, "path", "")):
                     raise _write_error(writer, error) from error
                 logger.error("Training continues: %s", error)  # a tracker: its next write tries again
 
