@@ -15,6 +15,7 @@ from ...hooks.common.models import describe_no_match, matches
 from ...hooks.common.tensors import gathered, is_sharded
 from .. import comm
 from .base import STRATEGY_REGISTRY, Strategy, share_tensors, share_weights
+from .meta_init import Places, places_of
 
 __all__ = ["FSDP2"]
 
@@ -141,12 +142,9 @@ class FSDP2(Strategy):
 
     def _units(self, model: nn.Module) -> list[nn.Module]:
         """Return the submodules that are units, inner ones first."""
-        owners: _Owners = {}
-        for module in model.modules():
-            for parameter in module.parameters(recurse=False):
-                owners.setdefault(id(parameter), set()).add(id(module))
+        places = places_of(model)
         if not self.modules:
-            return _large(model, self.min_params, owners)
+            return _large(model, self.min_params, places)
         # fully_shard needs inner modules first.
         found = []
         unused = set(self.modules)
@@ -155,7 +153,7 @@ class FSDP2(Strategy):
             unused -= fitting
             if not fitting or module is model:
                 continue
-            if _splits_tie(module, owners):
+            if _splits_tie(module, places):
                 logger.warning(
                     "PARALLEL.ARGS.modules: %s shares a parameter with a module outside of it, so it is not a unit; "
                     "its parameters belong to the unit around it",
@@ -175,17 +173,13 @@ def _reshard_without_backward(unit: Any, inputs: Any, output: Any) -> None:
         unit.reshard()
 
 
-_Owners = dict[int, set[int]]
-"""The ids of the modules that have each parameter, by its id. A tied parameter has several."""
-
-
-def _splits_tie(unit: nn.Module, owners: _Owners) -> bool:
+def _splits_tie(unit: nn.Module, places: Places) -> bool:
     """Whether a parameter in ``unit`` is tied to one outside of it; ``fully_shard`` would break the tie."""
     inside = {id(module) for module in unit.modules()}
-    return any(not owners[id(parameter)] <= inside for parameter in unit.parameters())
+    return any(id(module) not in inside for one in unit.parameters() for module, _, _ in places[id(one)])
 
 
-def _large(model: nn.Module, min_params: int, owners: _Owners) -> list[nn.Module]:
+def _large(model: nn.Module, min_params: int, places: Places) -> list[nn.Module]:
     """Return submodules with at least ``min_params`` parameters, not counting inner units; inner ones first."""
     found: list[nn.Module] = []
     taken: set[int] = set()
@@ -197,7 +191,7 @@ def _large(model: nn.Module, min_params: int, owners: _Owners) -> list[nn.Module
         rest = {key for key in own if key not in taken}
         # A unit's parameters are gathered in its forward pass, and a list of modules has none.
         is_list = isinstance(module, nn.ModuleList | nn.ModuleDict)
-        if sum(own[key] for key in rest) >= min_params and not is_list and not _splits_tie(module, owners):
+        if sum(own[key] for key in rest) >= min_params and not is_list and not _splits_tie(module, places):
             found.append(module)
             taken.update(rest)
 

@@ -15,9 +15,22 @@ from ...hooks.common.rng import preserve_rng
 from ...hooks.common.tensors import is_sharded, local_part, shard_like
 from .. import comm
 
-__all__ = ["build_on_meta"]
+__all__ = ["Places", "build_on_meta", "places_of"]
 
 logger = logging.getLogger(__name__)
+
+
+Places = dict[int, list[tuple[nn.Module, str, str]]]
+"""Where each tensor of a model is, by its id: module, key and full name. A tied one has several places."""
+
+
+def places_of(model: nn.Module) -> Places:
+    """Return where each parameter and buffer of a model is."""
+    places: Places = {}
+    for prefix, module in model.named_modules():
+        for _, key, tensor in _own_tensors(module):
+            places.setdefault(id(tensor), []).append((module, key, f"{prefix}.{key}" if prefix else key))
+    return places
 
 
 def build_on_meta(build: Callable[[], nn.Module], strategy: Any, device: torch.device) -> nn.Module:
@@ -43,12 +56,12 @@ def build_on_meta(build: Callable[[], nn.Module], strategy: Any, device: torch.d
                 f"PARALLEL.ARGS.init: {_label(name, module)} has parameters or buffers of its own and no method "
                 "reset_parameters() that sets their values. Add one, or remove init"
             )
-    tied = _shared_places(model)
+    tied = [places for places in places_of(model).values() if len(places) > 1]
     wrapped = strategy.wrap(model, device)
     model, device = unwrap_model(wrapped), strategy.weights_device(device)
     model._apply(lambda tensor: torch.empty_like(tensor, device=device) if tensor.is_meta else tensor.clone())
-    for (first, key), *others in tied:
-        for module, name in others:  # torch keeps ties only of sharded tensors
+    for (first, key, _), *others in tied:
+        for module, name, _ in others:  # torch keeps ties only of sharded tensors
             setattr(module, name, getattr(first, key))
     seed = comm.broadcast_object(torch.initial_seed() % 2**32)
     with preserve_rng([torch.cuda.current_device()] if device.type == "cuda" else []), torch.device(device):
@@ -99,15 +112,6 @@ def _own_tensors(module: nn.Module) -> Iterator[tuple[dict[str, Any], str, torch
         for name, tensor in store.items():
             if tensor is not None:
                 yield store, name, tensor
-
-
-def _shared_places(model: nn.Module) -> list[list[tuple[nn.Module, str]]]:
-    """Return the modules and names under which each tied tensor is kept."""
-    places: dict[int, list[tuple[nn.Module, str]]] = {}
-    for module in model.modules():
-        for _, name, tensor in _own_tensors(module):
-            places.setdefault(id(tensor), []).append((module, name))
-    return [found for found in places.values() if len(found) > 1]
 
 
 def _label(name: str, module: nn.Module) -> str:

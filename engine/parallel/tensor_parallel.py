@@ -14,6 +14,7 @@ from ...config.errors import first_line
 from ...hooks.common.models import describe_no_match, matches
 from ...hooks.common.rng import gpus_of, preserve_rng
 from .. import comm
+from .meta_init import places_of
 
 __all__ = [
     "Plan",
@@ -115,10 +116,7 @@ def parallelize(model: nn.Module, mesh: Any, plan: Plan) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
     styles = {name: _style(name, model, word, mesh.size()) for name, word in _assign(model, plan).items()}
-    places: dict[int, list[tuple[nn.Module, str, str]]] = {}  # module, key and full name; several of a tied parameter
-    for prefix, owner in model.named_modules():
-        for key, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
-            places.setdefault(id(parameter), []).append((owner, key, f"{prefix}.{key}" if prefix else key))
+    places = places_of(model)
     trainable = [getattr(owner, key).requires_grad for (owner, key, _), *_ in places.values()]
     for name, style in styles.items():
         if style is not None:
@@ -134,7 +132,7 @@ def parallelize(model: nn.Module, mesh: Any, plan: Plan) -> None:
                 'alike: "rowwise" for an Embedding and "colwise" for a Linear both split the vocabulary'
             )
         for owner, key, _ in users:
-            owner._parameters[key] = found[0]
+            setattr(owner, key, found[0])
 
 
 def splits(parameter: Any, dim: str) -> bool:
