@@ -50,12 +50,6 @@ def printable(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def shown_path(path: str) -> str:
-    """Return a path as messages show it: relative if it is below the current folder."""
-    relative = path if "://" in path else os.path.relpath(path)
-    return path if "://" in path or relative.startswith(os.pardir) else os.path.join(os.curdir, relative)
-
-
 def place_of(error: BaseException) -> str:
     """Return where an error was raised, such as ``" (nets.py:12)"``; empty if that is not in a file of the user."""
     trace = error.__traceback__

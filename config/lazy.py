@@ -140,7 +140,7 @@ class LazyConfig:
                 raise ConfigError(f"{text}: write overrides as key=value, such as train.max_iter=100")
             _check_key(cfg, name, add=name != key)
             try:
-                if re.search(r"[{,]\s*\w+:[^\s]", value):  # YAML takes {a:1} for {"a:1": null}
+                if "{" in value and re.search(r"[{,]\s*\w+:[^\s/]", value):  # YAML takes {a:1} for {"a:1": null}
                     raise ConfigError(f"{text}: write a dict as {{key: value}}, with a space")
                 cfg.merge_with_dotlist([f"{name}={value or repr('')}"])
             except yaml.YAMLError as error:

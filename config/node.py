@@ -254,11 +254,14 @@ class CfgNode(_FvcoreCfgNode):
         del self[name]
 
     # dict's own methods would bypass __setitem__, __delitem__ and renamed keys.
-    get = MutableMapping.get
     popitem = MutableMapping.popitem
     update = MutableMapping.update
     setdefault = MutableMapping.setdefault
     clear = MutableMapping.clear
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        """As ``dict.get``. Finds renamed keys too."""
+        return self[key] if key in self else default
 
     def pop(self, key: str, *default: Any) -> Any:
         """As ``dict.pop``."""

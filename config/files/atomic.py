@@ -30,6 +30,7 @@ __all__ = [
     "remove_leftovers",
     "replace_file",
     "replace_text",
+    "shown_path",
     "sync_directory",
     "temporary_path",
 ]
@@ -220,6 +221,12 @@ def sync_directory(path: str) -> None:
         os.close(descriptor)
 
 
+def shown_path(path: str) -> str:
+    """Return a path as messages show it: relative if it is below the current folder."""
+    relative = path if "://" in path else os.path.relpath(path)
+    return path if "://" in path or relative.startswith(os.pardir) else os.path.join(os.curdir, relative)
+
+
 # ---------------------------------------------------------------------- errors
 
 
@@ -248,17 +255,17 @@ class WriteError(OSError):
 
 
 _GENERAL_ADVICE = "see to the disk or choose another folder (OUTPUT_DIR)"
-_NO_SPACE = "make room there, keep fewer checkpoints (CHECKPOINT.MAX_TO_KEEP) or choose another folder (OUTPUT_DIR)"
-_NOT_ALLOWED = "allow writing there, or choose another folder (OUTPUT_DIR)"
-_NO_FOLDER = "its folder was removed; create it again, or choose another one (OUTPUT_DIR)"
 _ADVICE = {
-    errno.ENOSPC: _NO_SPACE,
-    errno.EDQUOT: _NO_SPACE,
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT),
+        "make room there, keep fewer checkpoints (CHECKPOINT.MAX_TO_KEEP) or choose another folder (OUTPUT_DIR)",
+    ),
     errno.EFBIG: "raise the limit on the size of files (ulimit -f), or choose another file system (OUTPUT_DIR)",
-    errno.EACCES: _NOT_ALLOWED,
-    errno.EPERM: _NOT_ALLOWED,
-    errno.EROFS: _NOT_ALLOWED,
-    errno.ENOENT: _NO_FOLDER,
-    errno.ENOTDIR: _NO_FOLDER,
-    errno.EEXIST: _NO_FOLDER,
+    **dict.fromkeys(
+        (errno.EACCES, errno.EPERM, errno.EROFS), "allow writing there, or choose another folder (OUTPUT_DIR)"
+    ),
+    **dict.fromkeys(
+        (errno.ENOENT, errno.ENOTDIR, errno.EEXIST),
+        "its folder was removed; create it again, or choose another one (OUTPUT_DIR)",
+    ),
 }

@@ -7,8 +7,7 @@ from contextlib import contextmanager, suppress
 from typing import Literal
 
 from ...config import ConfigError
-from ...config.errors import shown_path
-from ...config.files.atomic import check_regular, replace_text
+from ...config.files.atomic import check_regular, replace_text, shown_path
 from ...config.files.run_folder import CHECKPOINT, RECORDS, claim, run_folder
 from ...hooks.writers.files import back_up
 from .. import comm

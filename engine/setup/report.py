@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from ...config import MISSING, CfgNode, ConfigError, Duration, component, get_cfg, name_of
-from ...config.errors import first_line, shown_path
+from ...config.errors import first_line
+from ...config.files.atomic import shown_path
 from ...config.files.run_folder import claim
 from ...hooks.common.models import unwrap_model
 from ...hooks.hook_list import hook_name

@@ -11,8 +11,7 @@ from contextlib import nullcontext, suppress
 from typing import Any, Literal
 
 from ...config import ConfigError, Duration, suggest
-from ...config.errors import shown_path
-from ...config.files.atomic import displaced, replace_file, sync_directory, temporary_path
+from ...config.files.atomic import displaced, replace_file, shown_path, sync_directory, temporary_path
 from ...config.files.run_folder import claim
 from ..base import HOOK_REGISTRY, HookBase
 from ..evaluation import Monitor

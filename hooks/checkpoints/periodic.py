@@ -9,7 +9,7 @@ from typing import Any
 from fvcore.common.checkpoint import PeriodicCheckpointer as FvcorePeriodicCheckpointer
 
 from ...config import ConfigError, Duration
-from ...config.errors import shown_path
+from ...config.files.atomic import shown_path
 from ..base import HOOK_REGISTRY, HookBase
 from ..every import Every, Period
 

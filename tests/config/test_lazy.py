@@ -232,6 +232,8 @@ def test_overrides_change_keys(cfg):
         ('"1"', "1"),
         ("[1, 2.5,a]", [1, 2.5, "a"]),
         ("{a: 1, c: {d: x}}", {"a": 1, "c": {"d": "x"}}),
+        ("[http://a, http://b]", ["http://a", "http://b"]),
+        ("tcp://a,b:1", "tcp://a,b:1"),
         ("${train.max_iter}", 10),
     ],
 )
