@@ -261,7 +261,7 @@ class CfgNode(_FvcoreCfgNode):
 
     def get(self, key: Any, default: Any = None) -> Any:
         """As ``dict.get``. Finds renamed keys too."""
-        return self[key] if key in self else default
+        return Mapping.get(self, key, default)
 
     def pop(self, key: str, *default: Any) -> Any:
         """As ``dict.pop``."""
