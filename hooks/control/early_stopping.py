@@ -70,7 +70,7 @@ class EarlyStopping(HookBase):
             return
         cfg = getattr(self.trainer, "cfg", None)
         best = cfg.CHECKPOINT.BEST if isinstance(cfg, CfgNode) and "CHECKPOINT" in cfg else None
-        if best is None or not best.METRIC:
+        if not (best and best.METRIC):
             raise ConfigError(
                 "EarlyStopping has no metric, and the run has none either: give it one, or set CHECKPOINT.BEST.METRIC "
                 "(Trainer(monitor=...))"

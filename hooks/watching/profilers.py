@@ -55,7 +55,11 @@ class TorchProfiler(HookBase):
             raise ConfigError(f"{type(self).__name__} takes enable_predicate, or start and steps, not both")
         self._enable_predicate = enable_predicate
         self._output_dir = output_dir
-        self._activities = None if activities is None else [_activity(one) for one in activities]
+        known = ProfilerActivity.__members__
+        for one in activities or ():
+            if isinstance(one, str) and one.upper() not in known:
+                raise ConfigError(f"TorchProfiler: unknown activity {one!r}; use one of {', '.join(known).lower()}")
+        self._activities: Any = activities and [known.get(str(one).upper(), one) for one in activities]
         self._save_tensorboard = save_tensorboard
         self._start = 10 if start is None else start
         self._steps = 3 if steps is None else steps
@@ -69,16 +73,17 @@ class TorchProfiler(HookBase):
             self._profiler.__enter__()
 
     def after_step(self) -> None:
-        if self._profiler is not None:
-            profiler, self._profiler = self._profiler, None
-            profiler.__exit__(None, None, None)
-            path = self._write(profiler)
-            logger.info("Profile of iteration %d written to %s", self.trainer.iter, path)
+        if profiler := self._end():
+            logger.info("Profile of iteration %d written to %s", self.trainer.iter, self._write(profiler))
 
     def after_train(self) -> None:
-        if self._profiler is not None:  # the step failed
-            profiler, self._profiler = self._profiler, None
+        self._end()  # if the step failed
+
+    def _end(self) -> Any:
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None:
             profiler.__exit__(None, None, None)
+        return profiler
 
     def _make(self) -> Any:
         return torch.profiler.profile(
@@ -102,15 +107,6 @@ class TorchProfiler(HookBase):
         os.makedirs(self._output_dir, exist_ok=True)
         profiler.export_chrome_trace(paths[rank])
         return paths[rank]
-
-
-def _activity(name: ProfilerActivity | str) -> ProfilerActivity:
-    if not isinstance(name, str):
-        return name
-    known = ProfilerActivity.__members__
-    if name.upper() not in known:
-        raise ConfigError(f"TorchProfiler: unknown activity {name!r}; use one of {', '.join(known).lower()}")
-    return known[name.upper()]
 
 
 @HOOK_REGISTRY.register()

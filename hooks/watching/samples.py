@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _SIZE, _TEXT = 112, 32  # pixels of an image, and of the label below it
 _COLUMNS = 8
-_COLORS = {None: "black", True: "#15803d", False: "#b91c1c"}
+_COLORS = {True: "#15803d", False: "#b91c1c"}
 
 
 @HOOK_REGISTRY.register()
@@ -34,7 +34,7 @@ class SamplePredictions(HookBase):
     samples. Needs Pillow.
 
     Args:
-        num: number of images, at most: the first one of each class. Without targets, the first ones.
+        num: number of images, at most: the first one of each class.
         class_names: names of the classes. Default: ``classes`` of the training data set, as of ``ImageFolder``, or
             their numbers.
         output_dir: the run's folder. None: no files.
@@ -55,7 +55,7 @@ class SamplePredictions(HookBase):
         self._num = num
         self._names = list(class_names)
         self._folder = None if output_dir is None or (cfg and cfg.FAST_DEV_RUN) else os.path.join(output_dir, "samples")
-        self._samples: dict[int, tuple[torch.Tensor, str, bool | None]] = {}
+        self._samples: dict[int, tuple[torch.Tensor, str, bool]] = {}
         self._warned = False
 
     def before_eval(self) -> None:
@@ -67,29 +67,26 @@ class SamplePredictions(HookBase):
             return
         images = _first(batch, lambda one: one.dim() == 4 and one.shape[1] in (1, 3))
         scores = _first(outputs, lambda one: one.dim() == 2 and one.is_floating_point())
-        if images is None or scores is None or len(images) != len(scores):
+        targets: Any = None
+        if images is not None and scores is not None:
+            adapter = getattr(self.trainer, "adapter", None)
+            targets = batch[1] if adapter is None else adapter.targets(batch)
+        if images is None or scores is None or not isinstance(targets, torch.Tensor) or targets.dim() != 1:
             if not self._warned:
                 logger.warning(
-                    "SamplePredictions: needs images (N, 1 or 3, H, W) and class scores (N, C); nothing drawn"
+                    "SamplePredictions: needs images (N, 1 or 3, H, W), class scores (N, C) and classes (N); nothing "
+                    "drawn"
                 )
             self._warned = True
             return
-        if len(self._samples) >= scores.shape[1]:  # one of each class
-            return
-        adapter = getattr(self.trainer, "adapter", None)
-        targets: Any = (
-            adapter.targets(batch) if adapter is not None else batch[1] if isinstance(batch, tuple | list) else None
-        )
-        known = isinstance(targets, torch.Tensor) and targets.dim() == 1 and not targets.is_floating_point()
-        labels = targets.tolist() if known else range(len(self._samples), len(self._samples) + len(scores))
-        for i, truth in enumerate(labels):
+        for image, shares, truth in zip(images, scores.float().softmax(1), map(int, targets), strict=True):
             if truth < 0 or truth in self._samples or len(self._samples) == self._num:
                 continue
-            share, found = scores[i].float().softmax(0).max(0)
+            share, found = shares.max(0)
             label = f"{self._name(int(found))} ({share:.0%})"
-            if known and truth != found:
+            if truth != found:
                 label += f"\nis {self._name(truth)}"
-            self._samples[truth] = images[i].float().cpu(), label, truth == int(found) if known else None
+            self._samples[truth] = image.float().cpu(), label, truth == int(found)
 
     def after_eval(self, results: Mapping[str, Any]) -> None:
         if not self._samples:
@@ -108,7 +105,7 @@ class SamplePredictions(HookBase):
         return self._names[number] if number < len(self._names) else str(number)
 
 
-def _draw(samples: Sequence[tuple[torch.Tensor, str, bool | None]]) -> Any:
+def _draw(samples: Sequence[tuple[torch.Tensor, str, bool]]) -> Any:
     """Return a picture of images with labels. Each image is scaled from its least value to its largest."""
     from PIL import Image, ImageDraw
 

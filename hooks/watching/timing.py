@@ -175,7 +175,7 @@ class Throughput(HookBase):
     def after_eval(self, results: Any) -> None:
         if not has_event_storage():  # an evaluation without training
             return
-        values = {"eval_time": max(time.perf_counter() - self._eval_since, 1e-9)}
+        values: dict[str, Any] = {"eval_time": max(time.perf_counter() - self._eval_since, 1e-9)}
         if self._eval_samples:
             samples = self._eval_samples * self.trainer.comm.get_data_size()
             values["eval_samples_per_s"] = samples / values["eval_time"]

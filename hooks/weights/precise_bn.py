@@ -118,22 +118,20 @@ class StatisticsData:
         if self._generator_state is not None:  # each pass draws its workers' seeds from it
             loader.generator.set_state(self._generator_state)
         owners: list[Any] = [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None), loader]
-        for owner in owners:
-            if hasattr(owner, "set_epoch"):
-                owner.set_epoch(number)
-                break
+        if owner := next((one for one in owners if hasattr(one, "set_epoch")), None):
+            owner.set_epoch(number)
         return loader
 
 
 def _repeat(loader: Iterable[Any]) -> Iterator[Any]:
     """Yield the loader's batches, restarting it when it ends."""
-    while True:
+    empty = False
+    while not empty:
         empty = True
         for batch in loader:
             empty = False
             yield batch
-        if empty:
-            raise ConfigError("the data loader for batch-norm statistics gave no batch when it was restarted")
+    raise ConfigError("the data loader for batch-norm statistics gave no batch when it was restarted")
 
 
 def batch_norms(model: nn.Module) -> list[Any]:
