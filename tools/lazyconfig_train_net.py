@@ -19,6 +19,7 @@ A config has these objects; calls are written with LazyCall:
 
 import argparse
 import logging
+import traceback
 from typing import Any
 
 from torch import nn
@@ -62,10 +63,8 @@ def load(args: argparse.Namespace) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # the file is a program
-        place = error.__traceback__
-        while place is not None and place.tb_next is not None and not _in_config(place, args.config_file):
-            place = place.tb_next
-        line = f":{place.tb_lineno}" if place is not None and _in_config(place, args.config_file) else ""
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((f":{frame.lineno}" for frame in frames if frame.filename == args.config_file), "")
         raise ConfigError(f"{args.config_file}{line}: {type(error).__name__}: {first_line(error)}") from error
     cfg = LazyConfig.apply_overrides(cfg, args.opts)
     for key in NEEDED:
@@ -78,10 +77,6 @@ def load(args: argparse.Namespace) -> Any:
             "--eval-only: needs dataloader.test, dataloader.evaluator, and train.init_checkpoint or --resume"
         )
     return cfg
-
-
-def _in_config(place: Any, path: str) -> bool:
-    return place.tb_frame.f_code.co_filename == path
 
 
 def find(cfg: Any, key: str, default: Any = None) -> Any:
