@@ -1,4 +1,8 @@
-"""Starts the ranks of this machine, passes signals on to them, and reports how they ended."""
+"""Starts the ranks of this machine, passes signals on to them, and reports how they ended.
+
+torch's ``elastic_launch`` is not used: it waits 30 s for a rank with a blocked interpreter, has one time limit for
+ranks that hang and ranks that save after SIGTERM, and sends SIGTERM for a second Ctrl-C.
+"""
 
 import logging
 import multiprocessing
