@@ -1,5 +1,3 @@
-import logging
-
 import pytest
 import torch
 from torch import nn
@@ -136,12 +134,6 @@ def test_callbacks_are_called_in_order():
     callbacks = {name: lambda name=name: calls.append(name) for name in names}
     inference_on_dataset(lambda batch: batch, [1, 2], None, callbacks)
     assert calls == ["on_start", *["before_inference", "after_inference"] * 2, "on_end"]
-
-
-def test_speed_is_logged_once(caplog):
-    with caplog.at_level(logging.DEBUG):
-        inference_on_dataset(lambda batch: batch, range(50), None)
-    assert [record.message.split(" took")[0] for record in caplog.records] == ["Inference on 50 batches"]
 
 
 def test_several_evaluators_act_as_one():
