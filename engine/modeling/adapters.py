@@ -152,8 +152,9 @@ class ModelAdapter:
         Raises:
             TypeError: the batch does not fit, or the result is not a loss.
         """
-        if self._input_functions[True] is not None:
-            batch = self._input_functions[True](batch)
+        function = self._input_functions[True]
+        if function is not None:
+            batch = function(batch)
         call = self._training
         if call is None or call.model is not model or call.form != _form(batch):
             call = self._training = self._call(model, batch, training=True)
@@ -333,21 +334,25 @@ class ModelAdapter:
                     f"{_STEP_KEYS[training]}: {name}() needs {', '.join(needed)}, but it is called with the batch "
                     f"alone, as {name}(batch); give a default to {', '.join(needed[1:])}"
                 )
-            wrapper = getattr(model, "_orig_mod", model)
-            if training and isinstance(wrapper, nn.DataParallel):
-                raise MismatchError(f"{type(module).__name__}.{name} would bypass {type(wrapper).__name__}")
-            if training and isinstance(wrapper, nn.parallel.DistributedDataParallel):
+            parallel = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+            if training and isinstance(getattr(model, "_orig_mod", model), parallel):
+                if not isinstance(model, nn.parallel.DistributedDataParallel):
+                    raise MismatchError(
+                        f"{type(module).__name__}.{name} would bypass {type(model).__name__}, and ranks would not "
+                        "exchange gradients; have the model's forward return its losses instead"
+                    )
                 step = _through_forward(model, module, step)
             return _Call(model, form, step, own_step=True), f"model.{name}(batch)"
         check_step_name(module, _STEP_KEYS[training], name)
         _check_forward(module)
         taken = what_it_takes(getattr(module, "forward", module))
         fields = fields_of(batch)  # a dataclass is used like a dict
-        entries = batch if fields is None else fields
+        entries: Any = batch if fields is None else fields
         # A model with train_step(batch) splits the batch there; its forward takes the inputs without the target.
         separate = self.loss is not None or (not training and callable(getattr(module, self._steps[True], None)))
         several = not separate and (self.inputs == "tuple" or self._takes_target(entries, taken))
-        inputs, read, source, target = entries, _same, "batch", None
+        inputs, source, target = entries, "batch", None
+        read: Callable[[Any], Any] = _same
         if separate and isinstance(entries, Mapping):
             target = self._target_name(entries, required=training)
         elif separate and isinstance(entries, tuple | list):
@@ -360,17 +365,23 @@ class ModelAdapter:
                 inputs, read, source, several = inputs[0], _first, "x", False
         elif separate and training:
             self._target_reader(entries)
-        passed = self._arguments(taken, inputs, target, training, several, separate)
+        passed: Any = self._arguments(taken, inputs, target, training, several, separate)
         if passed is None:
-            run = model if read is _same else lambda batch: model(read(batch))
+            run = model if read is _same else _compose(model, read)
+            if read is _first:  # the usual batch, without a call of read()
+                run = lambda batch: model(batch[0])  # noqa: E731
             text = f"model(({source}))" if read is _all_but_last else f"model({source})"
         elif passed == ():
             run = lambda batch: model(*read(batch))  # noqa: E731
             text = f"model({source})" if read is _all_but_last else f"model(*{source})"
         else:
-            get = _item if fields is None else getattr
-            run = lambda batch: model(**{name: get(read(batch), entry) for name, entry in passed.items()})  # noqa: E731
-            text = f"model({', '.join(f'{name}={entry}' for name, entry in passed.items())})"
+            pairs = tuple(passed.items())
+            run = lambda batch: model(**{name: batch[entry] for name, entry in pairs})  # noqa: E731
+            if fields is not None:
+                run = _compose(run, fields_of)
+            elif read is _first:
+                run = _compose(run, _first)
+            text = f"model({', '.join(f'{name}={entry}' for name, entry in pairs)})"
         if not training or self.loss is None:
             return _Call(model, form, run), text
         read_target, target_text = self._target_reader(batch)
@@ -475,8 +486,7 @@ class ModelAdapter:
         fields = fields_of(batch)
         if fields is not None or isinstance(batch, Mapping):
             name: Any = self._target_name(batch if fields is None else fields)
-            get = _item if fields is None else getattr
-            return (lambda batch: get(batch, name)), name
+            return _entry(name) if fields is None else lambda batch: getattr(batch, name), name
         raise MismatchError(
             f"expected a batch (x, y) or a dict, got {describe(batch)}. MODEL.LOSS and targets need such batches; "
             'otherwise set MODEL.LOSS.NAME to "" and let the model return its losses'
@@ -531,23 +541,26 @@ class ModelAdapter:
 
 def _form(batch: Any) -> Any:
     """Return what distinguishes batches that are called differently: their type, and their length or names."""
-    if isinstance(batch, tuple | list):
-        first = batch[0] if batch else None
-        names = tuple(first) if type(first) is not Tensor and isinstance(first, Mapping) else None
-        return type(batch), len(batch), names
-    return (type(batch), tuple(batch)) if isinstance(batch, Mapping) else type(batch)
+    kind = type(batch)
+    if kind is tuple or kind is list:  # fast
+        first: Any = batch[0] if batch else None
+        named = type(first) is not Tensor and isinstance(first, Mapping)
+        return (kind, len(batch), tuple(first)) if named else (kind, len(batch))
+    if kind is dict or isinstance(batch, Mapping):
+        return kind, tuple(batch)
+    return (kind, len(batch)) if isinstance(batch, tuple | list) else kind
 
 
 def _same(batch: Any) -> Any:
     return batch
 
 
+def _compose(call: Callable[[Any], Any], read: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda batch: call(read(batch))
+
+
 def _entry(key: Any) -> Callable[[Any], Any]:
     return lambda batch: batch[key]
-
-
-def _item(batch: Any, name: Any) -> Any:
-    return batch[name]
 
 
 _first, _last, _all_but_last = _entry(0), _entry(-1), _entry(slice(0, -1))
