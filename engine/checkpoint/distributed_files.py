@@ -81,10 +81,9 @@ def read_tensors(
     for name, entry in metadata.state_dict_metadata.items():
         keys = tuple(map(str, places.get(name, (name,))))
         if isinstance(entry, TensorStorageMetadata) and wanted(keys):
-            one = like(keys, entry.size) if like is not None else None
-            memory = torch.empty(entry.size, dtype=entry.properties.dtype) if one is None else torch.empty_like(one)
-            memory = memory.detach().to(entry.properties.dtype)
-            tensors[name] = found[keys] = memory
+            one, dtype = like(keys, entry.size) if like is not None else None, entry.properties.dtype
+            empty = torch.empty(entry.size, dtype=dtype) if one is None else torch.empty_like(one, dtype=dtype)
+            tensors[name] = found[keys] = empty.detach()
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is")  # a single process is fine

@@ -264,14 +264,14 @@ def make(scenario: str, folder: Path, overrides: Iterable[Any] = ()) -> DefaultT
 
 def kill_in_save(trainer: DefaultTrainer) -> None:
     """Kill the run after it wrote a checkpoint and before it removes the outdated one."""
-    remove = trainer.checkpointer._folder.remove
+    remove = trainer.checkpointer.remove
 
-    def remove_or_die(path: str, path_manager: Any) -> None:
+    def remove_or_die(path: str) -> None:
         if os.path.basename(path) == "model_0000004.pth":
             raise Killed
-        remove(path, path_manager)
+        remove(path)
 
-    trainer.checkpointer._folder.remove = remove_or_die
+    trainer.checkpointer.remove = remove_or_die
 
 
 # ---------------------------------------------------------------------- files of a run
