@@ -185,17 +185,20 @@ def _replay_config(run: str, cfg: CfgNode | None, overrides: Sequence[Any]) -> C
 @contextmanager
 def _scratch_folder(run: str, checkpoint: str) -> Iterator[str]:
     """Yield a folder for all ranks that resumes the run from a checkpoint; remove it at the end of the block."""
+
+    def prepare() -> None:
+        name = os.path.basename(checkpoint)
+        os.symlink(os.path.abspath(checkpoint), os.path.join(folder, name))
+        with open(os.path.join(folder, "last_checkpoint"), "w", encoding="utf-8") as file:
+            file.write(name)
+        for file_name in ("config.yaml", "metrics.json"):
+            if os.path.exists(os.path.join(run, file_name)):
+                shutil.copy(os.path.join(run, file_name), folder)
+
     folder = comm.broadcast_object(tempfile.mkdtemp(prefix="hookline-replay-") if comm.is_main_process() else "")
     try:
-        if checkpoint and comm.is_main_process():
-            name = os.path.basename(checkpoint)
-            os.symlink(os.path.abspath(checkpoint), os.path.join(folder, name))
-            with open(os.path.join(folder, "last_checkpoint"), "w", encoding="utf-8") as file:
-                file.write(name)
-            for file_name in ("config.yaml", "metrics.json"):
-                if os.path.exists(os.path.join(run, file_name)):
-                    shutil.copy(os.path.join(run, file_name), folder)
-        comm.synchronize()
+        if checkpoint:
+            comm.on_main_process(prepare)
         yield folder
     finally:
         if comm.is_main_process():
