@@ -159,9 +159,9 @@ def _value(value: Any, declared: Typed | None, slot: Slot | None) -> dict[str, A
     if isinstance(kind, OneOf):
         return {"title": ", ".join(map(_text, kind.choices)), "enum": list(kind.choices)}
     schema = {"title": declared.type.__name__, **(_DURATIONS.get(kind) or _TYPES.get(declared.type, {}))}
-    for name, words, limit in (("minimum", "at least", declared.least), ("maximum", "at most", declared.most)):
+    for bound, words, limit in (("minimum", "at least", declared.least), ("maximum", "at most", declared.most)):
         if limit is not None:
-            schema[name] = limit
+            schema[bound] = limit
             schema["title"] += f", {words} {limit}" if limit < 10**9 else ""
     if declared.optional or declared.default is None:
         return {"title": f"{schema['title']} or None", **_any(schema, {"enum": [None, "None"]})}
