@@ -136,7 +136,7 @@ class HistoryBuffer:
         """Return the kept values and what :meth:`global_avg` needs, as plain data."""
         start = -self._max_length
         # As tensors, since a checkpoint saves a tensor faster than a list.
-        arrays = {"values": self._values, "iters": self._iters, "numbers": self._numbers}
+        arrays: dict[str, array[Any]] = {"values": self._values, "iters": self._iters, "numbers": self._numbers}
         tensors = {name: torch.from_numpy(np.array(values[start:])) for name, values in arrays.items()}
         return {**tensors, "count": self._count, "total": self._total}
 
