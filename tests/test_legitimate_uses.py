@@ -504,7 +504,7 @@ def a_new_run_over_one_without_records(args):
 
 def stop_at_2(args):
     trainer = Trainer(merged(args))
-    trainer.register_hooks([CallbackHook(after_step=lambda t: t.iter == 1 and t.request_stop("enough"))])
+    trainer.register_hooks([CallbackHook(after_step=lambda t: t.iter == 1 and t.request_stop("enough", 75))])
     trainer.resume_or_load(resume=False)
     with contextlib.suppress(SystemExit):
         trainer.train()

@@ -354,7 +354,7 @@ def test_the_average_is_resumed_and_a_failed_evaluation_restores_the_weights(tmp
     class Stop(HookBase):
         def after_step(self):
             if self.trainer.iter == 5:
-                self.trainer.request_stop("for now")
+                self.trainer.request_stop("for now", 75)
 
     default_trainer(tmp_path / "parts", first, Stop(), SOLVER__MAX_ITER=10).train()
     second = steering.AverageWeights()

@@ -200,7 +200,7 @@ def test_the_command_for_a_run_with_keys_of_its_own_names_the_way(start, capsys,
     with pytest.raises(SystemExit, match="2"):
         main(command)
     error = capsys.readouterr().err
-    assert "unknown key 'MINE'" in error
+    assert "unknown key 'MINE.CLASSES'" in error
     assert "python SCRIPT --config-file out/config.yaml with --replay N or --samples N" in error
 
 

@@ -402,7 +402,7 @@ def until(made, iteration):
 
     def stop(t):
         if t.iter == iteration:
-            t.request_stop("enough")
+            t.request_stop("enough", 75)
 
     made.register_hooks([CallbackHook(after_step=stop)])
     assert made.train().reason == "enough"
