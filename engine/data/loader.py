@@ -272,10 +272,16 @@ def whole_pass(loader: Iterable[Any]) -> Iterator[Any]:
     """Yield each batch of a loader once.
 
     Raises:
-        RuntimeError: the loader ended before its length.
+        RuntimeError: the loader ended before its length, or something in it called ``sys.exit()``.
     """
-    length, read = exact_length(loader), 0
-    for batch in iterate(loader):
+    length, read, batches = exact_length(loader), 0, iterate(loader)
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            break
+        except SystemExit as error:  # which could end the program with success
+            raise RuntimeError(f"the data loader called sys.exit({error.code!r}) after {read} batches") from error
         read += 1
         yield batch
     if length is not None and read < length:

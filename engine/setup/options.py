@@ -90,7 +90,8 @@ def check_trains(args: Any, resume: bool | None, is_trial: bool) -> None:
         is_trial: whether FAST_DEV_RUN is set.
     """
     for name in ("eval_only", "predict", "replay", "samples", "dry_run", *([] if is_trial else ["fast_dev_run"])):
-        if option(args, name) not in (None, False):
+        value = option(args, name)
+        if value is not None and value is not False:  # --replay 0 is one
             raise ConfigError(f"--{name.replace('_', '-')}: this script ignores the option and trains; {_REMEDY}")
     if resume is False:
         check_resumes(args)

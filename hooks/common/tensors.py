@@ -118,6 +118,8 @@ def convert(batch: Any, leaf: Callable[[Any], Any]) -> Any:
         return type(batch)(*items) if hasattr(batch, "_fields") else tuple(items)
     if isinstance(batch, list):
         return [convert(item, leaf) for item in batch]
+    if type(batch) is dict:
+        return {key: convert(value, leaf) for key, value in batch.items()}
     if isinstance(batch, MutableMapping):
         changed = copy.copy(batch)  # keeps the type and other attributes
         for key, value in batch.items():
