@@ -278,7 +278,7 @@ class DefaultTrainer(SimpleTrainer):
         log_start(self, f"{self.max_iter} iterations{epochs}", first=self._result is None)
         stop = None
         if end is not None and end["reason"] != "completed":
-            stop = StopRequest(end["reason"], by=end["by"])
+            stop = StopRequest(end["reason"])
         note_training(self.cfg.OUTPUT_DIR)
         begin = time.monotonic()
         result = self._train(self.start_iter, self.max_iter, stop)

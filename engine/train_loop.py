@@ -523,19 +523,19 @@ class TrainerBase:
 
         Returns:
             ``reason``: "completed", or the argument of ``request_stop``; ``iteration``: number of finished iterations;
-            ``max_iter``: the largest of the run; ``by``: see :class:`StopRequest`; ``complete``: True if the work after
-            the loop, such as the last evaluation, is done too. The final checkpoint has True.
+            ``max_iter``: the largest of the run; ``complete``: True if the work after the loop, such as the last
+            evaluation, is done too. The final checkpoint has True.
         """
         done = self._finished + 1
         if self.stopped:
             assert self._stop is not None
-            reason, by = self._stop.reason, self._stop.by
+            reason = self._stop.reason
         elif self._error is None and done >= self.max_iter > 0:
-            reason, by = "completed", None
+            reason = "completed"
         else:
             return None
         complete = self._at_last_save
-        return {"reason": reason, "iteration": done, "max_iter": self._longest, "by": by, "complete": complete}
+        return {"reason": reason, "iteration": done, "max_iter": self._longest, "complete": complete}
 
     # ------------------------------------------------------------------ requests
 
@@ -554,8 +554,7 @@ class TrainerBase:
                 is named by the iteration instead of ``model_final``, and the program exits with this code.
             everywhere: all ranks make this request in this step, so no exchange between ranks is needed.
         """
-        by = None if exit_code else self._hook_list.asking()  # an interrupted run can always be resumed
-        request = StopRequest(reason or "stop requested", exit_code, by)
+        request = StopRequest(reason or "stop requested", exit_code)
         if self._agreement is not None and self._agreement.needs_exchange("stop", everywhere):
             self._agreement.ask(request)
         else:

@@ -1,14 +1,13 @@
 """``HookList``: the hooks of a trainer, in their order, and the one way to call them."""
 
 import copy
-import inspect
 import logging
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..config import ConfigError, Duration
+from ..config import ConfigError
 from ..config.errors import loading
 from .base import EVENTS, STEP_EVENTS, HookBase, StopTraining
 from .functions import functions_for, replaces
@@ -33,7 +32,6 @@ class HookList:
     Attributes:
         hooks: the hooks, as a plain list.
         listeners: the methods to call, by event. Always the same dict, so that it can be kept.
-        calling: the hook that is being called now, or None.
         running: whether the trainer trains. Hooks then join and leave before the next step.
     """
 
@@ -41,7 +39,6 @@ class HookList:
         self._trainer = weakref.ref(trainer)  # weak: a cycle of trainer and hooks would keep GPU memory in use
         self.hooks: list[HookBase] = []
         self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys(EVENTS, ())
-        self.calling: HookBase | None = None
         self.running = False
         self._changed = 0
         # By identity, since hooks may define equality and need not be hashable.
@@ -154,28 +151,25 @@ class HookList:
         if not listeners:
             return
         trainer: Any = self._trainer()
-        clock, outer = time.perf_counter, self.calling
+        clock = time.perf_counter
         start = clock()
-        try:
-            for call, cost, self.calling in listeners:
-                try:
-                    if kwargs:
-                        call(*args, **kwargs)
-                    else:
-                        call(*args)
-                except StopTraining as stop:
-                    trainer.request_stop(str(stop))
-                except BaseException as error:
-                    error.add_note(f"(in hook {hook_name(self.calling)}.{event}, at iteration {trainer.iter})")
-                    if on_error is None:
-                        raise
-                    on_error(error)
-                end = clock()
-                cost[0] += end - start
-                cost[1] += 1
-                start = end
-        finally:
-            self.calling = outer
+        for call, cost, hook in listeners:
+            try:
+                if kwargs:
+                    call(*args, **kwargs)
+                else:
+                    call(*args)
+            except StopTraining as stop:
+                trainer.request_stop(str(stop))
+            except BaseException as error:
+                error.add_note(f"(in hook {hook_name(hook)}.{event}, at iteration {trainer.iter})")
+                if on_error is None:
+                    raise
+                on_error(error)
+            end = clock()
+            cost[0] += end - start
+            cost[1] += 1
+            start = end
 
     def listeners_of(self, event: str) -> tuple[Listener, ...]:
         """Return the methods to call for an event, which need not be declared."""
@@ -256,11 +250,6 @@ class HookList:
         """Return the hooks by the keys of their states."""
         return _numbered((hook.state_key or hook_name(hook), hook) for hook in self.hooks)
 
-    def asking(self) -> dict[str, Any] | None:
-        """Return the state key and arguments of the hook that is being called, or None."""
-        keys = [key for key, hook in self.by_key().items() if hook is self.calling]
-        return {"hook": keys[0], "arguments": arguments_of(self.calling)} if keys else None
-
     def state_dict(self) -> dict[str, Any]:
         """Return the states of the hooks that have one, by key."""
         states = {key: hook.state_dict() for key, hook in self.by_key().items()}
@@ -292,18 +281,6 @@ def _numbered(items: Iterable[tuple[str, Any]]) -> dict[str, Any]:
             key = f"{name}#{number}"
         result[key] = value
     return result
-
-
-def arguments_of(hook: Any) -> dict[str, str]:
-    """Return the constructor's arguments, as text, that the hook keeps in attributes of the same names."""
-    arguments = {}
-    for name in inspect.signature(type(hook).__init__).parameters:
-        for attribute in (name, f"_{name}"):
-            value = vars(hook).get(attribute, hook)
-            if isinstance(value, str | int | float | tuple | list | dict | Duration | None):
-                arguments[name] = str(value)
-                break
-    return arguments
 
 
 def _is_among(hook: HookBase, hooks: Iterable[HookBase]) -> bool:

@@ -35,12 +35,10 @@ class StopRequest:
     Attributes:
         reason: why, for the log and the result.
         exit_code: not 0 if the run is only interrupted and should be resumed.
-        by: the hook that requested it, as ``{"hook": its state key, "arguments": its arguments}``; None if no hook did.
     """
 
     reason: str
     exit_code: int = 0
-    by: Mapping[str, Any] | None = None
 
     def outranks(self, other: "StopRequest | None") -> bool:
         """Whether this request replaces an earlier one: a stop on purpose replaces an interruption.

@@ -51,7 +51,8 @@ class FlopsCounter(HookBase):
 
     Acts in the first ``before_forward``, then when metrics are written. Puts ``flops_per_s`` (over wall-clock time,
     like :class:`Throughput`), ``total_flops`` (of all ranks since the run began, also after a resume) and, if the peak
-    is known, ``mfu`` between 0 and 1. Saves the total.
+    is known, ``mfu`` between 0 and 1. Saves the total and the count, which a resume makes again only if the length of
+    an epoch or the number of ranks has changed.
 
     Args:
         peak_flops: peak operations per second of one device. None: the dense bfloat16 peak, known for common GPUs.
@@ -65,15 +66,20 @@ class FlopsCounter(HookBase):
     def __init__(self, peak_flops: float | None = None) -> None:
         self._given_peak = peak_flops
         self._counted = False
+        self._counted_for: list[int | None] = []  # iterations of an epoch, and ranks
         self.flops: float | None = None
         self._before = 0.0  # the total of all ranks before iteration _since
-        self._since = 0
+        self._since: int | None = None
 
     def before_train(self) -> None:
-        model = self.trainer.model
-        parameter = next(model.parameters(), None)
+        trainer = self.trainer
+        parameter = next(trainer.model.parameters(), None)
         self._peak = self._given_peak or known_peak(torch.device("cpu") if parameter is None else parameter.device)
-        self._counted, self.flops, self._since = False, None, self.trainer.start_iter
+        setting = [trainer.iters_per_epoch, trainer.comm.get_data_size()]
+        self._counted = self.flops is not None and setting == self._counted_for
+        self.flops, self._counted_for = self.flops if self._counted else None, setting
+        self._first = self._since = trainer.start_iter
+        self._start = time.perf_counter()
 
     def before_forward(self, batch: Any) -> None:
         if self._counted:
@@ -104,7 +110,7 @@ class FlopsCounter(HookBase):
         self.trainer.storage.put_scalars(smoothing_hint=False, cur_iter=done - 1, **values)
 
     def _total(self) -> float:
-        if self.flops is None:
+        if self.flops is None or self._since is None:
             return self._before
         steps = max(self.trainer.finished_iter + 1 - self._since, 0)
         return self._before + self.flops * steps * self.trainer.comm.get_data_size()
@@ -113,10 +119,11 @@ class FlopsCounter(HookBase):
         self._before, self._since = self._total(), self.trainer.finished_iter + 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"total": self._total()}
+        return {"total": self._total(), "flops": self.flops, "counted_for": self._counted_for}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._before, self.flops = state_dict["total"], None
+        self._before, self._since = state_dict["total"], None
+        self.flops, self._counted_for = state_dict.get("flops"), state_dict.get("counted_for", [])
 
     def reset_state(self) -> None:
         self._before, self.flops = 0.0, None

@@ -480,6 +480,8 @@ CASES: dict[str, Case] = {
     "trainer/hooks/PeriodicWriter/seen": Case("rows"),
     "trainer/hooks/PeriodicWriter/last_write": Case("rows"),
     "trainer/hooks/FlopsCounter/total": Case("rows", always(0.0)),
+    "trainer/hooks/FlopsCounter/flops": Case("rows", always(None)),
+    "trainer/hooks/FlopsCounter/counted_for": Case("rows", absent),
     # Hooks
     "trainer/hooks/LRScheduler/base_lrs": Case("rates"),
     "trainer/hooks/LRScheduler/last_epoch": Case("rates"),

@@ -453,26 +453,6 @@ def test_hooks_are_described_in_order_with_their_events():
     assert lines[1].split() == ["1", "CallbackHook", "before_train,", "after_train"]
 
 
-def test_a_stop_is_asked_for_by_the_hook_that_is_called_now():
-    class Inner(HookBase):
-        def custom(self):
-            pass
-
-    class Asking(HookBase):
-        def after_step(self):
-            self.trainer.emit("custom")
-            self.trainer.request_stop("enough")
-
-    trainer = Trainer()
-    trainer.register_hooks([Inner(), Asking()])
-    trainer.train(0, 3)
-    assert trainer._end()["by"]["hook"] == "Asking"
-    assert trainer._hook_list.calling is None
-    trainer.remove_hook(Asking)
-    trainer.request_stop("from outside")
-    assert trainer._hook_list.asking() is None
-
-
 def test_methods_of_a_trainer_that_call_no_hooks_still_let_the_run_go_on():
     class Silent(Trainer):
         def before_step(self):
