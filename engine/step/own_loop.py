@@ -20,7 +20,7 @@ class OwnLoop:
     """
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer = weakref.proxy(trainer)
+        self._trainer: Any = weakref.proxy(trainer)
         self._in_step = False
         self._iter = -1  # of the last step
         self._error_before = sys.exc_info()[1]  # the exception that is being handled now, or None
@@ -35,9 +35,10 @@ class OwnLoop:
     def of(cls, trainer: Any) -> "OwnLoop":
         """Return the own loop of a trainer, which begins with the first call."""
         if trainer._own_loop is None:
-            own_loop = cls(trainer)
-            trainer._own_loop = own_loop
-        return trainer._own_loop  # type: ignore[no-any-return]
+            begun = cls(trainer)
+            trainer._own_loop = begun
+        own_loop: OwnLoop = trainer._own_loop
+        return own_loop
 
     def begin_step(self) -> None:
         """Begin a step, or end a loop that cannot see requests to stop, when there is one."""
