@@ -1,5 +1,7 @@
 """Evaluation: evaluators, metrics, predictions and results."""
 
+from typing import TYPE_CHECKING
+
 from ...config.rare_names import imported_when_used
 from .build import (
     EVALUATOR_REGISTRY,
@@ -13,6 +15,9 @@ from .build import (
 from .evaluator import DatasetEvaluator, DatasetEvaluators, evaluation_context, inference_context, inference_on_dataset
 from .metrics import METRIC_REGISTRY, Accuracy, FunctionMetric, Loss, MeanMetric, Metric
 from .testing import flatten_results_dict, format_results, print_csv_format, verify_results
+
+if TYPE_CHECKING:
+    from .predictions import predict_dataset, prediction_rows, write_predictions
 
 __all__ = [
     "EVALUATOR_REGISTRY",

@@ -1,5 +1,7 @@
 """Models: building them from a config, calling them with batches, and a few small ones."""
 
+from typing import TYPE_CHECKING
+
 from ...config.rare_names import imported_when_used
 from .adapters import ModelAdapter
 from .build import (
@@ -17,6 +19,9 @@ from .build import (
 from .gpt import GPT, SampleText, TransformerBlock
 from .losses import CrossEntropyLoss, TokenCrossEntropyLoss
 from .zoo import MLP, ConvNet, ResNet
+
+if TYPE_CHECKING:
+    from .changes import checkpoint_activations
 
 __all__ = [
     "GPT",
