@@ -27,7 +27,7 @@ from ..checkpoint.weights import read_checkpoint
 from ..solver import LRMultiplier
 from ..solver.several import schedulers_of
 from ..train_loop import TrainResult
-from .lengths import rebuild_schedule, set_rates
+from .lengths import check_length, rebuild_schedule, set_rates
 
 __all__ = [
     "apply_changes",
@@ -176,6 +176,7 @@ def apply_changes(trainer: Any, saved: Mapping[str, Any]) -> None:
     if any(key.startswith(_SCHEDULE) for key in changes):
         former = schedulers_of(trainer.scheduler)
         rebuild_schedule(trainer, trainer.cfg)
+        check_length(trainer, changes.get("SOLVER.MAX_ITER", (trainer.max_iter,))[0])
         for one in schedulers_of(trainer.scheduler):
             if any(one is kept for kept in former):
                 logger.warning("%s keeps the checkpoint's schedule", type(one).__name__)
@@ -239,10 +240,10 @@ def rates_of(optimizer: Any) -> list[float]:
 
 
 def check_changes_by_hand(trainer: Any) -> None:
-    """Check that config and learning rates are as the last ``train()``, or the constructor, left them.
+    """Use learning rates that were set by hand since the last ``train()``, or the constructor.
 
     Raises:
-        ConfigError: they were changed, and the trainer would not use the change.
+        ConfigError: a rate cannot be used, since the schedule sets it in each step, or a config was changed.
     """
     for before, now in zip(trainer._texts_after_train, trainer._texts(), strict=False):
         changes = CfgNode.load_cfg(now).diff(CfgNode.load_cfg(before)) if now != before else {}
@@ -255,14 +256,22 @@ def check_changes_by_hand(trainer: Any) -> None:
             )
     if not trainer._rates:  # a subclass that does not call __init__
         return
-    schedules = [one for one in schedulers_of(trainer.scheduler) if not isinstance(one, ReduceLROnPlateau)]
-    scheduled = {id(group) for one in schedules for group in getattr(one, "optimizer", trainer.optimizer).param_groups}
-    for group, before in zip(trainer.optimizer.param_groups, trainer._rates, strict=False):
-        if id(group) in scheduled and float(group["lr"]) != before:
-            raise ConfigError(
-                f"optimizer.param_groups: the learning rate was set to {float(group['lr']):g}, but the schedule sets "
-                f"it in each step (now {before:g}). Set it back; for another rate, make a new trainer with that "
-                "SOLVER.BASE_LR (Trainer: lr), and resume"
+    rates = {id(group): lr for group, lr in zip(trainer.optimizer.param_groups, trainer._rates, strict=False)}
+    for one in schedulers_of(trainer.scheduler):
+        groups = getattr(one, "optimizer", trainer.optimizer).param_groups
+        for index, group in enumerate(groups if not isinstance(one, ReduceLROnPlateau) else ()):
+            before, now = rates.get(id(group)), float(group["lr"])
+            if before in (None, now):
+                continue
+            if not isinstance(one, LRMultiplier) or before != float(group["initial_lr"]):
+                raise ConfigError(
+                    f"optimizer.param_groups: the learning rate was set to {now:g}, but the schedule sets it in each "
+                    f"step (now {before:g}). Set it back; for another rate, make a new trainer with that "
+                    "SOLVER.BASE_LR (Trainer: lr), and resume"
+                )
+            one.base_lrs[index] = group["initial_lr"] = now
+            logger.info(
+                "The learning rate was set to %g instead of %g: it is the schedule's base rate now", now, before
             )
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import math
 import warnings
 from collections.abc import Mapping
 from functools import partial
@@ -20,6 +21,7 @@ from ..solver.several import one_or_several, schedulers_of, solver_parts
 
 __all__ = [
     "apply_max_iter",
+    "check_length",
     "epoch_offset",
     "loader_length",
     "rebuild_schedule",
@@ -179,6 +181,7 @@ def apply_max_iter(trainer: Any) -> None:
     if trainer.cfg.is_frozen():
         cfg.freeze()
     rebuild_schedule(trainer, cfg)
+    check_length(trainer, trainer.cfg.SOLVER.MAX_ITER)
     trainer._set_config(cfg)
     for hook in trainer.find_hooks(PeriodicWriter):
         hook.set_max_iter(trainer.max_iter)
@@ -209,6 +212,26 @@ def rebuild_schedule(trainer: Any, cfg: CfgNode) -> None:
         if id(group) in kept:
             _set(group, values)
     trainer.scheduler = fresh if isinstance(fresh, SchedulerList) else new[""]
+
+
+def check_length(trainer: Any, former: int) -> None:
+    """Check that the schedules of a longer run do not have the length of the former one, as a number.
+
+    Raises:
+        ConfigError: one has; most of torch's would go on with a rate that rises again.
+    """
+    if trainer.max_iter <= former:
+        return
+    lengths = {former, math.ceil(former / (trainer.iters_per_epoch or 1))}
+    for one in schedulers_of(trainer.scheduler):
+        for name in ("T_max", "total_steps", "total_iters", "t_initial"):
+            if (length := getattr(one, name, None)) in lengths:
+                trainer._max_iter = former
+                raise ConfigError(
+                    f"max_iter: the run cannot be longer than {former} iterations, since its schedule "
+                    f"{type(one).__name__} was built for them ({name}={length}). Name the schedule with "
+                    f'{{{name}: "end"}}, which follows the length of the run'
+                )
 
 
 def _at_position(fresh: Any, present: Any, trainer: Any) -> Any:

@@ -279,9 +279,27 @@ def test_a_longer_second_train_equals_a_resume_with_that_length(make):
 CONSTANT = ["SOLVER.LR_SCHEDULER_NAME", "WarmupConstantLR", "SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 10]
 
 
-@pytest.mark.parametrize("schedule", ["WarmupCosineLR", "WarmupConstantLR", "torch.optim.lr_scheduler:LinearLR"])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_learning_rate_set_by_hand_is_the_base_rate_of_a_constant_schedule(make, trained):
+    trainer = make(*CONSTANT)
+    if trained:
+        trainer.train()
+    trainer.optimizer.param_groups[0]["lr"] = 0.03
+    trainer.max_iter = 20
+    trainer.train()
+    assert [row["lr"] for row in rows(trainer) if "lr" in row] == [0.1] * 10 * trained + [0.03] * (20 - 10 * trained)
+    for by_hand, used in ((None, 0.03), (0.02, 0.02)):
+        resumed = make(*CONSTANT, "SOLVER.MAX_ITER", trainer.max_iter + 4, resume=True)
+        if by_hand:
+            resumed.optimizer.param_groups[0]["lr"] = by_hand
+            resumed.max_iter += 4
+        resumed.train()
+        assert rows(resumed)[-2]["lr"] == used
+
+
+@pytest.mark.parametrize("schedule", [[], ["SOLVER.LR_SCHEDULER_NAME", "torch.optim.lr_scheduler:LinearLR"]])
 def test_a_learning_rate_that_a_schedule_would_replace_is_refused(make, schedule):
-    trainer = make("SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 10, "SOLVER.LR_SCHEDULER_NAME", schedule)
+    trainer = make("SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 10, *schedule)
     trainer.train()
     trainer.optimizer.param_groups[0]["lr"] = 0.03
     trainer.max_iter = 20
@@ -289,6 +307,25 @@ def test_a_learning_rate_that_a_schedule_would_replace_is_refused(make, schedule
     with pytest.raises(ConfigError, match=r"set to 0.03, but the schedule sets it in each step.*SOLVER\.BASE_LR"):
         trainer.train()
     assert rows(trainer) == before
+
+
+@pytest.mark.parametrize(("name", "length"), [("CosineAnnealingLR", "T_max"), ("OneCycleLR", "total_steps")])
+@pytest.mark.parametrize("when", ["in the middle", "after the end"])
+def test_a_run_with_a_schedule_of_fixed_length_is_not_extended(make, name, length, when):
+    more = {"max_lr": 0.1} if name == "OneCycleLR" else {}
+    trainer = make(*torch_schedule(name, **{length: 12}, **more), "SOLVER.WARMUP_ITERS", 0, "SOLVER.MAX_ITER", 12)
+
+    def extend():
+        trainer.max_iter = 30
+
+    if when == "in the middle":
+        trainer.register_hooks([At(7, extend)])
+    else:
+        trainer.train()
+        extend()
+    with pytest.raises(ConfigError, match=rf"longer than 12 .* {name} .* \({length}=12\)\. .*{length}: \"end\""):
+        trainer.train()
+    assert trainer.max_iter == trainer.cfg.SOLVER.MAX_ITER == 12
 
 
 @pytest.mark.parametrize(("key", "value"), [("SOLVER.BASE_LR", 0.03), ("DATALOADER.BATCH_SIZE", 4)])
