@@ -131,7 +131,7 @@ _C.DATALOADER.DROP_LAST = False
 # that ends earlier starts over. 0: one pass over the data.
 _C.DATALOADER.ITERS_PER_EPOCH = _count(0)
 # Maximum number of batches per epoch, and per test set on each rank. 0: all. Each epoch has other training batches;
-# of an iterable data set with a length they are the first ones.
+# of an iterable data set with a length they are the first ones. Data of unknown length is read on.
 _C.DATALOADER.LIMIT_TRAIN_BATCHES = _count(0)
 _C.DATALOADER.LIMIT_TEST_BATCHES = _count(0)
 # Train and evaluate only on this many first training batches, to test whether the model can learn them. 0: on all.

@@ -105,7 +105,7 @@ def _training_data(cfg: CfgNode) -> Any:
     parts = [_built(entry, f"DATASETS.TRAIN[{i}]") for i, entry in enumerate(cfg.DATASETS.TRAIN)]
     if len(parts) > 1 and any(isinstance(part, IterableDataset) for part in parts):
         raise ConfigError("DATASETS.TRAIN: an iterable data set cannot be concatenated with others; name it alone")
-    dataset = ConcatDataset(parts) if len(parts) > 1 else parts[0]
+    dataset = _concatenated(parts) if len(parts) > 1 else parts[0]
     number = cfg.DATALOADER.OVERFIT_BATCHES * cfg.DATALOADER.BATCH_SIZE
     if number and (is_loader(dataset) or isinstance(dataset, IterableDataset)):
         raise ConfigError(
@@ -117,6 +117,16 @@ def _training_data(cfg: CfgNode) -> Any:
     part = Subset(dataset, range(min(number, len(dataset))))
     logger.info("DATALOADER.OVERFIT_BATCHES: training and evaluation use the same %d samples", len(part))
     return part
+
+
+def _concatenated(parts: list[Any]) -> Any:
+    """Several :class:`ArrayDataset` become one, which still reads whole batches."""
+    if any(type(part) is not ArrayDataset for part in parts):
+        return ConcatDataset(parts)
+    layouts = {str([(tuple(tensor.shape[1:]), tensor.dtype) for tensor in part.tensors]) for part in parts}
+    if len(layouts) > 1:
+        raise ConfigError(f"DATASETS.TRAIN: the sets have samples of different shapes or types: {sorted(layouts)}")
+    return ArrayDataset(*map(torch.cat, zip(*(part.tensors for part in parts), strict=True)))
 
 
 def _built(entry: str | dict[str, Any], key: str) -> Any:

@@ -83,6 +83,21 @@ def test_several_training_sets_are_concatenated():
     assert len(build_train_loader(cfg).dataset) == 13
 
 
+def test_concatenated_arrays_are_read_in_batches_and_must_have_the_same_shapes():
+    arrays = {"NAME": f"{__name__}:arrays", "ARGS": {"shape": [3]}}
+    cfg = get_cfg()
+    cfg.DATASETS.TRAIN = (arrays, arrays)
+    assert type(build_train_loader(cfg).dataset) is ArrayDataset
+    for other in ({"shape": [4]}, {"shape": [3], "dtype": "float64"}):
+        cfg.DATASETS.TRAIN = (arrays, {**arrays, "ARGS": other})
+        with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN: .* different shapes or types"):
+            build_train_loader(cfg)
+
+
+def arrays(shape, dtype="float32"):
+    return ArrayDataset(torch.zeros(40, *shape, dtype=getattr(torch, dtype)))
+
+
 def test_a_missing_training_set_is_an_error_that_names_the_key():
     with pytest.raises(ConfigError, match=r"DATASETS\.TRAIN is empty"):
         build_train_loader(make_cfg([]))
