@@ -121,6 +121,8 @@ class TrainerBase:
         self._saved_end = False  # the work after ``after_train`` of all hooks is done
         self._ends_together = False  # all ranks end the run, with the same hooks
         self._in_loop = False  # the loop is that of _train()
+        self._in_step = False  # the step is counted, and not ended
+        self._error_in_loop: BaseException | None = None
         self._own_loop: OwnLoop | None = None  # the loop is the subclass's own
         self._began = 0.0
         self._has_state = False  # from an earlier train(), or loaded
@@ -246,7 +248,8 @@ class TrainerBase:
                             self.after_step()
                         except StopTraining as stop_training:  # by the method of a subclass; in a hook it is a request
                             self.request_stop(str(stop_training))
-                        self._end_step()
+                        if self._in_step:
+                            self._end_step()
                         self.iter += 1
                 except StopTraining as stop_training:
                     self._stop_step(str(stop_training))
@@ -270,6 +273,11 @@ class TrainerBase:
 
     def _prepare(self, start_iter: int, max_iter: int, stop: StopRequest | None) -> None:
         """Set the state of a new run. ``stop``: see :meth:`_train`."""
+        if not self._hook_list.is_of(self):
+            raise ConfigError(
+                f"this {type(self).__name__} is a shallow copy, and its hooks act on the trainer that was copied: make "
+                "a new trainer"
+            )
         starts_over = self._has_state and start_iter != self._finished + 1
         self._has_state = True
         self.iter = self.start_iter = start_iter
@@ -316,7 +324,9 @@ class TrainerBase:
             OwnLoop.of(self).finish_step()
         if self._listeners["after_step"]:
             self.emit("after_step")
-        if not self._in_loop:
+        if self._in_loop:
+            self._end_step()
+        else:
             OwnLoop.of(self).end_step()
 
     def after_train(self) -> None:
@@ -326,6 +336,8 @@ class TrainerBase:
             return
         self._call_all("after_train")
         self._write_and_save()
+        if self._error is not None and self._error is not self._error_in_loop:
+            raise self._error
 
     def _in_output_dir(self) -> AbstractContextManager[None]:
         """Return the context of a run on the disk."""
@@ -349,12 +361,13 @@ class TrainerBase:
 
     def _finish_step(self) -> None:
         """Count the step, before the hooks' ``after_step``."""
-        self._finished = self.iter
+        self._finished, self._in_step = self.iter, True
         if self.iter == self.start_iter:
             self._first_step_done()
 
     def _end_step(self) -> None:
-        """End the epoch if this step does, and do what hooks have requested."""
+        """End the epoch if this step does, and do what hooks have requested. Called once in each step."""
+        self._in_step = False
         if self.epoch_ended:
             try:
                 self.after_epoch()
@@ -396,6 +409,7 @@ class TrainerBase:
     def _end_run(self, after_train: Callable[[], None]) -> None:
         """End the run: call the events after the loop. If hooks raise errors, the others are still called."""
         self._saved_end, before, late = False, self._error, None
+        self._error_in_loop = before
         if before is None:
             self.iter = self.storage.iter = self._finished + 1
             self._attempt(self._check_state, {"on_eval", "on_save"})

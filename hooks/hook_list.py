@@ -54,6 +54,11 @@ class HookList:
         copied.hooks = copy.deepcopy(self.hooks, memo)
         return copied
 
+    def is_of(self, trainer: Any) -> bool:
+        """Return whether the hooks act on a trainer, or on one that shares its attributes."""
+        own = self._trainer()
+        return own is not None and vars(own) is vars(trainer)
+
     # ------------------------------------------------------------------ registration
 
     def register(self, hooks: Iterable[HookBase | None]) -> None:

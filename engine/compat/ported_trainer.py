@@ -84,6 +84,13 @@ class _Itself:
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._outer, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        delattr(self._outer, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:  # for isinstance()
+        return type(self._outer)
+
     def run_step(self) -> None:
         SimpleTrainer.run_step(self._outer)
 

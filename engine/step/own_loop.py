@@ -12,8 +12,9 @@ __all__ = ["OwnLoop"]
 class OwnLoop:
     """Does for a subclass's own loop what ``TrainerBase.train`` does besides calling these methods.
 
-    The run begins with the first of the methods that calls its parent's, and ends with ``after_train``. A step whose
-    ``after_step`` was not called, or not its parent's, is finished when the next one begins.
+    The run begins with the first of the methods that calls its parent's, and ends with ``after_train``. If the
+    subclass's ``after_step`` never calls its parent's, a step is finished when the next one begins. Otherwise a step
+    without ``after_step`` has failed, or was left, and is not counted.
 
     Args:
         trainer: the trainer.
@@ -22,6 +23,8 @@ class OwnLoop:
     def __init__(self, trainer: Any) -> None:
         self._trainer: Any = weakref.proxy(trainer)
         self._in_step = False
+        owner = next(cls for cls in type(trainer).__mro__ if "after_step" in vars(cls))
+        self._finishes_late = not owner.__module__.startswith("hookline.")
         self._iter = -1  # of the last step
         self._error_before = sys.exc_info()[1]  # the exception that is being handled now, or None
         self._stop: BaseException | None = None  # raised to end the loop
@@ -59,6 +62,7 @@ class OwnLoop:
 
     def finish_step(self) -> None:
         """Count the step."""
+        self._finishes_late = False
         if not self._in_step:  # before_step() was not called, or not its parent's
             self.begin_step()
         self._trainer._finish_step()
@@ -69,10 +73,10 @@ class OwnLoop:
         self._trainer._end_step()
 
     def _finish_late(self) -> None:
-        """Finish the step that was begun last, unless it is finished."""
-        if self._in_step:
+        """Finish the step that was begun last, if nothing else does."""
+        if self._in_step and self._finishes_late:
             trainer, self._trainer.iter, now = self._trainer, self._iter, self._trainer.iter
-            self.finish_step()
+            trainer._finish_step()
             self.end_step()
             trainer.iter = now
 

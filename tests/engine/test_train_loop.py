@@ -1,5 +1,6 @@
 """The loop: order of events, errors, and the results of a step."""
 
+import copy
 import gc
 import json
 import logging
@@ -10,6 +11,7 @@ import torch
 from fvcore.common.param_scheduler import LinearParamScheduler
 from torch import nn
 
+from hookline.config import ConfigError
 from hookline.engine import AMPTrainer, SimpleTrainer, TrainerBase
 from hookline.engine.checkpoint import Checkpointer
 from hookline.engine.modeling import ModelAdapter
@@ -1053,3 +1055,38 @@ def test_storage_may_be_used_around_training():
     with EventStorage() as outer:
         make_trainer().train(0, 1)
         assert get_event_storage() is outer
+
+
+def test_after_step_of_a_subclass_finds_what_its_parents_has_saved():
+    class Saves(SimpleTrainer):
+        def after_step(self):
+            super().after_step()
+            seen.append((self.iter, saved[-1]))
+
+    seen, saved = [], []
+    trainer = make_trainer(cls=Saves)
+    trainer.register_hooks(
+        [CallbackHook(after_step=lambda t: t.request_save(), on_save=lambda t: saved.append(t.iter))]
+    )
+    trainer.train(0, 3)
+    assert seen == [(0, 0), (1, 1), (2, 2)]
+
+
+@pytest.mark.parametrize("event", ["after_train", "on_write", "on_save"])
+def test_after_train_of_a_subclass_stops_at_an_error_of_a_hook(event):
+    class Publishes(SimpleTrainer):
+        def after_train(self):
+            super().after_train()
+            raise AssertionError("published")
+
+    trainer = make_trainer(cls=Publishes)
+    trainer.register_hooks(
+        [CallbackHook(after_train=lambda t: t.request_save()), CallbackHook(**{event: lambda t: 1 / 0})]
+    )
+    with pytest.raises(ZeroDivisionError):
+        trainer.train(0, 3)
+
+
+def test_a_shallow_copy_does_not_train():
+    with pytest.raises(ConfigError, match="this SimpleTrainer is a shallow copy"):
+        copy.copy(make_trainer()).train(0, 3)

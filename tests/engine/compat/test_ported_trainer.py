@@ -75,6 +75,9 @@ def test_the_inner_trainer_shares_its_parts_with_the_trainer(cfg):
     trainer = DefaultTrainer(cfg)
     trainer.model = Net()
     assert trainer._trainer.model is trainer.model
+    assert isinstance(trainer._trainer, SimpleTrainer)
+    del trainer._trainer._data_loader_iter
+    trainer._trainer._data_loader_iter = iter(trainer.data_loader)
     trainer._trainer.iter = 3
     assert trainer.iter == 3
 

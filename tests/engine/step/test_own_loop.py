@@ -108,3 +108,32 @@ def test_a_loop_that_died_is_begun_again():
     SimpleTrainer.train(trainer, 0, 4)
     assert trainer.recorder.seen[-7:] == [0, 1, "epoch", 2, 3, "epoch", "end"]
     assert trainer.finished_iter == 3
+
+
+class LeavesAStep(Loop):
+    def train(self):
+        with EventStorage(self.start_iter) as self.storage:
+            self.before_train()
+            for self.iter in range(self.start_iter, self.max_iter):  # noqa: B020
+                self.before_step()
+                if self.iter == self.left_at:
+                    break
+                self.run_step()
+                self.after_step()
+            self.after_train()
+
+
+class LeavesAStepOfItsOwn(LeavesAStep):
+    def after_step(self):
+        super().after_step()
+
+
+@pytest.mark.parametrize(
+    ("loop", "left_at"), [(LeavesAStep, 0), (LeavesAStep, 2), (LeavesAStepOfItsOwn, 2)], ids=lambda value: str(value)
+)
+def test_a_step_that_was_left_is_not_counted(loop, left_at):
+    trainer = loop()
+    trainer.left_at = left_at
+    trainer.train()
+    assert trainer.finished_iter == left_at - 1
+    assert trainer.state_dict()["iteration"] == left_at - 1
