@@ -286,7 +286,7 @@ class TrainerBase:
         self._error, self._loaded_end, self._state_at_end, self._at_last_save = None, None, None, False
         self._stop, self._agreement = stop, None
         self._requests.clear()
-        self._own_loop = None  # of an earlier run, which ended without its after_train()
+        OwnLoop.leave(self)  # that of an earlier run, which ended without its after_train()
         self._began = time.monotonic()
         if starts_over:
             for hook in self._hooks:

@@ -8,24 +8,23 @@ from typing import Any
 
 __all__ = ["OwnLoop"]
 
+_METHODS = {"before_step", "after_step", "after_train"}
+
 
 class OwnLoop:
     """Does for a subclass's own loop what ``TrainerBase.train`` does besides calling these methods.
 
-    The run begins with the first of the methods that calls its parent's, and ends with ``after_train``. If the
-    subclass's ``after_step`` never calls its parent's, a step is finished when the next one begins. Otherwise a step
-    without ``after_step`` has failed, or was left, and is not counted.
+    The run begins with the first of the methods that calls its parent's, mostly ``before_train``, and ends with
+    ``after_train``. From then on the loop's calls come here first, so the subclass's methods need not call their
+    parents'. A step whose ``after_step`` is not called has failed, or was left, and is not counted.
 
     Args:
         trainer: the trainer.
     """
 
     def __init__(self, trainer: Any) -> None:
-        self._trainer: Any = weakref.proxy(trainer)
+        self._reference = weakref.ref(trainer)
         self._in_step = False
-        owner = next(cls for cls in type(trainer).__mro__ if "after_step" in vars(cls))
-        self._finishes_late = not owner.__module__.startswith("hookline.")
-        self._iter = -1  # of the last step
         self._error_before = sys.exc_info()[1]  # the exception that is being handled now, or None
         self._stop: BaseException | None = None  # raised to end the loop
         self._resources = ExitStack()  # closed when the loop has ended
@@ -33,6 +32,12 @@ class OwnLoop:
         storage = trainer.storage
         trainer._prepare(trainer.start_iter, trainer.max_iter, None)
         trainer._use_storage(storage)
+        for name in _METHODS - vars(trainer).keys():
+            vars(trainer)[name] = getattr(self, name)
+
+    @property
+    def _trainer(self) -> Any:
+        return self._reference()
 
     @classmethod
     def of(cls, trainer: Any) -> "OwnLoop":
@@ -43,9 +48,40 @@ class OwnLoop:
         own_loop: OwnLoop = trainer._own_loop
         return own_loop
 
+    @staticmethod
+    def leave(trainer: Any) -> None:
+        """Forget the own loop of a trainer."""
+        for name in _METHODS & vars(trainer).keys():
+            if getattr(vars(trainer)[name], "__self__", None) is trainer._own_loop is not None:
+                del vars(trainer)[name]
+        trainer._own_loop = None
+
+    def before_step(self) -> None:
+        self.begin_step()
+        self._call("before_step")
+
+    def after_step(self) -> None:
+        self.finish_step()
+        self._call("after_step")
+        self._in_step = False
+        if self._trainer._in_step:
+            self._trainer._end_step()
+
+    def after_train(self) -> None:
+        trainer = self._trainer
+        self.end(lambda: trainer.__class__.after_train(trainer))
+
+    def _call(self, name: str) -> None:
+        """Call the class's method, in which the parents' do nothing else than call the hooks."""
+        trainer = self._trainer
+        trainer._in_loop = True
+        try:
+            getattr(trainer.__class__, name)(trainer)
+        finally:
+            trainer._in_loop = False
+
     def begin_step(self) -> None:
         """Begin a step, or end a loop that cannot see requests to stop, when there is one."""
-        self._finish_late()
         request = self._trainer._stop
         if request is not None:
             if request.exit_code:  # as the commands do after an interruption
@@ -58,11 +94,10 @@ class OwnLoop:
                 )
             raise self._stop
         self._trainer._begin_step()
-        self._in_step, self._iter = True, self._trainer.iter
+        self._in_step = True
 
     def finish_step(self) -> None:
         """Count the step."""
-        self._finishes_late = False
         if not self._in_step:  # before_step() was not called, or not its parent's
             self.begin_step()
         self._trainer._finish_step()
@@ -72,25 +107,16 @@ class OwnLoop:
         self._in_step = False
         self._trainer._end_step()
 
-    def _finish_late(self) -> None:
-        """Finish the step that was begun last, if nothing else does."""
-        if self._in_step and self._finishes_late:
-            trainer, self._trainer.iter, now = self._trainer, self._iter, self._trainer.iter
-            trainer._finish_step()
-            self.end_step()
-            trainer.iter = now
-
     def end(self, after_train: Callable[[], None]) -> None:
         """End the run; ``after_train``: see :meth:`TrainerBase._end_run`."""
         trainer, error = self._trainer, sys.exc_info()[1]
         trainer._in_loop = True
         try:
             with self._resources:
-                if error in (None, self._error_before):
-                    self._finish_late()
-                elif trainer._error is None and error is not self._stop:
+                if error not in (None, self._error_before, self._stop) and trainer._error is None:
                     trainer._requests.clear()
                     trainer._fail(error)
                 trainer._end_run(after_train)
         finally:
-            trainer._in_loop, trainer._own_loop = False, None
+            trainer._in_loop = False
+            self.leave(trainer)

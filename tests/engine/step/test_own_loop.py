@@ -84,9 +84,19 @@ class CallsItsHooksItself(Loop):
             hook.after_step()
 
 
+class CallsAllHooksItself(CallsItsHooksItself):
+    def before_step(self):
+        for hook in self._hooks:
+            hook.before_step()
+
+    def after_train(self):
+        for hook in self._hooks:
+            hook.after_train()
+
+
 @pytest.mark.parametrize(
     "loop",
-    [Loop, CallsParents, OverridesBeforeTrain, WithoutBeforeTrain, CallsItsHooksItself],
+    [Loop, CallsParents, OverridesBeforeTrain, WithoutBeforeTrain, CallsItsHooksItself, CallsAllHooksItself],
     ids=lambda loop: loop.__name__,
 )
 def test_steps_and_epochs_are_counted(loop):
