@@ -276,9 +276,10 @@ class BestCheckpointer(HookBase):
                 link(source, former, manager)
                 logger.warning("The former best is kept as %s", former)
         matches = map(re.compile(rf"{re.escape(self._file_prefix)}_(\d{{7,}})\.pth").fullmatch, names)
-        self._outdated |= {int(match[1]) for match in matches if match and int(match[1]) >= start} - self._listed
+        numbers = {int(match[1]) for match in matches if match}
+        self._outdated |= {number for number in numbers if number >= start} - self._listed
         there = [entry for entry in self.best if manager.exists(self._path(entry[1]))]
-        if self.best and not there and manager.exists(self._path()):  # detectron2 has only this file
+        if self.best and not there and not numbers and manager.exists(self._path()):  # detectron2 has only this file
             there = self.best[:1]
             link(self._path(), self._path(there[0][1]), manager)
         for value, iteration in self.best:

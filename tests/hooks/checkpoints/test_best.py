@@ -338,6 +338,16 @@ def test_files_that_a_killed_run_did_not_remove_are_removed(train, monkeypatch):
     assert kept(checkpointer) == files_of(hook)
 
 
+def test_a_removed_best_is_not_replaced_by_a_later_one(train, log):
+    checkpointer, hook = train(FIRST, fail_at=14)  # the checkpoint of 11 lists 7, so that 3 was removed
+    checkpointer.tag_last_checkpoint("model_0000005.pth")
+    checkpointer, hook = train({8: 0.55}, load_at_end=True)
+    assert "The file of iteration 3 is missing (metric: 0.6)" in log.text
+    assert hook.best == [(0.55, 8)]
+    assert hook.loaded_iter == saved(checkpointer, "model_best")["iteration"] == 8
+    assert kept(checkpointer) == files_of(hook)
+
+
 def test_files_of_a_run_that_starts_over_are_removed(make):
     trainer, checkpointer, hook = run(make, [0.3, 0.9])
     trainer.register_hooks([CallbackHook(after_step=lambda t: t.storage.put_scalar("metric", 0.2, False))])
