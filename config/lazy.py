@@ -142,6 +142,8 @@ class LazyConfig:
             try:
                 if "{" in value and re.search(r"[{,]\s*\w+:[^\s/]", value):  # YAML takes {a:1} for {"a:1": null}
                     raise ConfigError(f"{text}: write a dict as {{key: value}}, with a space")
+                if re.fullmatch(r"\(.*\)|[-+.\de]+(,\s*[-+.\de]+)+", value):  # a string in YAML
+                    raise ConfigError(f"{text}: write a list as [a, b]; quote a string that looks like one")
                 cfg.merge_with_dotlist([f"{name}={value or repr('')}"])
             except yaml.YAMLError as error:
                 raise ConfigError(

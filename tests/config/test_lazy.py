@@ -248,6 +248,8 @@ def test_values_of_overrides_are_yaml(cfg, text, value):
         ("=1", "write overrides as key=value"),
         ("~train.max_iter=1", "write overrides as key=value"),
         ("train.names=[1,2", r"not YAML; write a list as \[a, b\]"),
+        ("train.names=0.9,0.99", r"write a list as \[a, b\]"),
+        ("train.names=(0.9, b)", r"write a list as \[a, b\]"),
         ("train.names={a:1}", r"write a dict as \{key: value\}, with a space"),
     ],
 )
