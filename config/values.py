@@ -80,7 +80,9 @@ class Typed:
         if value is None:
             if self.optional or self.default is None:
                 return None
-            raise _mismatch(self.kind.__name__ if isinstance(self.kind, type) else f"{self.default!r}", value)
+            raise _mismatch(
+                self.kind.__name__ if isinstance(self.kind, type) else f"a value such as {self.default!r}", value
+            )
         if not isinstance(self.kind, type):
             try:
                 self.kind(value)

@@ -137,7 +137,7 @@ def check_changes(trainer: Any, run: Mapping[str, Any]) -> None:
         if saved.get(kind, present[kind]) != present[kind]:
             raise ConfigError(
                 f"{key}: {path} holds the state of {saved[kind]}, which {present[kind]} cannot load; to resume, change "
-                f"it back to {saved[kind]}. {instead}"
+                f"it back{f' to {saved[kind]}' if kind == 'optimizer' else ''}. {instead}"
             )
     before, now = saved.get("groups", present["groups"]), present["groups"]
     if before != now and sorted(chain(*before)) == sorted(chain(*now)):  # torch assigns states by position

@@ -161,6 +161,8 @@ def test_none_is_accepted_only_if_declared():
     for key in ("STRICT", "METHOD", "PERIOD", "HOOKS"):
         with pytest.raises(ConfigError, match=rf"S\.{key}: expected .*, got None"):
             make_cfg().merge_from_other_cfg({"S": {key: None}})
+    with pytest.raises(ConfigError, match=r"S\.PERIOD: expected a value such as 100, got None"):
+        make_cfg().merge_from_other_cfg({"S": {"PERIOD": None}})
 
 
 def test_a_choice_lists_and_suggests():

@@ -56,7 +56,9 @@ def parser_of(name: str) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     command.add_arguments(parser)
-    words = [str(action.metavar) for action in parser._actions if not action.option_strings]
+    forms = {"?": "[{}]", "*": "[{} ...]", "+": "{} ..."}
+    positional = [action for action in parser._actions if not action.option_strings]
+    words = [forms.get(str(action.nargs), "{}").format(action.metavar or action.dest) for action in positional]
     parser.usage = " ".join(["%(prog)s [OPTIONS]", *words])  # short, so that the help fits a screen
     return parser
 
