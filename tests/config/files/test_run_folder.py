@@ -130,7 +130,8 @@ def test_the_lock_of_a_killed_run_does_not_matter_wherever_it_ran(tmp_path):
 
 
 def test_a_child_process_does_not_keep_the_lock_of_its_killed_parent(tmp_path):
-    code = f"{TAKE}import os\nif os.fork(): os._exit(9)\nsys.stdin.read()"
+    code = f"{TAKE}import os\nread, write = os.pipe()\n"
+    code += "if os.fork(): os.read(read, 1); os._exit(9)\nos.write(write, b'!'); sys.stdin.read()"
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], stdin=subprocess.PIPE) as parent:
         assert parent.wait(30) == 9
         folder = run_folder(str(tmp_path))
