@@ -419,7 +419,8 @@ class SimpleTrainer(TrainerBase):
         batches = self._batches
         if batches.ended:
             batches.next_epoch()
-        self._hook_list.change()
+        if self._hook_list.waits:
+            self._hook_list.change()
         if batches.position == 0 or self.iter == self.start_iter:
             self.before_epoch()
         if self._random_state.pending is not None:

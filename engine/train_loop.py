@@ -317,13 +317,13 @@ class TrainerBase:
         if not self._in_loop:
             OwnLoop.of(self).begin_step()
         if self._listeners["before_step"]:
-            self.emit("before_step")
+            self._hook_list.call("before_step")
 
     def after_step(self) -> None:
         if not self._in_loop:
             OwnLoop.of(self).finish_step()
         if self._listeners["after_step"]:
-            self.emit("after_step")
+            self._hook_list.call("after_step")
         if self._in_loop:
             self._end_step()
         else:
@@ -349,7 +349,8 @@ class TrainerBase:
     def _begin_step(self) -> None:
         """Do what a step begins with, before the hooks' ``before_step``."""
         self.storage.iter = self.iter
-        self._hook_list.change()
+        if self._hook_list.waits:
+            self._hook_list.change()
 
     def run_step(self) -> None:
         """Run one iteration. Subclasses define it."""

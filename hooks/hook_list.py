@@ -33,13 +33,14 @@ class HookList:
         hooks: the hooks, as a plain list.
         listeners: the methods to call, by event. Always the same dict, so that it can be kept.
         running: whether the trainer trains. Hooks then join and leave before the next step.
+        waits: whether hooks wait to join or leave; see :meth:`change`.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = weakref.ref(trainer)  # weak: a cycle of trainer and hooks would keep GPU memory in use
         self.hooks: list[HookBase] = []
         self.listeners: dict[str, tuple[Listener, ...]] = dict.fromkeys(EVENTS, ())
-        self.running = False
+        self.running = self.waits = False
         self._changed = 0
         # By identity, since hooks may define equality and need not be hashable.
         self._costs: dict[tuple[int, str], tuple[HookBase, list[float]]] = {}
@@ -75,6 +76,7 @@ class HookList:
         self.hooks.extend(new)
         if self.running:
             self._joined.extend(new)
+            self.waits = True
         else:
             self.bind()
         try:
@@ -117,6 +119,7 @@ class HookList:
         # A hook that was registered in this step has not joined the run, so it gets no event.
         self._left.extend(hook for hook in found if not _is_among(hook, self._joined))
         self._joined = [hook for hook in self._joined if not _is_among(hook, found)]
+        self.waits = True
         return found
 
     def find(self, cls: type | str) -> list[Any]:
@@ -152,10 +155,11 @@ class HookList:
             on_error: called with a hook's error; the next hook is called then. Default: the error is raised.
         """
         if listeners is None:
+            listeners = self.listeners.get(event)
+        if listeners is None:  # the event is not declared
             listeners = self.listeners_of(event)
         if not listeners:
             return
-        trainer: Any = self._trainer()
         clock = time.perf_counter
         start = clock()
         for call, cost, hook in listeners:
@@ -165,8 +169,10 @@ class HookList:
                 else:
                     call(*args)
             except StopTraining as stop:
+                trainer: Any = self._trainer()
                 trainer.request_stop(str(stop))
             except BaseException as error:
+                trainer = self._trainer()
                 error.add_note(f"(in hook {hook_name(hook)}.{event}, at iteration {trainer.iter})")
                 if on_error is None:
                     raise
@@ -221,15 +227,13 @@ class HookList:
         self._adopt(self.hooks)
         self._costs.clear()
         self.bind()
-        self._joined, self._left, self.running, self._changed = [], [], True, 0
+        self._joined, self._left, self.waits, self.running, self._changed = [], [], False, True, 0
 
     def change(self) -> None:
         """Before a step, let hooks that were registered or removed since the last step join and leave the run."""
-        if not self._joined and not self._left:
-            return
         self._changed = self.changes
         joined, left = self._joined, self._left
-        self._joined, self._left = [], []
+        self._joined, self._left, self.waits = [], [], False
         self.bind()
         for event, hooks in (("after_train", left), ("after_run", left), ("before_train", joined)):
             self.call(event, listeners=[self.listener(hook, event) for hook in hooks])
