@@ -21,15 +21,13 @@ def modules() -> dict[str, Path]:
 
 
 def imports() -> dict[str, set[str]]:
-    """Return what every module imports of the others, imports inside of functions included, those for types not."""
+    """Return what every module imports of the others, imports inside of functions and for types included."""
     there = modules()
     found: dict[str, set[str]] = {}
     for name, path in there.items():
         package = name if path.name == "__init__.py" else name.rpartition(".")[0]
         targets = set()
-        tree = ast.parse(path.read_text())
-        tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node))]
-        for node in ast.walk(tree):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
                 parts = package.split(".")
                 base = ".".join(parts[: len(parts) - node.level + 1]) if node.level else ""

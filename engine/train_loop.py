@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ..config import ConfigError
 from ..config.rare_names import imported_when_used
@@ -38,12 +38,9 @@ from . import comm
 from .ranks.agreement import Agreement, RankHooks, StopRequest, as_failure, share_metrics
 from .step.own_loop import OwnLoop
 
-if TYPE_CHECKING:  # detectron2 has all trainers in this module
-    from .compat.amp_trainer import AMPTrainer as AMPTrainer
-    from .simple_trainer import SimpleTrainer as SimpleTrainer
-
 __all__ = ["OPEN_STORAGE", "HookBase", "TrainResult", "TrainerBase"]
 
+# detectron2 has all trainers in this module
 __getattr__ = imported_when_used(__name__, {"SimpleTrainer": ".simple_trainer", "AMPTrainer": ".compat.amp_trainer"})
 
 logger = logging.getLogger(__name__)

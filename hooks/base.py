@@ -1,12 +1,10 @@
 """``HookBase``: the events of a run, and what a hook may use of the trainer."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..config import Registry
-
-if TYPE_CHECKING:
-    from ..engine.defaults import DefaultTrainer
+from .event_storage import EventStorage
 
 __all__ = ["EVENTS", "HOOK_REGISTRY", "STEP_EVENTS", "HookBase", "StopTraining"]
 
@@ -35,6 +33,18 @@ class StopTraining(Exception):
     The step is finished and counts, also if the event is in the middle of it. Raised in the model or ``run_step``,
     StopTraining discards the step and stops training at once. Then all ranks must raise it in the same step.
     """
+
+
+class _AnyTrainer(Protocol):
+    """The types of the attributes that hooks use most. A trainer has many more; they may be of any type."""
+
+    iter: int
+    start_iter: int
+    max_iter: int
+    storage: EventStorage
+
+    def __getattr__(self, name: str) -> Any: ...
+    def __setattr__(self, name: str, value: Any) -> None: ...
 
 
 class HookBase:
@@ -72,7 +82,7 @@ class HookBase:
         state_key: the key of the hook's state in a checkpoint. Default: the class name, then ``Name#2``, ``Name#3``.
     """
 
-    trainer: "DefaultTrainer" = None  # type: ignore[assignment]  # set at registration
+    trainer: _AnyTrainer = None  # type: ignore[assignment]  # set at registration
     after: tuple[type | str, ...] = ()
     before: tuple[type | str, ...] = ()
     single: bool = False
